@@ -1,0 +1,48 @@
+"""Group-normalised advantages (eq:group_adv)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GroupAdvantages:
+    clipped_E: Tensor  # what the surrogate uses
+    unclipped_E: Tensor  # kept for the zeta proxies
+    clip_rate: float
+    groups: int
+    zero_variance_groups: int
+
+    @property
+    def informative_groups(self) -> int:
+        """Groups whose episodes differ in return: the only ones with a gradient."""
+        return self.groups - self.zero_variance_groups
+
+
+def group_advantages(returns_E: Tensor, group_E: Tensor, *, clip: float, eps: float) -> GroupAdvantages:
+    """`clip((R - mean) / sqrt(var + eps))` with the population variance of each group, eps inside the root.
+
+    In float64: rewards are few, and a group of equal returns must give exactly zero.
+    """
+    returns_E = returns_E.double()
+    _, index_E = torch.unique(group_E, return_inverse=True)
+    groups = int(index_E.max()) + 1
+    size_G = torch.zeros(groups, dtype=torch.float64).index_add_(0, index_E, torch.ones_like(returns_E))
+    mean_G = torch.zeros(groups, dtype=torch.float64).index_add_(0, index_E, returns_E) / size_G
+    low_G = torch.full((groups,), torch.inf, dtype=torch.float64).scatter_reduce_(0, index_E, returns_E, "amin")
+    high_G = torch.full((groups,), -torch.inf, dtype=torch.float64).scatter_reduce_(0, index_E, returns_E, "amax")
+    mean_G = torch.where(low_G == high_G, low_G, mean_G)  # the mean of equal numbers, without its rounding
+    centred_E = returns_E - mean_G[index_E]
+    var_G = torch.zeros(groups, dtype=torch.float64).index_add_(0, index_E, centred_E**2) / size_G
+    unclipped_E = centred_E / torch.sqrt(var_G[index_E] + eps)
+    clipped_E = unclipped_E.clamp(-clip, clip)
+    return GroupAdvantages(
+        clipped_E=clipped_E.float(),
+        unclipped_E=unclipped_E.float(),
+        clip_rate=float((unclipped_E.abs() > clip).double().mean()),
+        groups=groups,
+        zero_variance_groups=int((low_G == high_G).sum()),
+    )

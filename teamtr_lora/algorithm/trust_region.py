@@ -1,0 +1,94 @@
+"""The trust region: a clustered upper confidence bound, the adaptive penalty, and the search for the step length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+# KL is quadratic in the step length, so alpha * sqrt(delta / bound) aims at the boundary; aiming a little inside saves a try.
+AIM = 0.97
+# A stretch worth less than this factor is not worth another evaluation.
+WORTHWHILE_STRETCH = 1.1
+BETA_RANGE = (1e-4, 1e4)
+
+
+@dataclass(frozen=True)
+class ClusteredMean:
+    mean: float
+    standard_error: float
+    bound: float  # mean + z * standard error
+
+
+def clustered_mean(values_M: Tensor, cluster_M: Tensor, confidence: float) -> ClusteredMean:
+    """Mean over messages and its one-sided upper bound; messages of one group are dependent, so groups are the clusters."""
+    values = values_M.double()
+    _, index_M = torch.unique(cluster_M, return_inverse=True)
+    clusters, count = int(index_M.max()) + 1, values.numel()
+    mean = float(values.mean())
+    if clusters < 2:
+        return ClusteredMean(mean, math.inf, math.inf)
+    sums = torch.zeros(clusters, dtype=torch.float64).index_add_(0, index_M, values - mean)
+    error = math.sqrt(clusters / (clusters - 1) * float((sums**2).sum())) / count
+    return ClusteredMean(mean, error, mean + NormalDist().inv_cdf(confidence) * error)
+
+
+def adapt_beta(beta: float, kl: float, delta: float) -> float:
+    """Doubles the penalty when the step is far outside the region, halves it when it is far inside."""
+    if kl > 1.5 * delta:
+        beta *= 2
+    elif kl < delta / 1.5:
+        beta /= 2
+    return min(max(beta, BETA_RANGE[0]), BETA_RANGE[1]) if beta else 0.0
+
+
+@dataclass(frozen=True)
+class GateReading:
+    """What the gate measured for current + alpha (candidate - current)."""
+
+    alpha: float
+    kl: ClusteredMean
+    gain: float  # surrogate of this candidate minus that of the current policy
+
+    def acceptable(self, delta: float) -> bool:
+        return self.kl.bound <= delta and self.gain > 0
+
+
+@dataclass(frozen=True)
+class StepDecision:
+    accepted: GateReading | None  # None: rejected
+    readings: list[GateReading] = field(default_factory=list)
+
+
+def choose_step(
+    measure: Callable[[float], GateReading], *, delta: float, fill: bool, max_stretch: float, evaluations: int
+) -> StepDecision:
+    """The largest alpha found whose KL bound is within delta and whose surrogate gain is positive; none: reject.
+
+    Starts from the optimiser's own step, alpha = 1, and shrinks until it fits. With `fill` it also lengthens a step that
+    stopped short of the boundary, as TRPO's line search does, up to `max_stretch`.
+    """
+    readings: list[GateReading] = []
+    best: GateReading | None = None
+    alpha = 1.0
+    while len(readings) < evaluations:
+        reading = measure(alpha)
+        readings.append(reading)
+        reach = math.sqrt(delta / reading.kl.bound) if 0 < reading.kl.bound < math.inf else math.inf
+        if reading.acceptable(delta):
+            best = reading
+            longer = min(max_stretch, alpha * AIM * reach)
+            if not fill or len(readings) > 1 and alpha < 1 or longer < alpha * WORTHWHILE_STRETCH:
+                break
+            alpha = longer
+        elif best is not None:  # the stretch went too far: keep the length that is known to be good
+            break
+        elif reading.kl.bound <= delta:  # in region, but no gain: the direction may still help for a shorter step
+            alpha /= 2
+        else:
+            alpha *= min(0.9, AIM * reach) if math.isfinite(reading.kl.bound) else 0.25
+    return StepDecision(best, readings)

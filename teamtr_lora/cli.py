@@ -1,0 +1,220 @@
+"""The command line: parse, call, print; no logic. Exit codes: 0 ok, 2 user error in one line, 1 crash."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora import __version__
+from teamtr_lora.errors import UserError
+
+EXAMPLES = """examples:
+  teamtr-lora train recipes/quickstart.yaml
+  teamtr-lora train recipes/quickstart.yaml training.stages=4 trust_region.delta=0.02 --run-dir runs/try
+  teamtr-lora train recipes/quickstart.yaml --run-dir runs/try --resume
+  teamtr-lora eval runs/quickstart --k 4
+  teamtr-lora ask runs/quickstart "347+285"
+"""
+OVERRIDES = "section.key=value, for example training.stages=4 or team.agents.planner.lora.rank=16"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    if args.command is None:
+        build_parser().print_help()
+        return 0
+    try:
+        return int(args.run(args) or 0)
+    except UserError as error:
+        if args.debug:
+            raise
+        print(f"teamtr-lora: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("teamtr-lora: interrupted; what was saved is intact, train continues with --resume", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say to it
+        return 0
+    except Exception as error:
+        if args.debug:
+            raise
+        print(f"teamtr-lora: crashed: {type(error).__name__}: {error}; run again with --debug for the traceback", file=sys.stderr)
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
+    parser = argparse.ArgumentParser(
+        prog="teamtr-lora",
+        description="Trains teams of LLM agents, each a LoRA adapter on one frozen base, by TeamTR.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"teamtr-lora {__version__}")
+    parser.add_argument("--debug", action="store_true", default=False, help="show the traceback of an error")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def command(name: str, run: Any, text: str, epilog: str = "") -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name, parents=[common], help=text, description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        added.set_defaults(run=run)
+        return added
+
+    _add_recipe_commands(command)
+    _add_team_commands(command)
+    return parser
+
+
+def _add_recipe_commands(command: Any) -> None:
+    train = command("train", _train, "Train the team of a recipe; every update is checkpointed.", EXAMPLES)
+    train.add_argument("recipe", metavar="RECIPE", help="a recipe file")
+    train.add_argument("overrides", nargs="*", metavar="section.key=value", help=OVERRIDES)
+    train.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, numbered if taken)")
+    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run directory")
+    train.add_argument("--json", action="store_true", help="print one JSON object at the end; progress goes to stderr")
+
+    validate = command("validate", _validate, "Print the resolved recipe, or every problem in it at once.")
+    validate.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe file")
+    validate.add_argument("overrides", nargs="*", metavar="section.key=value", help=OVERRIDES)
+    validate.add_argument("--schema", action="store_true", help="print the JSON schema of recipes instead")
+    validate.add_argument("--json", action="store_true", help="print the resolved recipe as JSON")
+
+    plan = command("plan", _plan, "What a recipe will cost, without loading weights: episodes, tokens, updates, memory.")
+    plan.add_argument("recipe", metavar="RECIPE", help="a recipe file")
+    plan.add_argument("overrides", nargs="*", metavar="section.key=value", help=OVERRIDES)
+    plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+    init = command("init", _init, "Write a commented recipe and a reward function to start from.")
+    init.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+
+
+def _add_team_commands(command: Any) -> None:
+    evaluate = command("eval", _eval, "Measure a team on held-out items: avg@k, pass@k, agents, coordination.")
+    evaluate.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="the run directory that train printed")
+    evaluate.add_argument("--split", choices=["train", "test"], default="test", help="which items (default: test)")
+    evaluate.add_argument("--k", type=_positive, metavar="K", help="samples per item (default: the recipe's)")
+    evaluate.add_argument("--temperature", type=_temperature, metavar="T", help="0 is greedy (default: the recipe's)")
+    evaluate.add_argument("--limit", type=_positive, metavar="N", help="items (default: the recipe's)")
+    evaluate.add_argument("--json", action="store_true", help="print the same fields as JSON")
+
+    ask = command("ask", _ask, "Play one episode with your own question and print the transcript.")
+    ask.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="the run directory that train printed")
+    ask.add_argument("question", help="what to ask the team")
+    ask.add_argument("--temperature", type=_temperature, default=None, metavar="T", help="0 is greedy (default: the recipe's)")
+    ask.add_argument("--seed", type=int, default=0, help="another seed, another answer (default: 0)")
+    ask.add_argument("--json", action="store_true", help="print the transcript as JSON")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a temperature; use 0 or a positive number")
+    return value
+
+
+def _train(args: argparse.Namespace) -> None:
+    from teamtr_lora.recipe import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)
+    if args.run_dir is not None:
+        recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
+    from rich.console import Console
+
+    from teamtr_lora.report.live import LiveView
+    from teamtr_lora.report.summary import print_next_steps
+    from teamtr_lora.training.trainer import TeamTRTrainer
+
+    console = Console(stderr=args.json, highlight=False, soft_wrap=True)
+    console.print(f"teamtr-lora {__version__}: {args.recipe}")
+    trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[LiveView(console)])
+    summary = trainer.train(resume=args.resume, name=Path(args.recipe).stem)
+    if args.json:
+        _print_json(summary.as_dict())
+    else:
+        print_next_steps(console, summary, trainer.task.items("test")[0].prompt)
+
+
+def _validate(args: argparse.Namespace) -> None:
+    from teamtr_lora.recipe import dump_recipe, load_recipe, recipe_schema
+
+    if args.schema:
+        return _print_json(recipe_schema())
+    if args.recipe is None:
+        raise UserError("validate needs a RECIPE (or --schema)")
+    recipe = load_recipe(args.recipe, args.overrides)
+    if args.json:
+        return _print_json(recipe.model_dump(mode="json"))
+    print(dump_recipe(recipe), end="")
+
+
+def _plan(args: argparse.Namespace) -> None:
+    from teamtr_lora.recipe import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)
+    from teamtr_lora.training.plan import make_plan
+
+    plan = make_plan(recipe)
+    if args.json:
+        return _print_json(plan.as_dict())
+    from teamtr_lora.report.summary import print_plan
+
+    print_plan(plan)
+
+
+def _init(args: argparse.Namespace) -> None:
+    from teamtr_lora.recipe.template import write_starter
+
+    for path in write_starter(args.folder):
+        print(f"wrote {path}")
+    print(f"try: teamtr-lora train {args.folder / 'recipe.yaml'}")
+
+
+def _eval(args: argparse.Namespace) -> None:
+    from teamtr_lora.evaluation.commands import evaluate_team
+    from teamtr_lora.report.summary import print_evaluation, progress_bar
+
+    with progress_bar("evaluating") as progress:
+        evaluation = evaluate_team(
+            args.team, split=args.split, k=args.k, temperature=args.temperature, limit=args.limit, progress=progress
+        )
+    if args.json:
+        return _print_json(evaluation.as_dict())
+    print_evaluation(evaluation)
+
+
+def _ask(args: argparse.Namespace) -> None:
+    from teamtr_lora.evaluation.commands import ask_team
+    from teamtr_lora.report.summary import print_transcript
+
+    episode = ask_team(args.team, args.question, temperature=args.temperature, seed=args.seed)
+    if args.json:
+        from teamtr_lora.rollout.records import episode_record
+
+        return _print_json(episode_record(episode))
+    print_transcript(episode)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

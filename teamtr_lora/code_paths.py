@@ -1,0 +1,57 @@
+"""Dotted paths to the user's own Python: reward functions and custom routers.
+
+A recipe holds names, never code. A name is looked up first in the recipe's own folder, then on Python's path, and must be a
+function or class written in Python, so that a recipe cannot point at a builtin such as `os:system`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora.errors import UserError
+
+
+def load_callable(path: str, *, key: str, folder: Path | None = None) -> Callable[..., Any]:
+    """The callable that `module:function` or `module.function` names; `key` is the recipe key, for the error."""
+    module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
+    if not module_name or not name or not all(part.isidentifier() for part in [*module_name.split("."), name]):
+        raise UserError(f"{key} = {path!r}: not a dotted path; write it as module:function")
+    try:
+        module = _import(module_name, folder)
+    except ImportError as error:
+        where = f"{folder} or " if folder else ""
+        raise UserError(f"{key} = {path!r}: cannot import {module_name!r} from {where}Python's path ({error})") from error
+    target = getattr(module, name, None)
+    if target is None:
+        functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+        raise UserError(f"{key} = {path!r}: {module_name} has no {name!r}; it defines {', '.join(functions) or 'no function'}")
+    if not (inspect.isfunction(target) or inspect.isclass(target) or inspect.ismethod(getattr(target, "__call__", None))):
+        raise UserError(f"{key} = {path!r}: must be a function or class written in Python, not {type(target).__name__}")
+    return target  # type: ignore[no-any-return]
+
+
+def _import(module_name: str, folder: Path | None) -> Any:
+    """A file beside the recipe wins over an installed module of the same name; it is loaded under its own name."""
+    file = folder / (module_name.replace(".", "/") + ".py") if folder else None
+    if file is None or not file.is_file():
+        return importlib.import_module(module_name)
+    loaded = sys.modules.get(module_name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(file):
+        return loaded
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is not a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        sys.modules.pop(module_name, None)
+        raise ImportError(f"{file}: {type(error).__name__}: {error}") from error
+    return module

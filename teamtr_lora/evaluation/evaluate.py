@@ -1,0 +1,128 @@
+"""Plays a team on held-out items and says how good it is, with standard errors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.evaluation.statistics import avg_at_k, item_pass_at_k, pass_at_k, standard_error
+from teamtr_lora.rollout.collector import PlayPlan, Progress
+from teamtr_lora.rollout.playable import PlayableTeam
+from teamtr_lora.tasks import Item, Task
+from teamtr_lora.tasks.task import Split, item_of
+from teamtr_lora.team import Episode
+
+
+@dataclass(frozen=True)
+class Measure:
+    value: float
+    standard_error: float | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`coordination`: all agents' own answers are right together; `..._given_success`: among episodes the team got right.
+    Both, and `agents`, are None / empty where the task cannot judge single messages."""
+
+    split: str
+    items: int
+    k: int
+    episodes: int
+    temperature: float
+    avg_at_k: float
+    standard_error: float | None
+    pass_at_k: float
+    pass_at_k_standard_error: float | None
+    mean_reward: float
+    mean_reward_standard_error: float | None
+    agents: dict[str, Measure]
+    coordination: Measure | None
+    coordination_given_success: Measure | None
+    sampled_tokens: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def evaluation_items(task: Task, split: Split, count: int) -> list[Item]:
+    """The first `count` items of a split (all of a smaller one): the same ones every time."""
+    items = task.items(split)
+    if items.size == 0:
+        raise UserError(f"the {split} split is empty")
+    return [items[i] for i in range(count if items.size is None else min(count, items.size))]
+
+
+def evaluate(
+    playable: PlayableTeam,
+    task: Task,
+    *,
+    items: int,
+    k: int,
+    temperature: float,
+    max_message_tokens: int,
+    seed: int,
+    split: Split = "test",
+    progress: Progress | None = None,
+) -> Evaluation:
+    """The seeds depend on the item and the sample alone, so two teams are compared on common random numbers."""
+    plan = PlayPlan(evaluation_items(task, split, items), k, temperature, max_message_tokens, f"{seed}/evaluation/{split}")
+    return summarise(playable.play(task, plan, progress), task, split=split, k=k, temperature=temperature)
+
+
+def summarise(episodes: list[Episode], task: Task, *, split: str, k: int, temperature: float) -> Evaluation:
+    by_item: dict[int, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        by_item[episode.group].append(episode)
+    groups = list(by_item.values())
+    successes = [sum(e.success for e in group) for group in groups]
+    samples = [len(group) for group in groups]
+    rewards = [sum(e.reward for e in group) / len(group) for group in groups]
+    passes = [item_pass_at_k(c, n, k) for c, n in zip(successes, samples, strict=True)]
+    agents, together = _message_judgements(groups, task)
+    given = [[ok for ok, e in zip(oks, group, strict=False) if e.success] for oks, group in zip(together, groups, strict=True)]
+    return Evaluation(
+        split=split,
+        items=len(groups),
+        k=k,
+        episodes=len(episodes),
+        temperature=temperature,
+        avg_at_k=avg_at_k(successes, samples),
+        standard_error=standard_error([c / n for c, n in zip(successes, samples, strict=True)]),
+        pass_at_k=pass_at_k(successes, samples, k),
+        pass_at_k_standard_error=standard_error(passes),
+        mean_reward=sum(rewards) / len(rewards),
+        mean_reward_standard_error=standard_error(rewards),
+        agents={agent: measure for agent, values in agents.items() if (measure := _over_items(values)) is not None},
+        coordination=_over_items(together),
+        coordination_given_success=_over_items(given),
+        sampled_tokens=sum(e.tokens for e in episodes),
+    )
+
+
+def _message_judgements(groups: list[list[Episode]], task: Task) -> tuple[dict[str, list[list[bool]]], list[list[bool]]]:
+    """Each agent's last message judged on its own, and whether all of them are right; a list an item."""
+    agents: dict[str, list[list[bool]]] = defaultdict(list)
+    together: list[list[bool]] = []
+    for group in groups:
+        rows: list[bool] = []
+        per_agent: dict[str, list[bool]] = defaultdict(list)
+        for episode in group:
+            last = {m.agent: m for m in episode.messages}
+            verdicts = {a: task.message_correct(item_of(episode), m) for a, m in last.items()}
+            known = {a: v for a, v in verdicts.items() if v is not None}
+            for agent, verdict in known.items():
+                per_agent[agent].append(verdict)
+            rows.append(bool(known) and all(verdicts.values()))
+        judged = any(per_agent.values())
+        together.append(rows if judged else [])
+        for agent, values in per_agent.items():
+            agents[agent].append(values)
+    return agents, together
+
+
+def _over_items(values: list[list[bool]]) -> Measure | None:
+    """The mean over items of each item's mean, so that the standard error is over independent items."""
+    means = [sum(v) / len(v) for v in values if v]
+    return Measure(sum(means) / len(means), standard_error(means)) if means else None

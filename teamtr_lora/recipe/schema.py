@@ -1,0 +1,328 @@
+"""How it learns: the remaining sections, and the whole recipe.
+
+`TeamTRConfig` is what a script passes beside its own team and data; `Recipe` adds what a file needs to be complete.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from teamtr_lora.recipe.sections import (
+    AgentSection,
+    BaseSection,
+    ColumnSumTask,
+    DatasetTask,
+    LoraSection,
+    ProtocolSection,
+    RouterSection,
+    ScriptTask,
+    Section,
+    TaskSection,
+    TeamSection,
+    refuse,
+)
+
+__all__ = [
+    "AgentSection",
+    "BaseSection",
+    "ColumnSumTask",
+    "DatasetTask",
+    "DiagnosticsSection",
+    "EvaluationSection",
+    "LoraSection",
+    "ProtocolSection",
+    "Recipe",
+    "RolloutSection",
+    "RouterSection",
+    "ScriptTask",
+    "TaskSection",
+    "TeamSection",
+    "TeamTRConfig",
+    "TrackingSection",
+    "TrainingSection",
+    "TrustRegionSection",
+]
+
+_TRUNCATION = "truncation changes the policy under the ratio: training uses the full softmax(z/T)"
+
+
+class RolloutSection(Section):
+    """How episodes are sampled."""
+
+    engine: Literal["transformers"] = Field(default="transformers", description="What generates the messages.")
+    items_per_stage: int = Field(default=16, ge=1, description="Task items per stage; each is one group of episodes.")
+    episodes_per_item: int = Field(
+        default=8, ge=2, description="Episodes per item: the group over which advantages are normalised."
+    )
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature T; the policy is softmax(z/T).")
+    top_p: float = Field(default=1.0, description="Nucleus sampling mass; only 1.0 (off) is sound in training.")
+    top_k: int = Field(default=0, description="Tokens kept when sampling; only 0 (off) is sound in training.")
+    max_message_tokens: int = Field(default=32, ge=1, description="Longest message in tokens.")
+    truncated_messages: Literal["mask", "score"] = Field(
+        default="score",
+        description="Messages cut at max_message_tokens: score them like any other, or mask them out of the update.",
+    )
+    requests_per_batch: int = Field(
+        default=256, ge=1, description="Largest batch of the transformers engine, in requests."
+    )
+    importance_cap: float | None = Field(
+        default=None,
+        ge=1,
+        description="Cap on the sampler-to-trainer importance weight of a message; null uses no such weights.",
+    )
+
+    @field_validator("top_p")
+    @classmethod
+    def _no_nucleus(cls, top_p: float) -> float:
+        if top_p != 1.0:
+            raise PydanticCustomError(
+                "rule", "{wrong}; {fix}", {"wrong": _TRUNCATION, "fix": "set rollout.top_p to 1.0 (the default)"}
+            )
+        return top_p
+
+    @field_validator("top_k")
+    @classmethod
+    def _no_top_k(cls, top_k: int) -> int:
+        if top_k != 0:
+            raise PydanticCustomError(
+                "rule", "{wrong}; {fix}", {"wrong": _TRUNCATION, "fix": "set rollout.top_k to 0 (the default)"}
+            )
+        return top_k
+
+
+class TrainingSection(Section):
+    """The stage loop and one agent's update."""
+
+    stages: int = Field(default=8, ge=1, description="Stages in the run; in each stage every agent is updated once.")
+    order: Literal["random", "fixed", "reverse"] = Field(
+        default="random", description="Order in which the agents are updated within a stage."
+    )
+    learning_rate: float = Field(default=1e-3, gt=0, description="Optimiser step size.")
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = Field(
+        default="adamw", description="Optimiser; the 8-bit ones need the extra `quant`."
+    )
+    weight_decay: float = Field(
+        default=0.0,
+        ge=0,
+        description="Decoupled weight decay on the adapter weights, per step as a multiple of the learning rate.",
+    )
+    max_grad_norm: float = Field(
+        default=1.0, gt=0, description="Largest gradient norm; longer gradients are scaled down to it."
+    )
+    inner_epochs: int = Field(default=4, ge=1, description="Passes over the stage's episodes per update.")
+    minibatches_per_epoch: int = Field(default=1, ge=1, description="Optimiser steps per pass.")
+    tokens_per_microbatch: int = Field(
+        default=8192,
+        ge=1,
+        description="Most tokens in one forward pass, padding included; gradients accumulate over passes.",
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Recompute activations in the backward pass: less memory, more time."
+    )
+    discount: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = Field(
+        default="auto", description="Discount per message; auto is 1 - 1/H with H messages per episode."
+    )
+    ratio: Literal["message", "token", "sequence_mean"] = Field(
+        default="message", description="Unit of the importance ratio in the surrogate."
+    )
+    clip_ratio: float = Field(
+        default=0.2, gt=0, lt=1, description="Surrogate clip range: ratios outside 1 +/- this earn nothing more."
+    )
+    advantage_clip: float = Field(
+        default=3.0, gt=0, description="Largest advantage, in standard deviations of the group."
+    )
+    advantage_eps: float = Field(
+        default=1e-6, gt=0, description="Added to the group's reward variance, inside the root."
+    )
+    min_informative_groups: int = Field(
+        default=1, ge=0, description="Groups with reward variance below which an update is skipped."
+    )
+    head_chunk_tokens: int = Field(
+        default=1024, ge=1, description="Tokens per chunk of the output head; bounds memory for logits."
+    )
+
+
+class TrustRegionSection(Section):
+    """How far one update may move an agent, and how that is measured."""
+
+    kind: Literal["gate"] = Field(
+        default="gate",
+        description="gate: every update is measured on held-out messages and shrunk or rejected if out of region.",
+    )
+    delta: float = Field(
+        default=0.01,
+        gt=0,
+        description="Radius of the trust region in nats of KL, per message or per token as `reduction` says.",
+    )
+    reduction: Literal["message_sum", "token_mean"] = Field(
+        default="message_sum", description="KL summed over a message's tokens, or averaged over them."
+    )
+    estimator: Literal["exact", "k3", "k1"] = Field(
+        default="exact",
+        description="KL estimator: exact sums over the vocabulary; k3 and k1 use the sampled token only.",
+    )
+    holdout: float = Field(
+        default=0.25, gt=0, lt=1, description="Share of a stage's items kept out of the gradient and used by the gate."
+    )
+    confidence: float = Field(
+        default=0.95,
+        gt=0.5,
+        lt=1,
+        description="One-sided confidence of the KL's upper bound that the gate compares with delta.",
+    )
+    step: Literal["fill", "shrink"] = Field(
+        default="fill", description="fill: stretch or shrink the step to fill the region; shrink: only ever shrink it."
+    )
+    max_stretch: float = Field(
+        default=4.0, ge=1, description="step: fill only. Largest factor by which a step is stretched."
+    )
+    backtracks: int = Field(default=6, ge=1, description="Most step sizes tried per update before it is rejected.")
+    beta_initial: float = Field(
+        default=0.1, ge=0, description="First weight of the KL penalty, per agent; it adapts from there."
+    )
+    gate_precision: Literal["fp32", "tf32"] = Field(
+        default="fp32", description="Arithmetic of the gate's forward passes."
+    )
+
+    def heldout_items(self, items_per_stage: int) -> int:
+        """Items of a stage that the gate keeps: the one place that rounds."""
+        return round(items_per_stage * self.holdout)
+
+
+class EvaluationSection(Section):
+    """Measuring the team on held-out items."""
+
+    every_stages: int = Field(
+        default=1, ge=0, description="Stages between evaluations; 0 evaluates only before and after the run."
+    )
+    items: int = Field(default=256, ge=1, description="Held-out items per evaluation.")
+    samples_per_item: int = Field(default=1, ge=1, description="Episodes per item (k of avg@k and pass@k).")
+    temperature: float | None = Field(
+        default=None, ge=0, description="Sampling temperature; null takes the rollout's, 0 is greedy."
+    )
+
+
+class DiagnosticsSection(Section):
+    """What is written for people to read."""
+
+    save_episodes: Literal["all", "none"] | Annotated[int, Field(ge=0)] = Field(
+        default="all", description="Episodes per update written to the run's episodes folder: all, none or a number."
+    )
+
+
+class TrackingSection(Section):
+    """Experiment trackers, beside the run directory's own metrics."""
+
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
+        default_factory=list, description="Trackers to report to."
+    )
+    project: str = Field(default="teamtr-lora", min_length=1, description="Project name shown in the trackers.")
+
+
+class TeamTRConfig(Section):
+    """Everything but the base, the team and the task: what a script passes as `args`."""
+
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of everything random in the run.")
+    output_dir: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="Folder for the run directory; null chooses one under runs."
+    )
+    rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are sampled.")
+    training: TrainingSection = Field(
+        default_factory=TrainingSection, description="The stage loop and one agent's update."
+    )
+    trust_region: TrustRegionSection = Field(
+        default_factory=TrustRegionSection, description="How far one update may move an agent."
+    )
+    evaluation: EvaluationSection = Field(
+        default_factory=EvaluationSection, description="Measuring the team on held-out items."
+    )
+    diagnostics: DiagnosticsSection = Field(
+        default_factory=DiagnosticsSection, description="What is written for people to read."
+    )
+    tracking: TrackingSection = Field(default_factory=TrackingSection, description="Experiment trackers.")
+
+    def __init__(self, **values: Any) -> None:
+        """A script may name keys without their section, as in `TeamTRConfig(stages=2, delta=0.02)`."""
+        super().__init__(**(_into_sections(values) if type(self) is TeamTRConfig else values))
+
+    @model_validator(mode="after")
+    def _gate_has_groups(self) -> Self:
+        items, share = self.rollout.items_per_stage, self.trust_region.holdout
+        held = self.trust_region.heldout_items(items)
+        setting = (
+            f"rollout.items_per_stage = {items} with trust_region.holdout = {share:g} holds out {held} of {items} items"
+        )
+        where = ("trust_region", "holdout")
+        if held < 2:
+            fix = f"use rollout.items_per_stage >= {_items_for_two(share)} or raise trust_region.holdout (default 0.25)"
+            refuse(
+                "trust_region",
+                [(where, share, f"{setting}; a clustered standard error needs at least two held-out groups", fix)],
+            )
+        if held >= items:
+            fix = "use a larger rollout.items_per_stage or a smaller trust_region.holdout (default 0.25)"
+            refuse("trust_region", [(where, share, f"{setting}; nothing is left for the gradient", fix)])
+        return self
+
+
+def _into_sections(values: dict[str, Any]) -> dict[str, Any]:
+    """Puts each bare key into the first section that has it; unknown ones stay, to be refused by name."""
+    placed = dict(values)
+    for key, value in values.items():
+        owner = next((name for name, section in _SECTIONS.items() if key in section.model_fields), None)
+        if key not in TeamTRConfig.model_fields and owner:
+            del placed[key]
+            given = placed.get(owner, {})
+            placed[owner] = {**(given if isinstance(given, dict) else given.model_dump()), key: value}
+    return placed
+
+
+_SECTIONS: dict[str, type[Section]] = {
+    "rollout": RolloutSection,
+    "training": TrainingSection,
+    "trust_region": TrustRegionSection,
+    "evaluation": EvaluationSection,
+    "diagnostics": DiagnosticsSection,
+    "tracking": TrackingSection,
+}
+
+
+def _items_for_two(holdout: float) -> int:
+    """Fewest items per stage of which two are held out and one is left."""
+    items = max(3, int(1.5 / holdout))
+    while round(items * holdout) < 2:
+        items += 1
+    return items
+
+
+class Recipe(TeamTRConfig):
+    """A complete run: what a recipe file resolves to."""
+
+    base: BaseSection = Field(default_factory=BaseSection, description="The frozen model that every agent shares.")
+    team: TeamSection = Field(description="The agents and how they talk.")
+    task: TaskSection = Field(
+        default_factory=ColumnSumTask, description="What the team is trained on; `name` selects the kind."
+    )
+
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @property
+    def folder(self) -> Path:
+        """Where the recipe was found: datasets and reward modules are named relative to it. Never dumped."""
+        return self._folder
+
+    def placed_in(self, folder: Path) -> Self:
+        """The same recipe, whose relative paths now start at `folder`."""
+        copy = self.model_copy(deep=True)
+        copy._folder = folder
+        return copy
+
+    def __eq__(self, other: object) -> bool:
+        # Where a recipe was found is no part of what it says; pydantic would compare the private attribute too.
+        if not isinstance(other, Recipe):
+            return NotImplemented
+        return self.model_dump() == other.model_dump()

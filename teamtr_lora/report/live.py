@@ -1,0 +1,78 @@
+"""The live view: one line an update, one a stage, and a bar that says what is going on and how long it will take."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from transformers.trainer_callback import TrainerCallback
+
+COLOURS = {"accepted": "green", "shrunk": "yellow", "rejected": "red", "skipped": "dim"}
+
+
+class LiveView(TrainerCallback):
+    """A callback like any other; on a terminal the bar moves, elsewhere only the lines are printed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"),
+            console=console, transient=True,
+        )  # fmt: skip
+        self._bar: Any = None
+        self._started = 0.0
+        self._done_at_start = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._started, self._done_at_start = time.monotonic(), state.global_step
+        self._bar = self._progress.add_task("starting", total=max(1, state.max_steps), completed=state.global_step, note="")
+        if self._console.is_terminal:
+            self._progress.start()
+
+    def on_progress(self, phase: str, done: int, total: int, tokens: int) -> None:
+        if self._bar is not None:
+            note = f"{done}/{total} episodes" if total > 1 else ""
+            self._progress.update(self._bar, description=phase, note=note)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, order: list[str] | None = None, **kwargs: Any) -> None:
+        self._console.print(f"[bold]stage {int(state.epoch) + 1}/{args.training.stages}[/]  order: {' > '.join(order or [])}")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if logs and logs["kind"] == "update":
+            self._update_line(logs, state)
+        elif logs:
+            self._stage_line(logs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._console.is_terminal:
+            self._progress.stop()
+
+    def _update_line(self, row: dict[str, Any], state: Any) -> None:
+        done = state.global_step - self._done_at_start
+        left = (time.monotonic() - self._started) / max(1, done) * (state.max_steps - state.global_step)
+        kl = row["kl"].get("exact")
+        bound = f"KL {kl['mean']:.4f} (bound {kl['bound']:.4f}) of {row['delta']:g}" if kl else "KL -"
+        decision = row["decision"] if row["alpha"] is None else f"{row['decision']} x{row['alpha']:.2f}"
+        self._progress.update(self._bar, completed=state.global_step)
+        self._console.print(
+            f"  {row['agent']:<12} reward {row['reward_mean']:.3f}  {bound}  [{COLOURS[row['decision']]}]{decision:<14}[/]"
+            f"  {row['tokens_per_second']:,.0f} tokens/s  {_clock(left)} left"
+        )
+
+    def _stage_line(self, row: dict[str, Any]) -> None:
+        if row["floors"]:
+            floors = "  ".join(f"{name} {value:.1e}" for name, value in row["floors"].items())
+            self._console.print(f"KL floors of this machine's passes (nats per message): {floors}")
+        evaluation = row["evaluation"]
+        if evaluation:
+            error = evaluation["standard_error"]
+            label = "before training" if row["stage"] == 0 else f"after stage {row['stage']}"
+            spread = f" ± {error:.3f}" if error is not None else ""
+            self._console.print(f"  [bold]held-out accuracy {label}: {evaluation['avg_at_k']:.3f}{spread}[/]")
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}"

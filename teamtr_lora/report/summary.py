@@ -1,0 +1,92 @@
+"""What the commands print when they are done."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from teamtr_lora.evaluation import Evaluation
+from teamtr_lora.rollout.collector import Progress as ProgressCall
+from teamtr_lora.team import Episode
+from teamtr_lora.training.plan import Plan
+from teamtr_lora.training.trainer import TrainSummary
+
+
+def print_next_steps(console: Console, summary: TrainSummary, example: str) -> None:
+    minutes, seconds = divmod(round(summary.seconds), 60)
+    console.print()
+    console.print(
+        f"[bold]held-out accuracy {_share(summary.accuracy_before)} -> {_share(summary.accuracy_after)}[/] on "
+        f"{summary.episodes_evaluated} episodes, in {minutes} min {seconds} s"
+    )
+    console.print(
+        f"{summary.updates} updates: {summary.accepted} accepted ({summary.shrunk} of them shrunk), {summary.rejected} rejected, "
+        f"{summary.skipped} skipped; accepted outside the trust region: {summary.out_of_region_accepted}"
+    )
+    run = shlex.quote(summary.run_dir)
+    console.print(f"run directory: {escape(summary.run_dir)}\n\nnext:")
+    console.print(f"  teamtr-lora ask {run} {escape(shlex.quote(example))}")
+    console.print(f"  teamtr-lora eval {run} --k 4")
+    console.print("  teamtr-lora init my-team        # a recipe and a reward function of your own")
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def print_evaluation(evaluation: Evaluation) -> None:
+    table = Table(title=f"{evaluation.items} {evaluation.split} items, k = {evaluation.k}, temperature {evaluation.temperature:g}")
+    for name in ("measure", "value", "standard error"):
+        table.add_column(name, justify="left" if name == "measure" else "right")
+
+    def row(name: str, value: float, error: float | None) -> None:
+        table.add_row(name, f"{value:.4f}", "-" if error is None else f"{error:.4f}")
+
+    row(f"avg@{evaluation.k}", evaluation.avg_at_k, evaluation.standard_error)
+    row(f"pass@{evaluation.k}", evaluation.pass_at_k, evaluation.pass_at_k_standard_error)
+    row("mean reward", evaluation.mean_reward, evaluation.mean_reward_standard_error)
+    for agent, measure in evaluation.agents.items():
+        row(f"{agent}'s own answer right", measure.value, measure.standard_error)
+    if evaluation.coordination:
+        row("all agents right together", evaluation.coordination.value, evaluation.coordination.standard_error)
+    if evaluation.coordination_given_success:
+        given = evaluation.coordination_given_success
+        row("... given that the team is right", given.value, given.standard_error)
+    console = Console()
+    console.print(table)
+    console.print(f"{evaluation.episodes} episodes, {evaluation.sampled_tokens:,} sampled tokens")
+
+
+def print_transcript(episode: Episode) -> None:
+    console = Console(highlight=False)
+    console.print(f"[bold]question[/]\n{escape(episode.prompt)}")
+    for message in episode.messages:
+        cut = " [yellow](cut off by the token limit)[/]" if message.truncated else ""
+        console.print(f"\n[bold]{message.agent}[/] [dim]{message.version}, {len(message.token_ids)} tokens[/]{cut}")
+        console.print(escape(message.text))
+
+
+def print_plan(plan: Plan) -> None:
+    console = Console(highlight=False)
+    for title, rows in plan.tables().items():
+        table = Table(title=title, title_justify="left", show_header=False)
+        table.add_column()
+        table.add_column(justify="right")
+        for name, value in rows:
+            table.add_row(escape(name), escape(value))
+        console.print(table)
+    console.print(plan.trust_region)
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[ProgressCall]:
+    """A bar on stderr, so that stdout stays what was asked for."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(label, total=None)
+        yield lambda done, total, tokens: progress.update(bar, completed=done, total=total)

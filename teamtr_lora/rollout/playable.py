@@ -1,0 +1,80 @@
+"""A team that can be played: base, adapters, protocol and sampler put together from a recipe's sections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from teamtr_lora.base.bank import AdapterBank
+from teamtr_lora.base.load import FrozenBase, load_base
+from teamtr_lora.base.versions import AdapterVersion, read_version
+from teamtr_lora.code_paths import load_callable
+from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection
+from teamtr_lora.rollout.collector import PlayPlan, Progress, play
+from teamtr_lora.rollout.sampler import Sampler
+from teamtr_lora.rollout.transformers_engine import TransformersSampler
+from teamtr_lora.tasks import Task
+from teamtr_lora.team import Episode, Team, build_team
+
+
+@dataclass
+class PlayableTeam:
+    base: FrozenBase
+    bank: AdapterBank
+    team: Team
+    sampler: Sampler
+
+    def versions(self) -> dict[str, str]:
+        """The version names that are current, which is what every message must come from."""
+        return {agent: self.bank.version(agent).name for agent in self.team.names}
+
+    def publish(self, version: AdapterVersion) -> None:
+        self.sampler.publish(version)
+
+    def publish_all(self) -> None:
+        for agent in self.team.names:
+            self.sampler.publish(self.bank.version(agent))
+
+    def play(self, task: Task, plan: PlayPlan, progress: Progress | None = None) -> list[Episode]:
+        return play(self.team, task, self.sampler, plan, self.versions(), progress)
+
+
+def open_team(
+    base_section: BaseSection,
+    team_section: TeamSection,
+    rollout: RolloutSection,
+    *,
+    seed: int,
+    folder: Path,
+) -> PlayableTeam:
+    """Loads the base and puts a fresh adapter on it for every agent; `folder` is the recipe's."""
+    base = load_base(
+        base_section.source if not (folder / base_section.source).exists() else str(folder / base_section.source),
+        precision=base_section.precision,
+        device=base_section.device,
+        quantization=base_section.quantization,
+        revision=base_section.revision,
+    )
+    router = team_section.router
+    custom = load_callable(router.callable, key="team.router.callable", folder=folder) if router.callable else None
+    team = build_team(team_section, base.tokenizer, base_context_tokens=base.context_tokens, custom_router=custom)
+    specs = {agent.name: agent.lora for agent in team_section.agents}
+    bank = AdapterBank(base.model, specs, base_name=base_section.source, seed=seed)
+    sampler = TransformersSampler(
+        bank,
+        vocab_size=base.vocab_size,
+        context_tokens=team.context_tokens,
+        pad_id=base.pad_id,
+        requests_per_batch=rollout.requests_per_batch,
+    )
+    playable = PlayableTeam(base, bank, team, sampler)
+    playable.publish_all()
+    return playable
+
+
+def load_versions(playable: PlayableTeam, versions: Mapping[str, AdapterVersion], root: Path) -> None:
+    """Puts stored adapter versions in place and makes them the ones that are sampled."""
+    for version in versions.values():
+        playable.bank.load(version, read_version(root, version))
+    playable.publish_all()

@@ -1,0 +1,94 @@
+"""Adding two numbers by columns, one column a message: the embedded task.
+
+    347+285     ->  7+5+0=12   (ones: digits, carry in, total)
+                    4+8+1=13   (tens)
+                    3+2+1=6    (hundreds)
+
+The team's sum is read column by column from all messages, so every message is needed; and a message needs the carry of the
+one before it. Procedural, seeded and unlimited; a pair of numbers belongs to train or to test by a hash, never to both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Sequence
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.task import Item, Split, Task, item_of
+from teamtr_lora.team import Episode, Message
+
+TOTAL = re.compile(r"=\s*(\d+)")
+TEST_SHARE = 0.2  # of all pairs of numbers
+
+
+def column_totals(first: int, second: int, digits: int) -> list[int]:
+    """The total of each column from the right, carry included."""
+    totals: list[int] = []
+    carry = 0
+    for column in range(digits):
+        totals.append(first // 10**column % 10 + second // 10**column % 10 + carry)
+        carry = totals[-1] // 10
+    return totals
+
+
+def split_of(first: int, second: int) -> Split:
+    digest = hashlib.sha256(f"{first}+{second}".encode()).digest()
+    return "test" if digest[0] < 256 * TEST_SHARE else "train"
+
+
+class ColumnItems:
+    """Item `position` of a split: drawn from a generator seeded by the position alone."""
+
+    size = None
+
+    def __init__(self, digits: int, split: Split) -> None:
+        self._digits, self._split = digits, split
+
+    def __getitem__(self, position: int) -> Item:
+        rng = random.Random(f"column_sum/{self._digits}/{self._split}/{position}")
+        low, high = 10 ** (self._digits - 1), 10**self._digits - 1
+        while True:
+            first, second = rng.randint(low, high), rng.randint(low, high)
+            if split_of(first, second) == self._split:
+                return Item(
+                    id=f"{self._split}-{position}:{first}+{second}",
+                    prompt=f"{first}+{second}",
+                    data={"totals": column_totals(first, second, self._digits), "answer": str(first + second)},
+                )
+
+
+class ColumnSum(Task):
+    name = "column_sum"
+
+    def __init__(self, digits: int = 3) -> None:
+        self.digits = digits
+
+    def items(self, split: Split) -> ColumnItems:
+        return ColumnItems(self.digits, split)
+
+    def score(self, episodes: Sequence[Episode]) -> list[float]:
+        return [float(self._all_right(episode)) for episode in episodes]
+
+    def _all_right(self, episode: Episode) -> bool:
+        """The last word on each column counts, so a team with several rounds may correct itself."""
+        stated = [self.answer(message.text) for message in episode.messages]
+        expected = [str(total) for total in item_of(episode).data["totals"]]
+        last = {turn % self.digits: answer for turn, answer in enumerate(stated)}
+        return [last.get(column) for column in range(self.digits)] == expected
+
+    def answer(self, text: str) -> str | None:
+        """The column total a message states: its last `=number`."""
+        found = TOTAL.findall(text)
+        return str(int(found[-1])) if found else None
+
+    def message_correct(self, item: Item, message: Message) -> bool:
+        return self.answer(message.text) == str(item.data["totals"][message.turn % self.digits])
+
+    def check_agents(self, agents: Sequence[str], max_messages: int) -> None:
+        if max_messages < self.digits:
+            raise UserError(
+                f"task.digits = {self.digits}: the team speaks {max_messages} messages an episode and each column needs one; "
+                f"set task.digits={max_messages} or add agents or rounds"
+            )

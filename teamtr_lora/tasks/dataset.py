@@ -1,0 +1,143 @@
+"""Task `dataset`: rows of a file or hub dataset, scored by the user's reward functions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.rewards import Rewards
+from teamtr_lora.tasks.task import Item, Split, Task
+from teamtr_lora.team import Episode
+
+FILE_KINDS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+class RowItems:
+    """Rows as items. Anything with a length and integer indexing works: a list of dicts, a `datasets.Dataset`."""
+
+    def __init__(self, rows: Any, split: Split, prompt_column: str, answer_column: str | None, positions: Sequence[int]) -> None:
+        self._rows, self._split = rows, split
+        self._prompt, self._answer = prompt_column, answer_column
+        self._positions = positions
+        self.size: int | None = len(positions)
+
+    def __getitem__(self, position: int) -> Item:
+        row = dict(self._rows[self._positions[position]])
+        data = {key: value for key, value in row.items() if key != self._prompt}
+        data["prompt"] = row[self._prompt]
+        if self._answer:
+            data["answer"] = row[self._answer]
+        return Item(id=str(row.get("id", f"{self._split}-{self._positions[position]}")), prompt=_text(row[self._prompt]), data=data)
+
+
+class DatasetTask(Task):
+    name = "dataset"
+
+    def __init__(
+        self,
+        train: Any,
+        test: Any | None,
+        rewards: Rewards,
+        *,
+        prompt_column: str = "prompt",
+        answer_column: str | None = None,
+        test_fraction: float = 0.1,
+        success_at_least: float = 1.0,
+        reward_range: tuple[float, float] = (0.0, 1.0),
+        answer: Callable[[str], str | None] | None = None,
+    ) -> None:
+        for rows, key in ((train, "train"), (test, "test")):
+            if rows is not None:
+                _check_rows(rows, key, prompt_column, answer_column)
+        self.reward_range, self._success_at_least = reward_range, success_at_least
+        self._rewards, self._answer = rewards, answer
+        if test is not None:
+            positions = {"train": range(len(train)), "test": range(len(test))}
+        else:
+            held = [_held_out(_text(train[i][prompt_column]), test_fraction) for i in range(len(train))]
+            positions = {"train": _where(held, False), "test": _where(held, True)}  # type: ignore[dict-item]
+            test = train
+            if not positions["train"] or not positions["test"]:
+                raise UserError(
+                    f"task.test_fraction = {test_fraction}: holding that share of {len(train)} rows out leaves the "
+                    f"{'train' if not positions['train'] else 'test'} split empty; give a test split or another fraction"
+                )
+        self._splits: dict[str, RowItems] = {
+            "train": RowItems(train, "train", prompt_column, answer_column, positions["train"]),
+            "test": RowItems(test, "test", prompt_column, answer_column, positions["test"]),
+        }
+
+    def items(self, split: Split) -> RowItems:
+        return self._splits[split]
+
+    def score(self, episodes: Sequence[Episode]) -> list[float]:
+        return self._rewards(episodes)
+
+    def success(self, reward: float) -> bool:
+        return reward >= self._success_at_least
+
+    def answer(self, text: str) -> str | None:
+        return self._answer(text) if self._answer else text.strip() or None
+
+
+def read_rows(path: Path, key: str) -> Any:
+    """A local JSONL, CSV or Parquet file (gzip allowed) as a `datasets.Dataset`; no code of the file ever runs."""
+    suffixes = [s for s in path.suffixes if s != ".gz"]
+    kind = FILE_KINDS.get(suffixes[-1] if suffixes else "")
+    if kind is None:
+        raise UserError(f"{key} = {str(path)!r}: unknown file type; use .jsonl, .csv or .parquet")
+    if not path.is_file():
+        near = sorted(p.name for p in path.parent.glob("*") if p.is_file())[:5] if path.parent.is_dir() else []
+        raise UserError(f"{key} = {str(path)!r}: no such file" + (f"; the folder has {', '.join(near)}" if near else ""))
+    if path.stat().st_size == 0:
+        raise UserError(f"{key} = {str(path)!r}: the dataset is empty")
+    import datasets
+
+    try:
+        return datasets.load_dataset(kind, data_files=str(path), split="train")
+    except Exception as error:  # the parsers behind `datasets` raise many types; all mean the file is not readable as its kind
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(f"{key} = {str(path)!r}: cannot be read as {suffixes[-1]} ({reason})") from error
+
+
+def read_hub(name: str, config: str | None, split: str, key: str) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, config, split=split)
+    except Exception as error:  # network, authentication, missing split: all are the user's to fix
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{key} = {name!r} (split {split!r}): cannot be loaded from the hub: {reason}") from error
+
+
+def _check_rows(rows: Any, key: str, prompt_column: str, answer_column: str | None) -> None:
+    if len(rows) == 0:
+        raise UserError(f"the {key} dataset is empty; it needs at least one row with a {prompt_column!r} column")
+    first = rows[0]
+    if not isinstance(first, Mapping):
+        raise UserError(f"the {key} dataset holds {type(first).__name__}, not rows; give a list of dicts or a datasets.Dataset")
+    for column in (prompt_column, answer_column):
+        if column and column not in first:
+            raise UserError(f"the {key} dataset has no column {column!r}; it has {', '.join(map(str, first))}")
+
+
+def _text(prompt: Any) -> str:
+    """A conversational prompt (TRL's list of messages) is played as the text of its user turns."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Sequence) and all(isinstance(turn, Mapping) and "content" in turn for turn in prompt):
+        return "\n\n".join(str(turn["content"]) for turn in prompt if turn.get("role") != "assistant")
+    return json.dumps(prompt, ensure_ascii=False, default=str)
+
+
+def _held_out(prompt: str, fraction: float) -> bool:
+    """By the prompt's hash: equal prompts never fall on both sides."""
+    return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:8], "big") < fraction * 2**64
+
+
+def _where(flags: list[bool], value: bool) -> list[int]:
+    return [i for i, flag in enumerate(flags) if flag is value]

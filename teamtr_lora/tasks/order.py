@@ -1,0 +1,31 @@
+"""The order in which training items are drawn: a pure function of the seed and a position, so a cursor is one number."""
+
+from __future__ import annotations
+
+import random
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.task import Item, Items
+
+
+class DataOrder:
+    """Finite splits are shuffled anew each epoch; unlimited ones are taken as they come, from a start the seed picks."""
+
+    def __init__(self, items: Items, seed: int) -> None:
+        self._items, self._seed = items, seed
+        if items.size == 0:
+            raise UserError("the train dataset is empty")
+        self._epoch, self._shuffled = -1, [0]
+
+    def take(self, cursor: int, count: int) -> list[Item]:
+        return [self._items[self._position(cursor + offset)] for offset in range(count)]
+
+    def _position(self, index: int) -> int:
+        if self._items.size is None:
+            return self._seed * 1_000_003 + index
+        epoch, place = divmod(index, self._items.size)
+        if epoch != self._epoch:
+            self._shuffled = list(range(self._items.size))
+            random.Random(f"{self._seed}/epoch/{epoch}").shuffle(self._shuffled)
+            self._epoch = epoch
+        return self._shuffled[place]

@@ -1,0 +1,122 @@
+"""Reward functions with TRL's signature, over whole batches of finished episodes, and what happens when one misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.task import item_of
+from teamtr_lora.team import Episode
+
+logger = logging.getLogger(__name__)
+
+RewardFunction = Callable[..., Any]
+
+
+class RewardError(UserError):
+    """A reward function raised, returned a wrong length, or returned something that is no finite number."""
+
+
+class Rewards:
+    """Sums reward functions `f(prompts, completions, completion_ids, **columns) -> list[float | None]` (None: no opinion).
+
+    As in TRL, a string prompt gives string completions (the team's last message) and a conversational one gives lists of
+    messages. `messages` holds the whole transcript, `episodes` the Episode objects, for rewards that look at the team.
+    """
+
+    def __init__(self, functions: Sequence[RewardFunction], on_error: Literal["stop", "zero"] = "stop") -> None:
+        self._functions, self._on_error = list(functions), on_error
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[float]:
+        if not episodes:
+            return []
+        columns = _columns(episodes)
+        totals: list[list[float]] = [[] for _ in episodes]
+        for function in self._functions:
+            for index, value in enumerate(self._call(function, columns, episodes)):
+                if value is not None:
+                    totals[index].append(value)
+        silent = next((i for i, values in enumerate(totals) if not values), None)
+        if silent is not None:
+            self._fail(f"every reward function returned None for item {episodes[silent].item_id!r}")
+        return [sum(values) for values in totals]
+
+    def _call(self, function: RewardFunction, columns: dict[str, Any], episodes: Sequence[Episode]) -> list[float | None]:
+        name = getattr(function, "__name__", type(function).__name__)
+        try:
+            values = function(**_accepted(function, columns))
+            values = asyncio.run(values) if inspect.isawaitable(values) else values
+        except Exception as error:
+            self._fail(f"reward {name} raised {type(error).__name__}: {error} (first item of the batch: {episodes[0].item_id!r})", error)
+            return self._one_by_one(function, columns, episodes)
+        if not isinstance(values, (list, tuple)) and hasattr(values, "tolist"):
+            values = values.tolist()  # a tensor or array is fine as long as its length is
+        if not isinstance(values, (list, tuple)) or len(values) != len(episodes):
+            got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
+            self._fail(f"reward {name} returned {got} for {len(episodes)} episodes (items {episodes[0].item_id!r} ...)")
+            return [0.0] * len(episodes)
+        return [self._number(name, value, episode) for value, episode in zip(values, episodes, strict=True)]
+
+    def _one_by_one(self, function: RewardFunction, columns: dict[str, Any], episodes: Sequence[Episode]) -> list[float | None]:
+        """After a failure under `zero`: only the episodes that fail on their own get 0."""
+        values: list[float | None] = []
+        for index, episode in enumerate(episodes):
+            row = {key: [column[index]] for key, column in columns.items()}
+            try:
+                value = function(**_accepted(function, row))
+                value = asyncio.run(value) if inspect.isawaitable(value) else value
+                values.append(self._number("", value[0], episode))
+            except Exception as error:
+                logger.warning("reward of item %r set to 0: %s: %s", episode.item_id, type(error).__name__, error)
+                values.append(0.0)
+        return values
+
+    def _number(self, name: str, value: Any, episode: Episode) -> float | None:
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            self._fail(f"reward {name} returned {value!r} for item {episode.item_id!r}; a reward is a finite number")
+            return 0.0
+        return number
+
+    def _fail(self, line: str, error: Exception | None = None) -> None:
+        if self._on_error == "stop":
+            raise RewardError(f"{line}; fix the reward, or set task.on_reward_error=zero to count such episodes as 0") from error
+        logger.warning("%s; counted as 0 (task.on_reward_error=zero)", line)
+
+
+def _columns(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """TRL's arguments, one entry an episode; dataset columns come along under their own names."""
+    items = [item_of(episode) for episode in episodes]
+    names = list(dict.fromkeys(key for item in items for key in item.data))
+    columns: dict[str, Any] = {name: [item.data.get(name) for item in items] for name in names}
+    prompts = [item.data.get("prompt", item.prompt) for item in items]
+    texts = [episode.messages[-1].text if episode.messages else "" for episode in episodes]
+    columns["prompts"] = prompts
+    columns["completions"] = [
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    columns["completion_ids"] = [episode.messages[-1].token_ids if episode.messages else [] for episode in episodes]
+    columns["messages"] = [
+        [{"role": "assistant", "name": m.agent, "content": m.text} for m in episode.messages] for episode in episodes
+    ]
+    columns["episodes"] = list(episodes)
+    return columns
+
+
+def _accepted(function: RewardFunction, columns: dict[str, Any]) -> dict[str, Any]:
+    """All columns for a function that takes **kwargs (TRL's habit); else only the arguments it names."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return columns
+    return {key: value for key, value in columns.items() if key in parameters}

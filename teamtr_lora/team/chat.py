@@ -1,0 +1,98 @@
+"""A chat template taken apart once, so that a growing transcript can be built by appending tokens.
+
+Templates render whole conversations and some rewrite earlier turns when a later one arrives (Qwen3 drops earlier reasoning
+blocks). An agent's view must be append-only, so only the pieces between contents are taken from the template:
+
+    prologue(system, user) · agent_open · <sampled tokens> · agent_close · user_open · <text> · user_close · agent_open ...
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from teamtr_lora.errors import UserError
+
+MARK = "\u2063mark\u2063"  # invisible separators: no template or tokenizer treats them specially
+SECOND_MARK = "\u2063second\u2063"
+
+CACHED_TEXTS = 4096
+
+
+class ChatPieces:
+    """The constant text between the contents of a conversation, read off the tokenizer's own chat template."""
+
+    def __init__(self, tokenizer: Any, *, reasoning: bool) -> None:
+        self._tokenizer, self._reasoning = tokenizer, reasoning
+        self._encoded: dict[str, list[int]] = {}
+        self._system_role = self._accepts_system()
+        user = [{"role": "user", "content": MARK}]
+        opened = self._render(user, generation_prompt=True)
+        closed = self._render(user, generation_prompt=False)
+        if not opened.startswith(closed) or MARK not in closed:
+            self._refuse("its generation prompt is not a suffix of the conversation")
+        self.agent_open = opened[len(closed) :]
+        answered = self._render([*user, {"role": "assistant", "content": SECOND_MARK}], generation_prompt=False)
+        _, found, self.agent_close = answered.partition(SECOND_MARK)
+        if not found or not answered.startswith(closed):
+            self._refuse("an answered question does not begin with the question")
+        asked_again = self._render(
+            [*user, {"role": "assistant", "content": "ok"}, {"role": "user", "content": SECOND_MARK}], generation_prompt=False
+        )
+        before, _, self.user_close = asked_again.partition(SECOND_MARK)
+        _, found, self.user_open = before.partition("ok" + self.agent_close)
+        if not found:
+            self._refuse("a user turn after an answer changes the answer")
+        self.end_ids = self._end_ids()
+
+    def prologue(self, system: str, user: str) -> str:
+        """The conversation up to and including the closed first user turn."""
+        if self._system_role:
+            turns = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        else:  # the template refuses a system role: its text opens the first user turn instead
+            turns = [{"role": "user", "content": f"{system}\n\n{user}" if system else user}]
+        return self._render(turns, generation_prompt=False)
+
+    def encode(self, text: str) -> list[int]:
+        """Cached: the same openings and prompts recur for every episode of a group."""
+        if text not in self._encoded:
+            if len(self._encoded) >= CACHED_TEXTS:
+                self._encoded.clear()
+            self._encoded[text] = list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
+        return list(self._encoded[text])
+
+    def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special))
+
+    def _end_ids(self) -> list[int]:
+        """Tokens that end a message: the one that closes a turn, then the tokenizer's own end of sequence."""
+        close = self.encode(self.agent_close)
+        eos = self._tokenizer.eos_token_id
+        special = set(self._tokenizer.all_special_ids)
+        if close and close[0] in special:
+            return list(dict.fromkeys([close[0], *([eos] if eos is not None else [])]))
+        if eos is None:
+            self._refuse("a turn ends without a special token and the tokenizer has no end-of-sequence token")
+        return [int(eos)]
+
+    def _accepts_system(self) -> bool:
+        turns = [{"role": "system", "content": MARK}, {"role": "user", "content": "q"}]
+        try:
+            return MARK in self._render(turns, generation_prompt=False)
+        except UserError:
+            return False
+
+    def _render(self, turns: list[dict[str, str]], *, generation_prompt: bool) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=generation_prompt, enable_thinking=self._reasoning
+                )
+            )
+        except Exception as error:  # template errors are jinja2's or ValueError: all mean "this template cannot do it"
+            raise UserError(f"base.source: the tokenizer's chat template failed: {error}") from error
+
+    def _refuse(self, why: str) -> None:
+        raise UserError(
+            f"team.protocol: this base's chat template cannot carry an append-only transcript: {why}; use a base with a "
+            "ChatML-like template"
+        )

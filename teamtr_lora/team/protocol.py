@@ -1,0 +1,193 @@
+"""How the shared context becomes tokens (app:pnp-protocol): append-only views, sampled tokens never re-tokenised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.team.chat import ChatPieces
+
+REASONING_OPEN, REASONING_CLOSE = "<think>", "</think>"
+
+
+class Transcript(Protocol):
+    """One episode's context while it is played."""
+
+    def prompt_for(self, agent: str) -> list[int]: ...
+
+    def add_message(self, agent: str, token_ids: list[int]) -> str:
+        """Appends what `agent` sampled after `prompt_for(agent)`; returns the text that everybody else reads."""
+        ...
+
+    def add_feedback(self, text: str) -> None: ...
+
+
+class TeamProtocol:
+    """Renders transcripts for a team on one tokenizer.
+
+    `shared`: all agents see one token-identical transcript; the turn header names the speaker. `per_agent`: each agent has its
+    own system prompt, its own messages are assistant turns, and what the others said since arrives as one user turn.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        roles: dict[str, str],
+        *,
+        view: Literal["shared", "per_agent"] = "shared",
+        reasoning_tags: Literal["strip", "keep"] = "strip",
+        system: str = "",
+    ) -> None:
+        self.roles, self.view, self.system = roles, view, system
+        self.keep_reasoning = reasoning_tags == "keep"
+        self.chat = ChatPieces(tokenizer, reasoning=self.keep_reasoning)
+        self.end_ids = self.chat.end_ids
+        self.close_ids = self.chat.encode(self.chat.agent_close)
+
+    def begin(self, prompt: str) -> Transcript:
+        return _SharedTranscript(self, prompt) if self.view == "shared" else _PerAgentTranscript(self, prompt)
+
+    def system_for(self, agent: str) -> str:
+        if self.view == "per_agent":
+            lines = [self.system, f"You are {agent}: {self.roles[agent]}" if self.roles[agent] else f"You are {agent}."]
+        else:
+            lines = [self.system, *(f"{name}: {role}" for name, role in self.roles.items() if role)]
+        return "\n".join(line for line in lines if line)
+
+    def turn(self, token_ids: list[int], visible: list[int]) -> list[int]:
+        """The finished turn after its opening: visible tokens, then what closes it (all of it when the limit cut it off)."""
+        ended = bool(token_ids) and token_ids[-1] == self.close_ids[0]
+        other_end = token_ids[-1:] if token_ids and not ended and token_ids[-1] in self.end_ids else []
+        return visible + other_end + self.close_ids
+
+    def visible(self, token_ids: list[int]) -> list[int]:
+        """The tokens others see: the end token goes, and with `strip` every reasoning block, cut at token boundaries."""
+        ids = token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids
+        if self.keep_reasoning or REASONING_OPEN not in self._plain(ids):
+            return ids
+        return _cut_reasoning(ids, self._plain)
+
+    def _plain(self, ids: list[int]) -> str:
+        # special tokens kept: several tokenizers make <think> one of them
+        return self.chat.decode(ids, skip_special=False)
+
+
+def _cut_reasoning(ids: list[int], decode: Callable[[list[int]], str]) -> list[int]:
+    """Drops the tokens of every <think>...</think> block; an unclosed block runs to the end of the message."""
+    kept: list[int] = []
+    inside = False
+    pending = ""  # decoded text since the last mode change, to find tags that span tokens
+    block: list[int] = []
+    for token in ids:
+        block.append(token)
+        pending = decode(block)
+        if not inside and REASONING_OPEN in pending:
+            kept += _before_tag(block, pending, decode)
+            inside, block = True, []
+        elif inside and REASONING_CLOSE in pending:
+            inside, block = False, []
+    return kept if inside else kept + block
+
+
+def _before_tag(block: list[int], text: str, decode: Callable[[list[int]], str]) -> list[int]:
+    """The longest run of whole tokens that ends before the opening tag begins."""
+    length = text.index(REASONING_OPEN)
+    for count in range(len(block), 0, -1):
+        if len(decode(block[:count])) <= length:
+            return block[:count]
+    return []
+
+
+class _SharedTranscript:
+    def __init__(self, protocol: TeamProtocol, prompt: str) -> None:
+        self._protocol = protocol
+        self._ids = protocol.chat.encode(protocol.chat.prologue(protocol.system_for(""), prompt))
+
+    def prompt_for(self, agent: str) -> list[int]:
+        chat = self._protocol.chat
+        return self._ids + chat.encode(chat.agent_open + f"{agent}:\n")
+
+    def add_message(self, agent: str, token_ids: list[int]) -> str:
+        visible = self._protocol.visible(token_ids)
+        self._ids = self.prompt_for(agent) + self._protocol.turn(token_ids, visible)
+        return self._protocol.chat.decode(visible)
+
+    def add_feedback(self, text: str) -> None:
+        chat = self._protocol.chat
+        self._ids = self._ids + chat.encode(chat.user_open + text + chat.user_close)
+
+
+class _PerAgentTranscript:
+    """Each agent's view grows only when it speaks: what it heard since waits as pending pieces of one user turn."""
+
+    def __init__(self, protocol: TeamProtocol, prompt: str) -> None:
+        self._protocol, chat = protocol, protocol.chat
+        self._views: dict[str, list[int]] = {}
+        self._heard: dict[str, list[list[int]]] = {agent: [] for agent in protocol.roles}
+        self._spoken: set[str] = set()
+        for agent in protocol.roles:
+            opening = chat.prologue(protocol.system_for(agent), prompt)
+            if not opening.endswith(chat.user_close):
+                raise UserError("team.protocol.view = 'per_agent': the chat template closes the first user turn differently")
+            self._views[agent] = chat.encode(opening[: len(opening) - len(chat.user_close)])
+
+    def prompt_for(self, agent: str) -> list[int]:
+        chat = self._protocol.chat
+        pieces, separator = self._heard[agent], chat.encode("\n\n")
+        ids = list(self._views[agent])
+        if agent in self._spoken and pieces:
+            ids += chat.encode(chat.user_open) + pieces[0]
+            pieces = pieces[1:]
+        for piece in pieces:
+            ids += separator + piece
+        if agent not in self._spoken or self._heard[agent]:
+            ids += chat.encode(chat.user_close)
+        return ids + chat.encode(chat.agent_open)
+
+    def add_message(self, agent: str, token_ids: list[int]) -> str:
+        protocol, chat = self._protocol, self._protocol.chat
+        visible = protocol.visible(token_ids)
+        self._views[agent] = self.prompt_for(agent) + protocol.turn(token_ids, visible)
+        self._heard[agent] = []
+        self._spoken.add(agent)
+        for other in protocol.roles:
+            if other != agent:
+                self._heard[other].append(chat.encode(f"{agent}:\n") + visible)
+        return chat.decode(visible)
+
+    def add_feedback(self, text: str) -> None:
+        for heard in self._heard.values():
+            heard.append(self._protocol.chat.encode(text))
+
+
+def check_prefix_stability(protocol: TeamProtocol, *, rounds: int = 2) -> None:
+    """Refuses a protocol under which a longer transcript does not keep the shorter one as its prefix.
+
+    Checked twice with the real tokenizer: on the token views that are sampled from, and on the rendered text, whose encoding
+    must not move either (a turn that ends without a special token may merge with what follows it).
+    """
+    chat = protocol.chat
+    transcript = protocol.begin("What is 12 plus 30?")
+    seen: dict[str, list[int]] = {}
+    rendered: dict[str, list[int]] = {}
+    for turn in range(rounds * len(protocol.roles)):
+        agent = list(protocol.roles)[turn % len(protocol.roles)]
+        prompt = transcript.prompt_for(agent)
+        text_ids = chat.encode(protocol._plain(prompt))
+        view = agent if protocol.view == "per_agent" else ""
+        if prompt[: len(seen.get(view, []))] != seen.get(view, []):
+            _unstable(agent, "a later view rewrites an earlier one")
+        if text_ids[: len(rendered.get(view, []))] != rendered.get(view, []):
+            _unstable(agent, "encoding a longer transcript changes the tokens of the shorter one")
+        message = chat.encode(f"I say {turn} and pass on") + protocol.end_ids[:1]
+        seen[view] = prompt + message
+        rendered[view] = text_ids
+        transcript.add_message(agent, message)
+
+
+def _unstable(agent: str, why: str) -> None:
+    raise UserError(
+        f"team.protocol: the transcript is not prefix-stable for {agent!r}: {why}; use a base whose chat template ends turns "
+        "with a special token"
+    )

@@ -1,0 +1,64 @@
+"""The team: ordered agents, a protocol and a router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from teamtr_lora.team.protocol import TeamProtocol, check_prefix_stability
+from teamtr_lora.team.router import Router, build_router
+
+if TYPE_CHECKING:
+    from teamtr_lora.recipe import TeamSection
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A role; its LoRA adapter lives in the AdapterBank under the same name."""
+
+    name: str
+    role: str
+
+
+@dataclass(frozen=True)
+class Team:
+    agents: tuple[Agent, ...]
+    protocol: TeamProtocol
+    router: Router
+    context_tokens: int
+    on_overflow: str
+
+    @property
+    def names(self) -> list[str]:
+        return [agent.name for agent in self.agents]
+
+
+def build_team(
+    section: TeamSection, tokenizer: Any, *, base_context_tokens: int, custom_router: Callable[..., str | None] | None = None
+) -> Team:
+    """Renders nothing yet, but refuses here, before any training, a protocol this tokenizer cannot carry."""
+    roles = {agent.name: agent.role for agent in section.agents}
+    protocol = TeamProtocol(
+        tokenizer,
+        roles,
+        view=section.protocol.view,
+        reasoning_tags=section.protocol.reasoning_tags,
+        system=section.protocol.system,
+    )
+    check_prefix_stability(protocol)
+    router = section.router
+    return Team(
+        agents=tuple(Agent(name, role) for name, role in roles.items()),
+        protocol=protocol,
+        router=build_router(
+            router.kind,
+            list(roles),
+            rounds=router.rounds,
+            sequence=router.sequence,
+            done_marker=router.done_marker,
+            custom=custom_router,
+        ),
+        context_tokens=min(section.protocol.context_tokens or base_context_tokens, base_context_tokens),
+        on_overflow=section.protocol.on_overflow,
+    )

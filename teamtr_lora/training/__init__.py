@@ -1,0 +1,1 @@
+"""Training: the stage loop, one agent's update, checkpoints and metrics."""

@@ -1,0 +1,79 @@
+"""The smallest KL a pass can measure: the current policy against itself with a vanishing adapter perturbation.
+
+A delta near the floor would gate on rounding noise, so a run measures its own floors before it trains.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from teamtr_lora.base.bank import AdapterBank
+from teamtr_lora.errors import UserError
+from teamtr_lora.team import Episode, agent_sequences
+from teamtr_lora.training.gate import gate_pass
+from teamtr_lora.training.optimise import message_kl
+from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, message_batch
+
+logger = logging.getLogger(__name__)
+
+PERTURBATION = 1e-6  # of the adapter's typical weight: the true KL is of its square, far below any usable delta
+MARGIN = 5.0
+MESSAGES = 32
+
+
+def measure_floors(
+    scorer: Scorer, bank: AdapterBank, agent: str, episodes: list[Episode], *, tokens_per_microbatch: int, reduction: str
+) -> dict[str, float]:
+    """Exact-KL floors of the training pass and of the gate pass, on a few real messages."""
+    chosen = [e for e in episodes if any(m.agent == agent and m.token_ids for m in e.messages)][:MESSAGES]
+    if not chosen:
+        return {}
+    batch = message_batch(
+        agent_sequences(chosen, agent),
+        {id(e): 0.0 for e in chosen},
+        {id(e): i for i, e in enumerate(chosen)},
+        tokens_per_microbatch=tokens_per_microbatch,
+        mask_truncated=False,
+        device=scorer.device,
+    )
+    with torch.no_grad():
+        training = _floor(scorer, bank, agent, batch, reduction)
+    with gate_pass(scorer):
+        gate = _floor(scorer, bank, agent, batch, reduction)
+    return {"training": training, "gate": gate}
+
+
+def _floor(scorer: Scorer, bank: AdapterBank, agent: str, batch: MessageBatch, reduction: str) -> float:
+    bank.activate(agent)
+    current = keep_current(scorer, batch)
+    before = bank.snapshot(agent)
+    scale = max(float(t.abs().mean()) for t in before.values())
+    generator = torch.Generator().manual_seed(0)
+    noise = {n: torch.randn(t.shape, generator=generator).to(t) * PERTURBATION * scale for n, t in before.items()}
+    total = 0.0
+    try:
+        bank.restore(agent, {name: tensor + noise[name] for name, tensor in before.items()})
+        for part, hidden in zip(batch.microbatches, current.hidden, strict=True):
+            kl_N = scorer.score(part, scorer.hidden(part), hidden).kl_N
+            assert kl_N is not None
+            total += float(message_kl(kl_N, part.message_N, len(batch.messages), reduction).sum())
+    finally:
+        bank.restore(agent, before)
+    return total / len(batch.messages)
+
+
+def check_floors(floors: dict[str, float], delta: float) -> None:
+    """Refuses a delta the gate cannot resolve; warns where only the optimiser's own KL is noisy."""
+    gate = floors.get("gate", 0.0)
+    if delta < MARGIN * gate:
+        raise UserError(
+            f"trust_region.delta = {delta:g}: below {MARGIN:g} times the gate's numerical floor, measured here as {gate:.2g} nats; "
+            f"use delta >= {MARGIN * gate:.2g}, or trust_region.gate_precision=fp32"
+        )
+    if floors.get("training", 0.0) > delta:
+        logger.warning(
+            "the training pass cannot resolve KL below %.2g nats, more than delta = %g: early stopping is noise and only the gate "
+            "decides; a higher base.precision helps", floors["training"], delta,
+        )  # fmt: skip

@@ -1,0 +1,93 @@
+"""The gate: what a candidate's KL and surrogate gain are on messages held out from the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from teamtr_lora.algorithm.surrogate import surrogate_terms
+from teamtr_lora.algorithm.token_kl import k1_terms, k3_terms
+from teamtr_lora.algorithm.trust_region import ClusteredMean, clustered_mean
+from teamtr_lora.recipe import TeamTRConfig
+from teamtr_lora.training.optimise import message_kl
+from teamtr_lora.training.scoring import CurrentPolicy, MessageBatch, Scorer
+
+ESTIMATORS = ("exact", "k3", "k1")
+
+
+@dataclass(frozen=True)
+class CandidateReading:
+    """Everything logged about one candidate on the held-out messages."""
+
+    kl: dict[str, ClusteredMean]  # by estimator, in the recipe's reduction
+    token_mean_kl: float
+    message_sum_kl: float
+    discounted_kl: float  # def:kltok
+    gain: float
+    log_ratio_max: float
+
+
+@contextmanager
+def gate_pass(scorer: Scorer) -> Iterator[None]:
+    """No gradients, strict arithmetic: passes inside measure the policy as it is defined, whatever the base's precision."""
+    with torch.no_grad(), nullcontext() if scorer.exact_already else scorer.strict():
+        yield
+
+
+@torch.no_grad()
+def read_candidate(
+    scorer: Scorer, batch: MessageBatch, current: CurrentPolicy, config: TeamTRConfig, discount: float
+) -> CandidateReading:
+    """Scores the adapter as it is now against the kept current policy. Call inside `gate_pass`."""
+    count = len(batch.messages)
+    per_message = {name: torch.zeros(count) for name in ESTIMATORS}
+    sums, objective_M, log_ratio_M = torch.zeros(count), torch.zeros(count), torch.zeros(count)
+    for part, hidden_cur, logp_cur in zip(batch.microbatches, current.hidden, current.logp, strict=True):
+        scores = scorer.score(part, scorer.hidden(part), hidden_cur)
+        assert scores.kl_N is not None
+        by_token = {
+            "exact": scores.kl_N,
+            "k3": k3_terms(logp_cur, scores.logp_N),
+            "k1": k1_terms(logp_cur, scores.logp_N),
+        }
+        for name, values_N in by_token.items():
+            per_message[name] += message_kl(values_N, part.message_N, count, config.trust_region.reduction).cpu()
+        sums += message_kl(scores.kl_N, part.message_N, count, "message_sum").cpu()
+        terms = surrogate_terms(
+            scores.logp_N,
+            logp_cur,
+            part.message_N,
+            batch.advantage_M.to(scorer.device),
+            clip=config.training.clip_ratio,
+            ratio=config.training.ratio,
+        )
+        present = part.message_N.unique().cpu()
+        objective_M[present] = terms.objective_M.cpu()[present]
+        log_ratio_M[present] = terms.log_ratio_M.cpu()[present]
+    return CandidateReading(
+        kl={name: clustered_mean(v, batch.group_M, config.trust_region.confidence) for name, v in per_message.items()},
+        token_mean_kl=float(sums.sum() / batch.tokens),
+        message_sum_kl=float(sums.mean()),
+        discounted_kl=_discounted(sums, batch, discount),
+        gain=float((objective_M - batch.advantage_M).double().mean()),
+        log_ratio_max=float(log_ratio_M.abs().max()),
+    )
+
+
+def _discounted(kl_M: Tensor, batch: MessageBatch, discount: float) -> float:
+    """(1 - gamma) sum_t gamma^t KL_t, averaged over the episodes in which the agent spoke (def:kltok)."""
+    turns = torch.tensor([m.turn for m in batch.messages], dtype=torch.float64)
+    weighted = (1 - discount) * torch.pow(torch.tensor(discount, dtype=torch.float64), turns) * kl_M.double()
+    return float(weighted.sum() / batch.episode_M.unique().numel())
+
+
+@torch.no_grad()
+def sampler_gap(batch: MessageBatch, current: CurrentPolicy) -> dict[str, float]:
+    """How far the sampler's log-probabilities are from the trainer's for the same tokens and weights."""
+    gap = torch.cat([logp - part.sampler_logp_N for part, logp in zip(batch.microbatches, current.logp, strict=True)]).double()
+    message_kl_sum = float((torch.expm1(gap) - gap).sum()) / max(1, len(batch.messages))
+    return {"mean_abs": float(gap.abs().mean()), "max_abs": float(gap.abs().max()), "message_kl": message_kl_sum}

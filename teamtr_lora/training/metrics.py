@@ -1,0 +1,126 @@
+"""metrics.jsonl: one row per update and per stage. The models below are its documented schema.
+
+Times and rates (`seconds*`, `tokens_per_second`, `time`) are the only fields that differ between two runs of one recipe on
+one CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.files import disk_errors
+
+TIME_FIELDS = ("seconds", "tokens_per_second", "time")
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class KLReading(_Row):
+    """One estimator on the held-out messages, in the recipe's reduction."""
+
+    mean: float
+    standard_error: float
+    bound: float = Field(description="mean + z * standard error, clustered by group; what the gate compares with delta")
+
+
+class UpdateRow(_Row):
+    kind: Literal["update"] = "update"
+    stage: int = Field(description="1-based")
+    update: int = Field(description="1-based position in the stage's order")
+    agent: str
+    decision: Literal["accepted", "shrunk", "rejected", "skipped"] = Field(description="shrunk: accepted at alpha < 1")
+    version: str = Field(description="the agent's version after the update")
+    content_hash: str
+    team_versions: dict[str, str] = Field(description="the versions the episodes were sampled from")
+    delta: float
+    alpha: float | None = Field(description="accepted step length; null when nothing was accepted")
+    alphas_tried: list[float]
+    out_of_region: bool = Field(description="accepted with a bound above delta; false by construction of the gate")
+    kl: dict[str, KLReading] = Field(description="by estimator, at the accepted alpha, else at the last one tried")
+    kl_message_sum: float | None = Field(description="held-out mean of the message-sum exact KL, nats per message")
+    kl_token_mean: float | None = Field(description="held-out exact KL, nats per token")
+    kl_discounted: float | None = Field(description="held-out discounted functional of def:kltok")
+    kl_in_sample: float = Field(description="exact, on the gradient's messages, where optimisation stopped")
+    surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")
+    log_ratio_max: float | None = Field(description="largest |log message ratio| on held-out messages")
+    ratio_clip_rate: float
+    gradient_norm: float
+    optimiser_steps: int
+    stopped_early: bool
+    beta: float = Field(description="penalty after the update")
+    reward_mean: float = Field(description="raw episode reward under the team before this update")
+    reward_standard_error: float | None = Field(description="over groups")
+    success_rate: float
+    advantage_clip_rate: float
+    groups: int
+    zero_variance_groups: int
+    advantage_abs_max: float = Field(description="largest unclipped |advantage|")
+    sampler_gap: dict[str, float] = Field(description="sampler against trainer log-probabilities: mean_abs, max_abs, message_kl")
+    episodes: int
+    messages: int = Field(description="of the updated agent")
+    truncated_messages: int = Field(description="of the whole team, cut off by the token limit")
+    overflowed_episodes: int
+    sampled_tokens: int
+    trained_tokens: int = Field(description="of the updated agent, per inner epoch")
+    seconds: dict[str, float] = Field(description="by phase: rollout, current, optimise, gate, publish")
+    tokens_per_second: float = Field(description="sampled tokens over rollout seconds")
+    time: float = Field(description="Unix time")
+
+
+class StageRow(_Row):
+    kind: Literal["stage"] = "stage"
+    stage: int = Field(description="0 is the team before training")
+    order: list[str] = Field(description="agents in the order they were updated")
+    versions: dict[str, str]
+    evaluation: dict[str, Any] | None = Field(description="Evaluation.as_dict(); null where evaluation.every_stages skips it")
+    floors: dict[str, float] | None = Field(description="stage 0: message-sum KL floors of the training and gate passes")
+    items_seen: int
+    updates: int = Field(description="so far, with the counts of their decisions below")
+    accepted: int = Field(description="every update that made a new version, shrunk ones included")
+    shrunk: int
+    rejected: int
+    skipped: int
+    out_of_region_accepted: int
+    sampled_tokens: int
+    seconds: float = Field(description="since the run began, over all its sessions")
+    time: float
+
+
+class MetricsLog:
+    """Appends rows durably. The byte length is part of the checkpoint: rows after it belong to an update that was lost."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def append(self, row: UpdateRow | StageRow) -> None:
+        with disk_errors(self._path), open(self._path, "ab") as file:
+            file.write((row.model_dump_json() + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    @property
+    def size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def truncate(self, size: int) -> None:
+        if self.size < size:
+            raise UserError(f"{self._path}: shorter than the checkpoint says ({self.size} of {size} bytes); the file was altered")
+        if self.size > size:
+            os.truncate(self._path, size)
+
+
+def read_rows(path: Path) -> list[UpdateRow | StageRow]:
+    kinds: dict[str, type[UpdateRow] | type[StageRow]] = {"update": UpdateRow, "stage": StageRow}
+    rows: list[UpdateRow | StageRow] = []
+    for line in path.read_text().splitlines():
+        data = json.loads(line)
+        rows.append(kinds[data["kind"]].model_validate(data))
+    return rows

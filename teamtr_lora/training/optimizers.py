@@ -1,0 +1,47 @@
+"""Optimisers over one agent's own parameters, and their state as plain tensors for the checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.recipe import TrainingSection
+
+
+def build_optimizer(training: TrainingSection, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
+    if training.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, **options)
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        raise UserError(
+            f"training.optimizer = {training.optimizer!r} needs bitsandbytes; install teamtr-lora[quant] or use adamw"
+        ) from error
+    kinds = {"adamw_8bit": bitsandbytes.optim.AdamW8bit, "paged_adamw_8bit": bitsandbytes.optim.PagedAdamW8bit}
+    return kinds[training.optimizer](parameters, **options)  # type: ignore[no-any-return]
+
+
+def flatten_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimiser's state as tensors for safetensors, and what is no tensor as JSON."""
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, Any] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}/{key}"] = value.detach().cpu().contiguous()
+            elif isinstance(value, (int, float, str)) or value is None:
+                scalars[f"{index}/{key}"] = value
+    return tensors, scalars
+
+
+def restore_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
+    """The recipe's learning rate and weight decay stand; the moments come back bit for bit."""
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **scalars}.items():
+        index, _, key = name.partition("/")
+        state.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,77 @@
+"""From an update's outcome to its metrics row."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+from teamtr_lora.evaluation import standard_error
+from teamtr_lora.recipe import TeamTRConfig
+from teamtr_lora.team import Episode
+from teamtr_lora.training.metrics import KLReading, UpdateRow
+from teamtr_lora.training.update import UpdateOutcome
+
+
+def update_row(
+    stage: int,
+    update: int,
+    agent: str,
+    episodes: list[Episode],
+    versions: dict[str, str],
+    outcome: UpdateOutcome,
+    config: TeamTRConfig,
+    seconds: dict[str, float],
+) -> UpdateRow:
+    accepted = outcome.step.accepted
+    shown = accepted or (outcome.step.readings[-1] if outcome.step.readings else None)
+    reading = outcome.readings[shown.alpha] if shown else None
+    groups: dict[int, list[float]] = defaultdict(list)
+    for episode in episodes:
+        groups[episode.group].append(episode.reward)
+    tokens = sum(e.tokens for e in episodes)
+    delta = config.trust_region.delta
+    return UpdateRow(
+        stage=stage,
+        update=update,
+        agent=agent,
+        decision=outcome.decision,
+        version=outcome.version.name,
+        content_hash=outcome.version.content_hash,
+        team_versions=versions,
+        delta=delta,
+        alpha=accepted.alpha if accepted else None,
+        alphas_tried=[r.alpha for r in outcome.step.readings],
+        out_of_region=accepted is not None and accepted.kl.bound > delta,
+        kl={
+            name: KLReading(mean=kl.mean, standard_error=kl.standard_error, bound=kl.bound)
+            for name, kl in (reading.kl.items() if reading else ())
+        },
+        kl_message_sum=reading.message_sum_kl if reading else None,
+        kl_token_mean=reading.token_mean_kl if reading else None,
+        kl_discounted=reading.discounted_kl if reading else None,
+        kl_in_sample=outcome.optimised.kl,
+        surrogate_gain=reading.gain if reading else None,
+        log_ratio_max=reading.log_ratio_max if reading else None,
+        ratio_clip_rate=outcome.optimised.clip_rate,
+        gradient_norm=outcome.optimised.gradient_norm,
+        optimiser_steps=outcome.optimised.steps,
+        stopped_early=outcome.optimised.stopped_early,
+        beta=outcome.optimised.beta,
+        reward_mean=sum(e.reward for e in episodes) / len(episodes),
+        reward_standard_error=standard_error([sum(g) / len(g) for g in groups.values()]),
+        success_rate=sum(e.success for e in episodes) / len(episodes),
+        advantage_clip_rate=outcome.advantages.clip_rate,
+        groups=outcome.advantages.groups,
+        zero_variance_groups=outcome.advantages.zero_variance_groups,
+        advantage_abs_max=float(outcome.advantages.unclipped_E.abs().max()),
+        sampler_gap=outcome.gap,
+        episodes=len(episodes),
+        messages=outcome.messages,
+        truncated_messages=sum(m.truncated for e in episodes for m in e.messages),
+        overflowed_episodes=sum(e.ended == "overflow" for e in episodes),
+        sampled_tokens=tokens,
+        trained_tokens=outcome.trained_tokens,
+        seconds=seconds,
+        tokens_per_second=tokens / max(seconds["rollout"], 1e-9),
+        time=time.time(),
+    )

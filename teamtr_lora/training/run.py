@@ -1,0 +1,236 @@
+"""A run in progress: what the stage loop acts on. Every method is one step of the loop and leaves the run resumable."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate import Accelerator
+
+from teamtr_lora.base.versions import write_version
+from teamtr_lora.evaluation import Evaluation
+from teamtr_lora.evaluation.evaluate import evaluation_items, summarise
+from teamtr_lora.recipe import TeamTRConfig
+from teamtr_lora.rollout.collector import PlayPlan
+from teamtr_lora.rollout.playable import PlayableTeam, load_versions
+from teamtr_lora.rollout.sampler import derive_seed
+from teamtr_lora.tasks import DataOrder, Item, Task
+from teamtr_lora.team import Episode
+from teamtr_lora.training.checkpoint import RunState
+from teamtr_lora.training.events import Events
+from teamtr_lora.training.floor import check_floors, measure_floors
+from teamtr_lora.training.metrics import StageRow
+from teamtr_lora.training.optimizers import flatten_state, restore_state
+from teamtr_lora.training.rows import update_row
+from teamtr_lora.training.run_dir import RunDir
+from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
+
+
+@dataclass(frozen=True)
+class Rollout:
+    episodes: list[Episode]
+    versions: dict[str, str]
+    seconds: float
+
+
+class TrainingRun:
+    def __init__(
+        self,
+        playable: PlayableTeam,
+        task: Task,
+        config: TeamTRConfig,
+        run_dir: RunDir,
+        accelerator: Accelerator,
+        events: Events,
+    ) -> None:
+        self.playable, self.task, self.config = playable, task, config
+        self.run_dir, self.accelerator, self.events = run_dir, accelerator, events
+        self.updater = AgentUpdater(playable, config, accelerator)
+        self.state = RunState()
+        self._order = DataOrder(task.items("train"), config.seed)
+        self._publish_seconds = 0.0
+        self._clock = time.monotonic()
+        task.check_agents(playable.team.names, playable.team.router.max_messages)
+
+    @property
+    def agents(self) -> list[str]:
+        return self.playable.team.names
+
+    @property
+    def stopping(self) -> bool:
+        return bool(self.events.control.should_training_stop)
+
+    def resume(self) -> None:
+        """Everything back as the newest checkpoint has it; what was written after it is cut off."""
+        self.state, optimizers = self.run_dir.checkpoints.load()
+        load_versions(self.playable, self.state.adapter_versions(), self.run_dir.adapters)
+        for agent, (tensors, scalars) in optimizers.items():
+            restore_state(self.updater.optimizers[agent], tensors, scalars)
+        self.updater.betas.update(self.state.betas)
+        if self.updater.scaler.is_enabled():
+            self.updater.scaler.load_state_dict({**self.updater.scaler.state_dict(), "scale": self.state.loss_scale})
+        self.run_dir.metrics.truncate(self.state.metrics_bytes)
+        self.events.state.global_step = self.state.counts["updates"]
+
+    def begin(self) -> None:
+        self.events.fire("on_train_begin")
+        if self.state.started:
+            return
+        for agent in self.agents:
+            self._store_version(agent)
+        self.run_dir.metrics.truncate(0)
+        evaluation, episodes = self._evaluate()
+        region = self.config.trust_region
+        floors = measure_floors(
+            self.updater.scorer,
+            self.playable.bank,
+            self.agents[0],
+            episodes,
+            tokens_per_microbatch=self.config.training.tokens_per_microbatch,
+            reduction=region.reduction,
+        )
+        check_floors(floors, region.delta)
+        self.state.accuracy_before = self.state.accuracy_after = evaluation.avg_at_k
+        self.state.started = True
+        self._log_stage(0, [], evaluation, floors)
+        self.checkpoint()
+
+    def items(self) -> list[Item]:
+        """The stage's items; every update of the stage plays the same ones anew."""
+        return self._order.take(self.state.cursor, self.config.rollout.items_per_stage)
+
+    def begin_stage(self, stage: int, order: list[str]) -> None:
+        self.events.state.epoch = stage - 1
+        self.events.fire("on_epoch_begin", order=order)
+
+    def roll_out(self, items: list[Item], stage: int, update: int) -> Rollout:
+        self.events.fire("on_step_begin")
+        started = time.monotonic()
+        rollout = self.config.rollout
+        plan = PlayPlan(
+            items,
+            rollout.episodes_per_item,
+            rollout.temperature,
+            rollout.max_message_tokens,
+            f"{self.config.seed}/stage {stage}/update {update}",
+        )
+        versions = self.playable.versions()
+        episodes = self.playable.play(self.task, plan, lambda d, n, t: self.events.progress("rollout", d, n, t))
+        return Rollout(episodes, versions, time.monotonic() - started)
+
+    def update(self, agent: str, rollout: Rollout, stage: int, update: int) -> UpdateOutcome:
+        self.events.progress("update", 0, 1, 0)
+        return self.updater.update(agent, rollout.episodes, derive_seed(self.config.seed, "holdout", stage, update))
+
+    def publish(self, outcome: UpdateOutcome) -> None:
+        started = time.monotonic()
+        if outcome.accepted:
+            self._store_version(outcome.version.agent)
+            self.playable.publish(outcome.version)
+        self._publish_seconds = time.monotonic() - started
+
+    def record_update(self, stage: int, update: int, agent: str, rollout: Rollout, outcome: UpdateOutcome) -> None:
+        phases = {"rollout": rollout.seconds, **outcome.seconds, "publish": self._publish_seconds}
+        row = update_row(stage, update + 1, agent, rollout.episodes, rollout.versions, outcome, self.config, phases)
+        state, counts = self.state, self.state.counts
+        counts["updates"] += 1
+        counts["accepted"] += outcome.accepted
+        counts["out_of_region_accepted"] += row.out_of_region
+        for kind in ("shrunk", "rejected", "skipped"):
+            counts[kind] += outcome.decision == kind
+        state.sampled_tokens += row.sampled_tokens
+        state.update = update + 1
+        name = f"stage-{stage:04d}-update-{update + 1}-{agent}"
+        self.run_dir.write_episodes(name, rollout.episodes, self.config.diagnostics.save_episodes)
+        self.run_dir.metrics.append(row)
+        self.events.state.global_step = counts["updates"]
+        self.events.log(row.model_dump())
+        self.accelerator.log(_numbers(row.model_dump(), f"{agent}/"), step=counts["updates"])
+        self.events.fire("on_step_end")
+
+    def evaluate_stage(self, stage: int, order: list[str]) -> None:
+        """Closes the stage: evaluation where due, the stage's row, the cursor."""
+        every, last = self.config.evaluation.every_stages, stage >= self.config.training.stages
+        evaluation = self._evaluate()[0] if last or (every and stage % every == 0) else None
+        if evaluation:
+            self.state.accuracy_after = evaluation.avg_at_k
+        self.state.stage, self.state.update = stage, 0
+        self.state.cursor += self.config.rollout.items_per_stage
+        self._log_stage(stage, order, evaluation, None)
+        self.checkpoint()
+        self.events.state.epoch = stage
+        self.events.fire("on_epoch_end")
+
+    def end(self) -> None:
+        self.events.fire("on_train_end")
+        self.accelerator.end_training()
+
+    def checkpoint(self) -> None:
+        """The commit point: until this returns, the update just made does not exist for a resumed run."""
+        state = self.state
+        state.step += 1
+        current = {agent: self.playable.bank.version(agent) for agent in self.agents}
+        state.versions = {a: {"number": v.number, "content_hash": v.content_hash} for a, v in current.items()}
+        state.betas = dict(self.updater.betas)
+        state.loss_scale = float(self.updater.scaler.get_scale())
+        state.metrics_bytes = self.run_dir.metrics.size
+        state.seconds += self._lap()
+        self.run_dir.checkpoints.save(state, {agent: flatten_state(o) for agent, o in self.updater.optimizers.items()})
+        self.run_dir.write_team(current)
+        self.events.fire("on_save")
+
+    def _store_version(self, agent: str) -> None:
+        bank = self.playable.bank
+        write_version(self.run_dir.adapters, bank.version(agent), bank.tensors(agent), bank.config(agent))
+
+    def _evaluate(self) -> tuple[Evaluation, list[Episode]]:
+        section, rollout = self.config.evaluation, self.config.rollout
+        temperature = rollout.temperature if section.temperature is None else section.temperature
+        plan = PlayPlan(
+            evaluation_items(self.task, "test", section.items),
+            section.samples_per_item,
+            temperature,
+            rollout.max_message_tokens,
+            f"{self.config.seed}/evaluation/test",
+        )
+        episodes = self.playable.play(self.task, plan, lambda d, n, t: self.events.progress("evaluation", d, n, t))
+        evaluation = summarise(episodes, self.task, split="test", k=section.samples_per_item, temperature=temperature)
+        self.state.episodes_evaluated = evaluation.episodes
+        self.state.sampled_tokens += evaluation.sampled_tokens
+        self.events.fire("on_evaluate", metrics=evaluation.as_dict())
+        return evaluation, episodes
+
+    def _log_stage(self, stage: int, order: list[str], evaluation: Evaluation | None, floors: dict[str, float] | None) -> None:
+        state = self.state
+        row = StageRow(
+            stage=stage,
+            order=order,
+            versions=self.playable.versions(),
+            evaluation=evaluation.as_dict() if evaluation else None,
+            floors=floors,
+            items_seen=state.cursor,
+            **state.counts,
+            sampled_tokens=state.sampled_tokens,
+            seconds=state.seconds + time.monotonic() - self._clock,
+            time=time.time(),
+        )
+        self.run_dir.metrics.append(row)
+        self.events.log(row.model_dump())
+        self.accelerator.log(_numbers(row.model_dump(), "team/"), step=state.counts["updates"])
+
+    def _lap(self) -> float:
+        now = time.monotonic()
+        lap, self._clock = now - self._clock, now
+        return lap
+
+
+def _numbers(row: dict[str, Any], prefix: str) -> dict[str, float]:
+    """A metrics row as a tracker takes it: flat names, numbers only."""
+    flat: dict[str, float] = {}
+    for key, value in row.items():
+        if isinstance(value, dict):
+            flat |= _numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, (bool, int, float)):
+            flat[prefix + key] = float(value)
+    return flat

@@ -1,0 +1,91 @@
+"""The run directory: recipe.yaml, team.json, metrics.jsonl, episodes/, adapters/, checkpoint/. One recipe, one run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from teamtr_lora.base.versions import AdapterVersion
+from teamtr_lora.errors import UserError
+from teamtr_lora.files import dump_json, remove_temporaries, write_atomic
+from teamtr_lora.recipe import Recipe, first_difference, load_recipe
+from teamtr_lora.rollout.records import episode_record
+from teamtr_lora.team import Episode
+from teamtr_lora.training.checkpoint import CheckpointStore
+from teamtr_lora.training.metrics import MetricsLog
+
+# A resumed run may train longer, look at other things and live elsewhere; everything else decides what it learns.
+MAY_CHANGE = ("training.stages", "output_dir", "tracking", "base.device")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    path: Path
+
+    @property
+    def adapters(self) -> Path:
+        return self.path / "adapters"
+
+    @property
+    def metrics(self) -> MetricsLog:
+        return MetricsLog(self.path / "metrics.jsonl")
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        return CheckpointStore(self.path)
+
+    def prepare(self, recipe_text: str, recipe: Recipe | None, *, resume: bool) -> None:
+        """Claims the folder for this recipe, or refuses one that holds something else."""
+        saved = self.path / "recipe.yaml"
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path}: is a file; choose another --run-dir")
+        if saved.exists() and self.checkpoints.exists():
+            if recipe is not None:
+                self._check_same(recipe)
+            if not resume:
+                raise UserError(f"{self.path}: already holds a run of this recipe; add --resume to go on, or choose another --run-dir")
+        elif self.path.is_dir() and not saved.exists() and any(self.path.iterdir()):
+            raise UserError(f"{self.path}: is not empty and holds no run; choose another --run-dir")
+        if self.path.is_dir():
+            remove_temporaries(self.path)
+        write_atomic(saved, recipe_text)
+        if recipe is not None:
+            write_atomic(self.path / "origin.json", dump_json({"recipe_folder": str(recipe.folder)}))
+
+    def _check_same(self, recipe: Recipe) -> None:
+        difference = first_difference(load_recipe(self.path / "recipe.yaml"), recipe, ignore=MAY_CHANGE)
+        if difference:
+            key, old, new = difference
+            raise UserError(f"{self.path}: holds another recipe's run: {key} is {old!r} there and {new!r} here; choose another --run-dir")
+
+    def write_team(self, versions: dict[str, AdapterVersion]) -> None:
+        """The current team, so that eval and ask need nothing of the checkpoint."""
+        team = {a: {"number": v.number, "content_hash": v.content_hash, "version": v.name} for a, v in versions.items()}
+        write_atomic(self.path / "team.json", dump_json(team))
+
+    def write_episodes(self, name: str, episodes: list[Episode], keep: str | int) -> None:
+        if keep == "none" or keep == 0:
+            return
+        chosen = episodes if keep == "all" else episodes[: int(keep)]
+        lines = [json.dumps(episode_record(e), ensure_ascii=False) for e in chosen]
+        write_atomic(self.path / "episodes" / f"{name}.jsonl", "\n".join(lines) + "\n")
+
+
+def default_run_dir(name: str, root: Path = Path("runs")) -> Path:
+    """runs/NAME, or the first free runs/NAME-2, -3, ..."""
+    candidate, number = root / name, 1
+    while candidate.exists():
+        number += 1
+        candidate = root / f"{name}-{number}"
+    return candidate
+
+
+def latest_run_dir(name: str, root: Path = Path("runs")) -> Path:
+    """The newest of runs/NAME, runs/NAME-2, ... for `--resume` without a --run-dir."""
+    candidate, number = root / name, 1
+    if not candidate.exists():
+        raise UserError(f"--resume: there is no run in {candidate}; leave --resume out to start one")
+    while (root / f"{name}-{number + 1}").exists():
+        number += 1
+    return candidate if number == 1 else root / f"{name}-{number}"

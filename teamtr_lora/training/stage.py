@@ -1,0 +1,43 @@
+"""THE loop (alg:teamtr). Variants are policy objects the recipe selects; the loop is always this one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from teamtr_lora.training.run import TrainingRun
+
+
+def train(run: TrainingRun) -> None:
+    """From wherever the checkpoint left off to the last stage."""
+    run.begin()  # stage 0: numerical floors and the evaluation before training
+    while run.state.stage < run.config.training.stages and not run.stopping:
+        train_stage(run)
+    run.end()
+
+
+def train_stage(run: TrainingRun) -> None:
+    stage = run.state.stage + 1
+    items = run.items()
+    order = update_order(run.config.training.order, run.agents, f"{run.config.seed}/{stage}")
+    run.begin_stage(stage, order)
+    for i in range(run.state.update, len(order)):
+        agent = order[i]
+        rollout = run.roll_out(items, stage, i)  # the team as it is now, agents updated earlier in this stage included
+        outcome = run.update(agent, rollout, stage, i)  # maximise the surrogate inside the trust region
+        run.publish(outcome)  # live in the sampler before anything else is sampled
+        run.record_update(stage, i, agent, rollout, outcome)
+        run.checkpoint()
+        if run.stopping:
+            return
+    run.evaluate_stage(stage, order)
+
+
+def update_order(kind: str, agents: Sequence[str], seed: str) -> list[str]:
+    """The order of one stage's updates: drawn anew each stage by default."""
+    order = list(agents)
+    if kind == "random":
+        random.Random(seed).shuffle(order)
+    elif kind == "reverse":
+        order.reverse()
+    return order

@@ -1,0 +1,206 @@
+"""`TeamTRTrainer`: the Python front door, in TRL's idiom. The command line goes through it too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from transformers.trainer_callback import TrainerCallback
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.evaluation import Evaluation, evaluate
+from teamtr_lora.recipe import (
+    AgentSection,
+    BaseSection,
+    ProtocolSection,
+    Recipe,
+    RecipeError,
+    RouterSection,
+    ScriptTask,
+    TeamSection,
+    TeamTRConfig,
+    dump_recipe,
+    problems,
+)
+from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.rollout.records import read_team
+from teamtr_lora.tasks import Rewards, Task, build_task
+from teamtr_lora.tasks.dataset import DatasetTask
+from teamtr_lora.training.events import Events
+from teamtr_lora.training.run import TrainingRun
+from teamtr_lora.training.run_dir import RunDir, default_run_dir, latest_run_dir
+from teamtr_lora.training.stage import train
+
+
+class TeamSpec(BaseModel):
+    """A team for a script: `TeamSpec(base={"source": "nano"}, agents=[{"name": "planner", "role": "..."}, ...])`."""
+
+    model_config = ConfigDict(extra="forbid")
+    base: BaseSection = Field(default_factory=BaseSection)
+    agents: list[AgentSection]
+    protocol: ProtocolSection = Field(default_factory=ProtocolSection)
+    router: RouterSection = Field(default_factory=RouterSection)
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """What `train --json` prints. `accepted` counts every update that made a new version, `shrunk` ones included."""
+
+    run_dir: str
+    stages: int
+    updates: int
+    accepted: int
+    shrunk: int
+    rejected: int
+    skipped: int
+    out_of_region_accepted: int
+    accuracy_before: float | None
+    accuracy_after: float | None
+    episodes_evaluated: int
+    tokens: int
+    seconds: float
+    adapters: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class TeamTRTrainer:
+    """Trains a team of LoRA agents by TeamTR.
+
+    `team`: a TeamSpec, a dict of its fields, or the folder of an earlier run to go on from its adapters. `reward_funcs`: one or
+    several functions with TRL's signature. `train_dataset`, `eval_dataset`: a `datasets.Dataset` or a list of dicts with a
+    `prompt` column; without `eval_dataset` a tenth of the prompts is held out.
+    """
+
+    def __init__(
+        self,
+        team: TeamSpec | dict[str, Any] | str | Path,
+        reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
+        args: TeamTRConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        callbacks: Sequence[TrainerCallback] = (),
+    ) -> None:
+        functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
+        if not functions:
+            raise UserError("reward_funcs: give at least one reward function f(prompts, completions, **columns) -> list[float]")
+        if train_dataset is None:
+            raise UserError("train_dataset: give a datasets.Dataset or a list of dicts with a 'prompt' column")
+        args = args or TeamTRConfig()
+        base, section, self._start_from = _team_parts(team)
+        data = args.model_dump() | {"base": base, "team": section, "task": {"name": "script"}}
+        recipe = _checked_recipe(data)
+        self._set_up(recipe, DatasetTask(train_dataset, eval_dataset, Rewards(functions)), callbacks)
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe, callbacks: Sequence[TrainerCallback] = ()) -> TeamTRTrainer:
+        if isinstance(recipe.task, ScriptTask):
+            raise UserError("task.name = 'script': this run's items and rewards live in a Python script; go on from there")
+        trainer = cls.__new__(cls)
+        trainer._start_from = None
+        trainer._set_up(recipe, build_task(recipe.task, recipe.folder), callbacks)
+        return trainer
+
+    def _set_up(self, recipe: Recipe, task: Task, callbacks: Sequence[TrainerCallback]) -> None:
+        self.recipe, self.task, self._callbacks = recipe, task, list(callbacks)
+        self.playable: PlayableTeam | None = None
+        self.run: TrainingRun | None = None
+
+    def add_callback(self, callback: TrainerCallback) -> None:
+        self._callbacks.append(callback)
+
+    def open(self) -> PlayableTeam:
+        """Loads the base and the adapters (once)."""
+        if self.playable is None:
+            recipe = self.recipe
+            self.playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
+            if self._start_from is not None:
+                load_versions(self.playable, read_team(self._start_from)[1], self._start_from / "adapters")
+        return self.playable
+
+    def train(self, *, resume: bool = False, name: str = "team") -> TrainSummary:
+        """Runs all stages. `resume` goes on from the newest checkpoint of the run directory, exactly where it stopped."""
+        started = time.monotonic()
+        recipe = self.recipe
+        if recipe.output_dir:
+            run_dir = RunDir(Path(recipe.output_dir))
+        else:
+            run_dir = RunDir(latest_run_dir(name) if resume else default_run_dir(name))
+        playable = self.open()
+        run_dir.prepare(dump_recipe(recipe), recipe, resume=resume)
+        accelerator = _accelerator(recipe, playable, run_dir)
+        events = Events(self._callbacks, recipe, updates=recipe.training.stages * len(playable.team.names))
+        self.run = TrainingRun(playable, self.task, recipe, run_dir, accelerator, events)
+        self.run._clock = started  # the start-up counts: it is time the user waits
+        if run_dir.checkpoints.exists():
+            self.run.resume()
+        train(self.run)
+        return self._summary(self.run)
+
+    def evaluate(self, *, items: int | None = None, k: int | None = None) -> Evaluation:
+        section, rollout = self.recipe.evaluation, self.recipe.rollout
+        return evaluate(
+            self.open(),
+            self.task,
+            items=items or section.items,
+            k=k or section.samples_per_item,
+            temperature=rollout.temperature if section.temperature is None else section.temperature,
+            max_message_tokens=rollout.max_message_tokens,
+            seed=self.recipe.seed,
+        )
+
+    def _summary(self, run: TrainingRun) -> TrainSummary:
+        state = run.state
+        return TrainSummary(
+            run_dir=str(run.run_dir.path),
+            stages=state.stage,
+            **state.counts,
+            accuracy_before=state.accuracy_before,
+            accuracy_after=state.accuracy_after,
+            episodes_evaluated=state.episodes_evaluated,
+            tokens=state.sampled_tokens,
+            seconds=round(state.seconds, 3),
+            adapters={agent: v["content_hash"] for agent, v in state.versions.items()},
+        )
+
+
+def _team_parts(team: TeamSpec | dict[str, Any] | str | Path) -> tuple[dict[str, Any], dict[str, Any], Path | None]:
+    """base section, team section, and the run whose adapters the team starts from."""
+    if isinstance(team, (str, Path)):
+        recipe, _ = read_team(Path(team))
+        return recipe.base.model_dump(), recipe.team.model_dump(), Path(team)
+    try:
+        spec = team if isinstance(team, TeamSpec) else TeamSpec(**team)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"team.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    section = {"agents": spec.agents, "protocol": spec.protocol, "router": spec.router}
+    return spec.base.model_dump(), TeamSection(**section).model_dump(), None
+
+
+def _checked_recipe(data: dict[str, Any]) -> Recipe:
+    found = problems(data)
+    if found:
+        raise RecipeError(found, "the team and its config")
+    return Recipe(**data).placed_in(Path.cwd())
+
+
+def _accelerator(recipe: Recipe, playable: PlayableTeam, run_dir: RunDir) -> Accelerator:
+    trackers = list(recipe.tracking.trackers)
+    try:
+        accelerator = Accelerator(
+            cpu=playable.base.device.type == "cpu",
+            log_with=trackers or None,  # type: ignore[arg-type]
+            project_dir=str(run_dir.path),
+        )
+        if trackers:
+            accelerator.init_trackers(recipe.tracking.project, config={"recipe": dump_recipe(recipe)})
+    except (ImportError, ValueError) as error:
+        raise UserError(f"tracking.trackers = {trackers}: cannot be started ({error}); install the tracker or leave it out") from error
+    return accelerator

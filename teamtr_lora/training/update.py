@@ -1,0 +1,228 @@
+"""One agent's update: advantages, surrogate, gate, backtracking. Accepts inside the trust region or leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator
+
+from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages
+from teamtr_lora.algorithm.trust_region import GateReading, StepDecision, choose_step
+from teamtr_lora.base.versions import AdapterVersion
+from teamtr_lora.recipe import TeamTRConfig
+from teamtr_lora.rollout.playable import PlayableTeam
+from teamtr_lora.team import Episode, agent_sequences
+from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate, sampler_gap
+from teamtr_lora.training.optimise import OptimiseReport, optimise
+from teamtr_lora.training.optimizers import build_optimizer
+from teamtr_lora.training.scoring import CurrentPolicy, MessageBatch, Scorer, keep_current, message_batch
+
+logger = logging.getLogger(__name__)
+
+Decision = Literal["accepted", "shrunk", "rejected", "skipped"]
+
+
+@dataclass(frozen=True)
+class UpdateOutcome:
+    decision: Decision  # shrunk is an acceptance at alpha < 1
+    version: AdapterVersion  # the agent's version afterwards
+    advantages: GroupAdvantages
+    optimised: OptimiseReport
+    step: StepDecision
+    readings: dict[float, CandidateReading]  # everything measured on held-out messages, by alpha
+    gap: dict[str, float]
+    seconds: dict[str, float]
+    messages: int
+    trained_tokens: int
+
+    @property
+    def accepted(self) -> bool:
+        return self.decision in ("accepted", "shrunk")
+
+
+@dataclass
+class _Split:
+    """Messages for the gradient, in optimiser minibatches, and messages held out for the gate."""
+
+    fit: list[MessageBatch]
+    held: MessageBatch
+    informative_groups: int
+
+
+class AgentUpdater:
+    """Holds what lasts between updates: each agent's optimiser and penalty."""
+
+    def __init__(self, playable: PlayableTeam, config: TeamTRConfig, accelerator: Accelerator) -> None:
+        self._playable, self._config, self._accelerator = playable, config, accelerator
+        base, training = playable.base, config.training
+        self.discount = 1 - 1 / playable.team.router.max_messages if training.discount == "auto" else float(training.discount)
+        self.scorer = Scorer(
+            base,
+            playable.bank,
+            temperature=config.rollout.temperature,
+            head_chunk_tokens=training.head_chunk_tokens,
+            tf32=config.trust_region.gate_precision == "tf32",
+        )
+        self.betas = {agent: config.trust_region.beta_initial for agent in playable.team.names}
+        self.optimizers = {
+            agent: build_optimizer(training, list(playable.bank.parameters(agent).values())) for agent in playable.team.names
+        }
+        # gradients pass through half-precision activations on their way to the float32 adapters
+        self.scaler = torch.amp.GradScaler(base.device.type, enabled=base.dtype == torch.float16, init_scale=2.0**12)
+
+    def update(self, agent: str, episodes: list[Episode], split_seed: int) -> UpdateOutcome:
+        """Maximises the surrogate for `agent` on `episodes`, which the team as it is now must have played."""
+        started = time.monotonic()
+        bank, region = self._playable.bank, self._config.trust_region
+        advantages = self._advantages(episodes)
+        split = self._split(agent, episodes, advantages, split_seed)
+        seconds: dict[str, float] = {}
+        if split is None or split.informative_groups < max(1, self._config.training.min_informative_groups):
+            return self._skipped(agent, advantages, split)
+        bank.activate(agent)
+        current = [keep_current(self.scorer, batch) for batch in split.fit]
+        gap = self._sampler_gap(agent, split.fit, current)
+        before, optimizer_before = bank.snapshot(agent), copy.deepcopy(self.optimizers[agent].state_dict())
+        beta_before = self.betas[agent]
+        seconds["current"] = time.monotonic() - started
+
+        started = time.monotonic()
+        with bank.training(agent) as parameters:
+            optimised = optimise(
+                self._accelerator,
+                self.scorer,
+                self.optimizers[agent],
+                parameters,
+                list(zip(split.fit, current, strict=True)),
+                self._config,
+                beta=beta_before,
+                scaler=self.scaler,
+            )
+        self.betas[agent] = optimised.beta
+        seconds["optimise"] = time.monotonic() - started
+
+        started = time.monotonic()
+        candidate = bank.snapshot(agent)
+        readings: dict[float, CandidateReading] = {}
+        with gate_pass(self.scorer):
+            bank.restore(agent, before)
+            held_current = keep_current(self.scorer, split.held)
+
+            def measure(alpha: float) -> GateReading:
+                bank.interpolate(agent, before, candidate, alpha)
+                readings[alpha] = read_candidate(self.scorer, split.held, held_current, self._config, self.discount)
+                return GateReading(alpha, readings[alpha].kl[region.estimator], readings[alpha].gain)
+
+            step = choose_step(
+                measure,
+                delta=region.delta,
+                fill=region.step == "fill",
+                max_stretch=region.max_stretch,
+                evaluations=region.backtracks,
+            )
+        decision = self._conclude(agent, step, before, candidate, optimizer_before)
+        seconds["gate"] = time.monotonic() - started
+        return UpdateOutcome(
+            decision,
+            bank.version(agent),
+            advantages,
+            optimised,
+            step,
+            readings,
+            gap,
+            seconds,
+            messages=sum(len(batch.messages) for batch in split.fit) + len(split.held.messages),
+            trained_tokens=sum(batch.tokens for batch in split.fit),
+        )
+
+    def _conclude(self, agent: str, step: StepDecision, before: Any, candidate: Any, optimizer_before: Any) -> Decision:
+        """Commits the accepted candidate as a new version, or puts adapter and optimiser back bit for bit."""
+        bank = self._playable.bank
+        if step.accepted is None:
+            bank.restore(agent, before)
+            self.optimizers[agent].load_state_dict(optimizer_before)
+            return "rejected"
+        bank.interpolate(agent, before, candidate, step.accepted.alpha)
+        bank.commit(agent)
+        return "shrunk" if step.accepted.alpha < 1 else "accepted"
+
+    def _advantages(self, episodes: list[Episode]) -> GroupAdvantages:
+        returns = torch.tensor([e.discounted_return(self.discount) for e in episodes], dtype=torch.float64)
+        groups = torch.tensor([e.group for e in episodes])
+        training = self._config.training
+        return group_advantages(returns, groups, clip=training.advantage_clip, eps=training.advantage_eps)
+
+    def _split(self, agent: str, episodes: list[Episode], advantages: GroupAdvantages, seed: int) -> _Split | None:
+        """Holds whole groups out: messages of one group are dependent. None when the agent said nothing on a side."""
+        groups = sorted({e.group for e in episodes})
+        random.Random(seed).shuffle(groups)
+        count = self._config.trust_region.heldout_items(len(groups))
+        held, fit = set(groups[:count]), groups[count:]
+        parts = min(self._config.training.minibatches_per_epoch, len(fit))
+        chunks = [set(fit[i::parts]) for i in range(parts)]
+        advantage = dict(zip(map(id, episodes), advantages.clipped_E.tolist(), strict=True))
+        batches = [self._batch(agent, episodes, chunk, advantage) for chunk in [*chunks, held]]
+        if any(not batch.messages for batch in batches):
+            return None
+        informative = {e.group for e in episodes if e.group not in held and advantage[id(e)] != 0}
+        return _Split(batches[:-1], batches[-1], len(informative))
+
+    def _batch(self, agent: str, episodes: list[Episode], groups: set[int], advantage: dict[int, float]) -> MessageBatch:
+        chosen = [e for e in episodes if e.group in groups]
+        return message_batch(
+            agent_sequences(chosen, agent),
+            advantage,
+            {id(e): i for i, e in enumerate(episodes)},
+            tokens_per_microbatch=self._config.training.tokens_per_microbatch,
+            mask_truncated=self._config.rollout.truncated_messages == "mask",
+            device=self.scorer.device,
+        )
+
+    def _sampler_gap(self, agent: str, fit: list[MessageBatch], current: list[CurrentPolicy]) -> dict[str, float]:
+        gaps = [sampler_gap(batch, kept) for batch, kept in zip(fit, current, strict=True)]
+        gap = {
+            "mean_abs": sum(g["mean_abs"] for g in gaps) / len(gaps),
+            "max_abs": max(g["max_abs"] for g in gaps),
+            "message_kl": sum(g["message_kl"] for g in gaps) / len(gaps),
+        }
+        if gap["message_kl"] > self._config.trust_region.delta:
+            logger.warning(
+                "%s: the sampler is KL %.2g per message away from the trainer, more than delta = %.2g: its samples are not from "
+                "the policy being updated; use the same precision on both sides or set rollout.importance_cap",
+                agent, gap["message_kl"], self._config.trust_region.delta,
+            )  # fmt: skip
+        cap = self._config.rollout.importance_cap
+        if cap is not None:
+            for batch, kept in zip(fit, current, strict=True):
+                _weight_by_importance(batch, kept, cap)
+        return gap
+
+    def _skipped(self, agent: str, advantages: GroupAdvantages, split: _Split | None) -> UpdateOutcome:
+        """Adam moves every parameter even when the gradient is noise: no reward variance, no update."""
+        messages = 0 if split is None else sum(len(b.messages) for b in split.fit) + len(split.held.messages)
+        return UpdateOutcome(
+            "skipped",
+            self._playable.bank.version(agent),
+            advantages,
+            OptimiseReport(beta=self.betas[agent]),
+            StepDecision(None),
+            {},
+            {"mean_abs": 0.0, "max_abs": 0.0, "message_kl": 0.0},
+            {},
+            messages,
+            0,
+        )
+
+
+def _weight_by_importance(batch: MessageBatch, current: CurrentPolicy, cap: float) -> None:
+    """Truncated importance weights trainer / sampler, folded into the advantages in place."""
+    log_weight_M = torch.zeros(len(batch.messages))
+    for part, logp in zip(batch.microbatches, current.logp, strict=True):
+        log_weight_M.index_add_(0, part.message_N.cpu(), (logp - part.sampler_logp_N).cpu())
+    batch.advantage_M.mul_(log_weight_M.exp().clamp(max=cap))

@@ -1,0 +1,274 @@
+"""Files, parents and overrides become one recipe."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.recipe import ColumnSumTask, DatasetTask, Recipe, dump_recipe, first_difference, load_recipe
+from teamtr_lora.recipe.yaml_text import MAX_BYTES, parse, write
+
+Write = Callable[..., Path]
+
+
+def error_of(path: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_recipe(path, overrides)
+    return str(caught.value)
+
+
+def test_defaults_are_the_documented_ones(recipe_file: Write) -> None:
+    recipe = load_recipe(recipe_file())
+    assert recipe.base.source == "nano"
+    assert [agent.name for agent in recipe.team.agents] == ["planner", "solver"]
+    assert (recipe.team.agents[0].lora.rank, recipe.team.agents[0].lora.alpha) == (8, 16.0)
+    assert recipe.task == ColumnSumTask(digits=3)
+    assert (recipe.rollout.items_per_stage, recipe.rollout.episodes_per_item, recipe.training.stages) == (16, 8, 8)
+    assert (recipe.trust_region.delta, recipe.trust_region.confidence) == (0.01, 0.95)
+    assert recipe.trust_region.heldout_items(recipe.rollout.items_per_stage) == 4
+
+
+def test_recipe_remembers_its_folder_and_does_not_dump_it(recipe_file: Write, tmp_path: Path) -> None:
+    recipe = load_recipe(recipe_file(name="deep/er/recipe.yaml"))
+    assert recipe.folder == (tmp_path / "deep" / "er").resolve()
+    assert "folder" not in dump_recipe(recipe)
+    elsewhere = recipe.placed_in(tmp_path)
+    assert elsewhere.folder == tmp_path and elsewhere == recipe
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.e-3", "0.001", "+1e-3", ".1e-2"])
+def test_scientific_numbers_are_floats_in_files_and_overrides(recipe_file: Write, text: str) -> None:
+    assert load_recipe(recipe_file(f"training: {{learning_rate: {text}}}\n")).training.learning_rate == 0.001
+    assert load_recipe(recipe_file(), [f"training.learning_rate={text}"]).training.learning_rate == 0.001
+
+
+def test_scalars_are_those_of_yaml_1_2() -> None:
+    assert parse("[no, 010, 1:30, 2024-01-01, 8_192, true, ~, '1e-3']", "x") == [
+        "no", "010", "1:30", "2024-01-01", 8192, True, None, "1e-3",
+    ]  # fmt: skip
+
+
+def test_ints_serve_as_floats_but_text_never_serves_as_a_number(recipe_file: Write) -> None:
+    assert load_recipe(recipe_file(), ["rollout.temperature=2"]).rollout.temperature == 2.0
+    for bad in ("training.stages='8'", "training.stages=true", "training.stages=2.0", "rollout.temperature='1'"):
+        assert "must be a" in error_of(recipe_file(), bad)
+    for bad in ("training.gradient_checkpointing=yes", "training.gradient_checkpointing=1"):
+        assert "must be true or false" in error_of(recipe_file(), bad)
+
+
+def test_overrides_reach_sections_lists_and_agents_by_name(recipe_file: Write) -> None:
+    recipe = load_recipe(
+        recipe_file("training: {stages: 2}\n"),
+        ["team.agents.0.lora.rank=4", "team.agents.solver.lora.rank=2", "training.stages=3", "task.digits=5"],
+    )
+    assert [agent.lora.rank for agent in recipe.team.agents] == [4, 2]
+    assert (recipe.training.stages, recipe.task) == (3, ColumnSumTask(digits=5))
+
+
+def test_override_values_are_yaml_but_a_colon_does_not_make_a_mapping(recipe_file: Write) -> None:
+    recipe = load_recipe(
+        recipe_file(),
+        [
+            "tracking={trackers: [wandb]}",
+            "team.router.done_marker=DONE:",
+            "team.protocol.system=a=b: c",
+            "output_dir=null",
+        ],
+    )
+    assert recipe.tracking.trackers == ["wandb"]
+    assert recipe.team.router.done_marker == "DONE:"
+    assert recipe.team.protocol.system == "a=b: c"
+    assert recipe.output_dir is None
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("training.stages", "must be section.key=value"),
+        ("=3", "must be section.key=value"),
+        ("training..stages=3", "must be section.key=value"),
+        ("trainig.stages=3", "trainig: unknown key; did you mean 'training'?"),
+        ("training.stagse=3", "training.stagse = 3: unknown key; did you mean 'stages'?"),
+        ("team.agents.planer.lora.rank=4", "nothing in team.agents is named 'planer'; did you mean 'planner'?"),
+        ("team.agents.zzz.lora.rank=4", "it has planner, solver"),
+        ("team.agents.2.lora.rank=4", "team.agents has no element 2; it has 2, counted from 0"),
+        ("team.agents.0.name.x=4", "team.agents.0.name is a value, not a section"),
+        ("training.stages=[", "cannot be read as YAML"),
+    ],
+)
+def test_bad_override_names_itself(recipe_file: Write, override: str, expected: str) -> None:
+    assert expected in error_of(recipe_file(), override)
+
+
+def test_extends_merges_deeply_and_lists_replace(recipe_file: Write) -> None:
+    recipe_file("training: {stages: 5, inner_epochs: 2}\nseed: 7\n", name="grand.yaml")
+    recipe_file("extends: ../grand.yaml\ntraining: {stages: 6}\n", name="sub/parent.yaml", team="")
+    child = recipe_file("extends: sub/parent.yaml\ntraining: {order: fixed}\n", team="team: {agents: [{name: solo}]}\n")
+    recipe = load_recipe(child, ["training.minibatches_per_epoch=9"])
+    training = recipe.training
+    assert (training.stages, training.inner_epochs, training.order, training.minibatches_per_epoch) == (
+        6,
+        2,
+        "fixed",
+        9,
+    )
+    assert recipe.seed == 7
+    assert [agent.name for agent in recipe.team.agents] == ["solo"]
+    assert recipe.folder == child.parent.resolve()
+
+
+def test_child_may_choose_another_task_than_its_parent(recipe_file: Write) -> None:
+    recipe_file("task: {name: column_sum, digits: 4}\n", name="parent.yaml")
+    child = recipe_file("extends: parent.yaml\ntask: {name: dataset, path: a.csv, reward: 'm:f'}\n", team="")
+    assert load_recipe(child).task == DatasetTask(name="dataset", path="a.csv", reward="m:f")
+
+
+def test_extends_in_a_circle_is_named(recipe_file: Write) -> None:
+    recipe_file("extends: b.yaml\n", name="a.yaml")
+    b = recipe_file("extends: a.yaml\n", name="b.yaml")
+    assert "circle (b.yaml -> a.yaml -> b.yaml)" in error_of(b)
+    assert "circle (self.yaml -> self.yaml)" in error_of(recipe_file("extends: self.yaml\n", name="self.yaml"))
+
+
+@pytest.mark.parametrize(
+    "named", ["https://example.org/a.yaml", "file:///a.yaml", "//host/a.yaml", "3", "[a.yaml]", "''"]
+)
+def test_extends_must_be_a_local_file(recipe_file: Write, named: str) -> None:
+    assert "extends = " in error_of(recipe_file(f"extends: {named}\n"))
+
+
+def test_endless_chain_of_parents_stops(recipe_file: Write) -> None:
+    for i in range(30):
+        recipe_file(f"extends: r{i + 1}.yaml\n", name=f"r{i}.yaml")
+    assert "more than 16 recipes in a chain" in error_of(recipe_file("extends: r0.yaml\n"))
+
+
+def test_missing_file_suggests_its_neighbours(recipe_file: Write, tmp_path: Path) -> None:
+    recipe_file(name="quickstart.yaml")
+    assert f"did you mean {str(tmp_path / 'quickstart.yaml')!r}?" in error_of(tmp_path / "quikstart.yaml")
+    assert "holds quickstart.yaml" in error_of(tmp_path / "zzz")
+    assert "does not exist" in error_of(tmp_path / "nowhere" / "a.yaml")
+    assert "is not a file" in error_of(tmp_path)
+    assert "no such recipe" in error_of(recipe_file("extends: gone.yaml\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("seed: 1\ntraining: {stages: [}\n", "line 3, column"),
+        ("seed: 1\nseed: 2\n", "line 3, column 1: the key 'seed' appears twice (first on line 2); keep one"),
+        ("training:\n  stages: 1\n  stages: 1\n", "line 4, column 3: the key 'stages' appears twice"),
+        ("3: x\n", "the key '3' is not text"),
+        ("seed: !!python/object/apply:os.getcwd []\n", "line 2"),
+        ("seed: \x01\n", "line 2: not valid YAML"),
+        ("seed: !!int zzz\n", "not valid YAML"),
+        ("---\na: 1\n", "line 2"),
+        ("seed: " + "9" * 5000 + "\n", "not valid YAML"),
+    ],
+)
+def test_bad_yaml_names_the_line(recipe_file: Write, text: str, expected: str) -> None:
+    message = error_of(recipe_file(text))
+    assert expected in message and "recipe.yaml" in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", "is empty"), ("- a\n", "holds list"), ("just text\n", "holds str")]
+)
+def test_a_recipe_is_a_mapping(recipe_file: Write, text: str, expected: str) -> None:
+    assert expected in error_of(recipe_file(text, team=""))
+
+
+def test_hostile_files_are_refused_quickly(recipe_file: Write, tmp_path: Path) -> None:
+    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40))
+    assert "once aliases are expanded" in error_of(recipe_file(bomb))
+    assert "an alias contains itself" in error_of(recipe_file("a: &a [*a]\n"))
+    assert "nested more than 64 deep" in error_of(recipe_file("a: " + "[" * 100_000 + "\n"))
+    assert f"larger than {MAX_BYTES} bytes" in error_of(recipe_file("#" * MAX_BYTES))
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"seed: 1\n\xff\xfe")
+    assert "line 2: not UTF-8" in error_of(binary)
+
+
+def test_small_aliases_and_merge_keys_still_work(recipe_file: Write) -> None:
+    team = "team:\n  agents:\n  - {name: a, lora: &l {rank: 2}}\n  - {name: b, lora: {<<: *l, alpha: 4}}\n"
+    agents = load_recipe(recipe_file(team=team)).team.agents
+    assert [(agent.lora.rank, agent.lora.alpha) for agent in agents] == [(2, 16.0), (2, 4.0)]
+
+
+def test_dump_starts_with_who_plays_and_is_complete(recipe_file: Write) -> None:
+    text = dump_recipe(load_recipe(recipe_file()))
+    tops = [line.split(":")[0] for line in text.splitlines() if line[0] not in " -"]
+    assert tops[:6] == ["seed", "output_dir", "base", "team", "task", "rollout"]
+    assert set(tops) == set(Recipe.model_fields)
+
+
+text_values = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
+    ["1e-3", "no", "null", "~", "8", "a: b"]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    role=text_values,
+    system=text_values,
+    rate=st.floats(min_value=1e-12, max_value=10, exclude_min=True),
+    delta=st.floats(min_value=1e-9, max_value=1e9),
+    digits=st.integers(1, 8),
+    discount=st.just("auto") | st.floats(0, 1),
+    keep=st.sampled_from(["all", "none"]) | st.integers(0, 100),
+    targets=st.just("all-linear") | st.lists(st.text("abc_1e-", min_size=1), min_size=1, max_size=3),
+)
+def test_dump_and_load_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, role: str, system: str, rate: float, delta: float, digits: int,
+    discount: object, keep: object, targets: object,
+) -> None:  # fmt: skip
+    recipe = Recipe.model_validate(
+        {
+            "team": {
+                "protocol": {"system": system},
+                "agents": [{"name": "a", "role": role, "lora": {"targets": targets}}],
+            },
+            "task": {"digits": digits, "reward_range": [-1, 2.5]},
+            "training": {"learning_rate": rate, "discount": discount},
+            "trust_region": {"delta": delta},
+            "diagnostics": {"save_episodes": keep},
+        }
+    )
+    path = tmp_path_factory.getbasetemp() / "round.yaml"
+    path.write_text(dump_recipe(recipe), encoding="utf-8", newline="")
+    again = load_recipe(path)
+    assert again == recipe
+    assert first_difference(again, recipe) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(text_values)
+def test_any_text_survives_yaml(text: str) -> None:
+    assert parse(write({"k": [text]}), "x") == {"k": [text]}
+
+
+def test_first_difference_names_the_key_and_both_values(recipe_file: Write) -> None:
+    a = load_recipe(recipe_file())
+    assert first_difference(a, load_recipe(recipe_file())) is None
+    b = load_recipe(recipe_file(), ["team.agents.solver.lora.rank=2", "training.stages=9", "output_dir=x"])
+    assert first_difference(a, b) == ("output_dir", None, "x")
+    assert first_difference(a, b, {"output_dir"}) == ("team.agents.1.lora.rank", 8, 2)
+    assert first_difference(a, b, {"output_dir", "team"}) == ("training.stages", 8, 9)
+    assert first_difference(a, b, {"output_dir", "team", "training.stages"}) is None
+    c = load_recipe(recipe_file("task: {name: dataset, hub: x, reward: 'm:f'}\n"))
+    assert first_difference(a, c) == ("task.name", "column_sum", "dataset")
+    assert a != b and a != c
+
+
+def test_import_pulls_in_no_heavy_library() -> None:
+    code = (
+        "import sys, teamtr_lora.recipe as r; r.recipe_schema();"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'peft', 'accelerate') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
