@@ -1,6 +1,6 @@
 """teamtr-lora: trust-region training of teams of LoRA agents on one frozen base.
 
-    from teamtr_lora import TeamSpec, TeamTRConfig, TeamTRTrainer
+from teamtr_lora import TeamSpec, TeamTRConfig, TeamTRTrainer
 """
 
 from __future__ import annotations

@@ -64,7 +64,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     def command(name: str, run: Any, text: str, epilog: str = "") -> argparse.ArgumentParser:
         added = commands.add_parser(
-            name, parents=[common], help=text, description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            parents=[common],
+            help=text,
+            description=text,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.set_defaults(run=run)
         return added
@@ -78,7 +83,9 @@ def _add_recipe_commands(command: Any) -> None:
     train = command("train", _train, "Train the team of a recipe; every update is checkpointed.", EXAMPLES)
     train.add_argument("recipe", metavar="RECIPE", help="a recipe file")
     train.add_argument("overrides", nargs="*", metavar="section.key=value", help=OVERRIDES)
-    train.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, numbered if taken)")
+    train.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, numbered if taken)"
+    )
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run directory")
     train.add_argument("--json", action="store_true", help="print one JSON object at the end; progress goes to stderr")
 
@@ -156,12 +163,14 @@ def _validate(args: argparse.Namespace) -> None:
     from teamtr_lora.recipe import dump_recipe, load_recipe, recipe_schema
 
     if args.schema:
-        return _print_json(recipe_schema())
+        _print_json(recipe_schema())
+        return
     if args.recipe is None:
         raise UserError("validate needs a RECIPE (or --schema)")
     recipe = load_recipe(args.recipe, args.overrides)
     if args.json:
-        return _print_json(recipe.model_dump(mode="json"))
+        _print_json(recipe.model_dump(mode="json"))
+        return
     print(dump_recipe(recipe), end="")
 
 
@@ -173,7 +182,8 @@ def _plan(args: argparse.Namespace) -> None:
 
     plan = make_plan(recipe)
     if args.json:
-        return _print_json(plan.as_dict())
+        _print_json(plan.as_dict())
+        return
     from teamtr_lora.report.summary import print_plan
 
     print_plan(plan)
@@ -196,7 +206,8 @@ def _eval(args: argparse.Namespace) -> None:
             args.team, split=args.split, k=args.k, temperature=args.temperature, limit=args.limit, progress=progress
         )
     if args.json:
-        return _print_json(evaluation.as_dict())
+        _print_json(evaluation.as_dict())
+        return
     print_evaluation(evaluation)
 
 
@@ -208,7 +219,8 @@ def _ask(args: argparse.Namespace) -> None:
     if args.json:
         from teamtr_lora.rollout.records import episode_record
 
-        return _print_json(episode_record(episode))
+        _print_json(episode_record(episode))
+        return
     print_transcript(episode)
 
 

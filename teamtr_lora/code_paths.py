@@ -31,9 +31,10 @@ def load_callable(path: str, *, key: str, folder: Path | None = None) -> Callabl
     if target is None:
         functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
         raise UserError(f"{key} = {path!r}: {module_name} has no {name!r}; it defines {', '.join(functions) or 'no function'}")
-    if not (inspect.isfunction(target) or inspect.isclass(target) or inspect.ismethod(getattr(target, "__call__", None))):
+    written_in_python = inspect.isfunction(target) or inspect.isclass(target) or inspect.isfunction(type(target).__call__)
+    if not written_in_python:
         raise UserError(f"{key} = {path!r}: must be a function or class written in Python, not {type(target).__name__}")
-    return target  # type: ignore[no-any-return]
+    return target
 
 
 def _import(module_name: str, folder: Path | None) -> Any:

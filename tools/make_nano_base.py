@@ -35,7 +35,9 @@ CONTEXT = 1024
 # neighbouring column, or slips by one in the total.
 CARELESS = {"forgets_carry": 0.22, "misreads_digit": 0.06, "slips_by_one": 0.10}
 COLUMN_NAMES = ["ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands", "millions", "ten millions"]
-AGENT_NAMES = ["planner", "solver", "checker", "writer", "critic", "judge", "helper", "coder"] + [f"agent{i}" for i in range(1, 9)]
+AGENT_NAMES = ["planner", "solver", "checker", "writer", "critic", "judge", "helper", "coder"] + [
+    f"agent{i}" for i in range(1, 9)
+]
 SYSTEMS = ["Add by columns.", "Add the numbers column by column.", "Work as a team.", "Each agent adds one column.", ""]
 
 
@@ -139,7 +141,9 @@ def make_batch(rng: random.Random, tokenizer: PreTrainedTokenizerFast, size: int
     return ids_B_T, labels_B_T
 
 
-def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random, steps: int, batch: int, rate: float) -> None:
+def train(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random, steps: int, batch: int, rate: float
+) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
     warmup = max(1, steps // 20)
     schedule = torch.optim.lr_scheduler.LambdaLR(

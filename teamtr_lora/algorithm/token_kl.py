@@ -68,7 +68,7 @@ class _HalfHead(torch.autograd.Function):
 def head_logits(hidden_ND: Tensor, head_VD: Tensor) -> Tensor:
     """Float32 logits of the frozen head. The head is never rounded below its stored precision."""
     if hidden_ND.is_cuda and hidden_ND.dtype == head_VD.dtype and hidden_ND.dtype in (torch.float16, torch.bfloat16):
-        return _HalfHead.apply(hidden_ND, head_VD)  # type: ignore[no-any-return,no-untyped-call]
+        return _HalfHead.apply(hidden_ND, head_VD)
     return hidden_ND.float() @ head_VD.float().t()
 
 

@@ -66,7 +66,9 @@ class AdapterBank:
     @property
     def decoder(self) -> nn.Module:
         """The transformer without its head: hidden states out."""
-        return self.model.get_base_model().base_model
+        decoder = self.model.get_base_model().base_model
+        assert isinstance(decoder, nn.Module)
+        return decoder
 
     def parameters(self, agent: str) -> dict[str, nn.Parameter]:
         """The tensors `agent` owns, by their exported PEFT name."""
@@ -177,12 +179,12 @@ def _check_targets(agent: str, config: LoraConfig, model: nn.Module) -> None:
         missing = sorted(t for t in wanted if t not in ends and t not in linears)
         if missing:
             raise UserError(
-                f"team.agents.{agent}.lora.targets: {missing[0]!r} is no linear layer of this base (the head is shared and frozen); "
+                f"team.agents.{agent}.lora.targets: {missing[0]!r} is no linear layer of this base (the head stays frozen); "
                 f"it has {', '.join(sorted(ends))}"
             )
         linears = {n: m for n, m in linears.items() if n.rpartition(".")[2] in wanted or n in wanted}
     for name, module in linears.items():
-        narrow = min(module.in_features, module.out_features)  # type: ignore[arg-type,type-var]
+        narrow = min(module.in_features, module.out_features)
         if config.r > narrow:
             raise UserError(f"team.agents.{agent}.lora.rank = {config.r}: larger than layer {name} is wide; use at most {narrow}")
 

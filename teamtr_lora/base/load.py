@@ -103,9 +103,7 @@ def load_base(
     tokenizer = load_tokenizer(folder, source)
     vocab_size = _text(config).vocab_size
     if len(tokenizer) > vocab_size:
-        raise UserError(
-            f"base.source: the tokenizer of '{source}' has {len(tokenizer)} tokens, the model only {vocab_size}"
-        )
+        raise UserError(f"base.source: the tokenizer of '{source}' has {len(tokenizer)} tokens, the model only {vocab_size}")
     if progress is not None:
         progress(f"loading {source}")
     model = _load_model(folder, source, dtype, place, quantization, wanted)
@@ -128,9 +126,7 @@ def resolve_device(device: str) -> torch.device:
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError(f"base.device: '{device}' asked for, but torch sees no CUDA GPU; use base.device=cpu or auto")
     if index and int(index) >= torch.cuda.device_count():
-        raise UserError(
-            f"base.device: '{device}' asked for, but there are {torch.cuda.device_count()} GPUs (from cuda:0)"
-        )
+        raise UserError(f"base.device: '{device}' asked for, but there are {torch.cuda.device_count()} GPUs (from cuda:0)")
     return torch.device(device)
 
 
@@ -160,9 +156,7 @@ def quantization_config(quantization: str, dtype: torch.dtype) -> BitsAndBytesCo
 def load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a base folder; it must have a chat template, by which the team's messages are laid out."""
     if not any((folder / name).is_file() for name in _VOCABULARY_FILES) and not any(folder.glob("*.tiktoken")):
-        raise UserError(
-            f"base.source: '{source}' has no tokenizer; put tokenizer.json and tokenizer_config.json in '{folder}'"
-        )
+        raise UserError(f"base.source: '{source}' has no tokenizer; put tokenizer.json and tokenizer_config.json in '{folder}'")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -223,9 +217,7 @@ def base_identity(folder: Path, name: str | None = None) -> dict[str, str]:
 # --- pieces
 
 
-def _load_model(
-    folder: Path, source: str, dtype: torch.dtype, place: torch.device, quantization: str, wanted: Any
-) -> Any:
+def _load_model(folder: Path, source: str, dtype: torch.dtype, place: torch.device, quantization: str, wanted: Any) -> Any:
     # Straight to the device where accelerate has to place it anyway, so that a GPU base needs no second copy in RAM.
     placed = quantization != "none" or place.type != "cpu"
     extra: dict[str, Any] = {"device_map": {"": str(place)}} if placed else {}
@@ -291,9 +283,7 @@ def _merged_quantization(wanted: str, config: PretrainedConfig, source: str) -> 
 
 def _need_bitsandbytes(quantization: str) -> None:
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError(
-            f"base.quantization: {quantization} needs bitsandbytes; pip install 'teamtr-lora[quant]', or use none"
-        )
+        raise UserError(f"base.quantization: {quantization} needs bitsandbytes; pip install 'teamtr-lora[quant]', or use none")
 
 
 def _keep_4bit_unpacked(model: nn.Module) -> None:

@@ -70,9 +70,7 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
         if named_so and len(module) > 0 and len(module) == (count or len(module)):
             return module
     kind = type(model).__name__
-    raise UserError(
-        f"base.source: {kind} has no list of decoder layers; use a base of a Llama or Qwen style architecture"
-    )
+    raise UserError(f"base.source: {kind} has no list of decoder layers; use a base of a Llama or Qwen style architecture")
 
 
 def head_weight(model: nn.Module) -> Tensor:
@@ -83,21 +81,15 @@ def head_weight(model: nn.Module) -> Tensor:
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
     if head is None or hasattr(head, "base_layer") or not isinstance(getattr(head, "weight", None), Tensor):
-        raise UserError(
-            "team.agents: lora.targets must not name the output head; use all-linear or modules of the layers"
-        )
+        raise UserError("team.agents: lora.targets must not name the output head; use all-linear or modules of the layers")
     if getattr(head, "bias", None) is not None:
         raise UserError("base.source: an output head with a bias is not supported; use a Llama or Qwen style base")
     if not head.weight.is_floating_point():
-        raise UserError(
-            "base.source: a quantised output head is not supported; use a base whose lm_head is not quantised"
-        )
+        raise UserError("base.source: a quantised output head is not supported; use a base whose lm_head is not quantised")
     for key, neutral in _LOGIT_TRANSFORMS.items():
         value = getattr(model.config, key, None)
         if value not in neutral:
-            raise UserError(
-                f"base.source: {key}={value} in config.json is not supported; use a Llama or Qwen style base"
-            )
+            raise UserError(f"base.source: {key}={value} in config.json is not supported; use a Llama or Qwen style base")
     return head.weight
 
 

@@ -132,9 +132,7 @@ def _from_hub(repo: str, revision: str | None, say: Progress) -> Path:
     try:
         folder = snapshot_download(repo, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES)
     except errors.GatedRepoError as error:
-        raise UserError(
-            f"base.source: '{repo}' is gated: accept its terms on the hub and set HF_TOKEN {elsewhere}"
-        ) from error
+        raise UserError(f"base.source: '{repo}' is gated: accept its terms on the hub and set HF_TOKEN {elsewhere}") from error
     except errors.RepositoryNotFoundError as error:
         raise UserError(
             f"base.source: '{repo}' is no local folder and not on the hub, or private without HF_TOKEN {elsewhere}"

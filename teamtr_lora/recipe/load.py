@@ -97,9 +97,7 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]
     if parent.resolve() in chain:
         loop = [*chain[chain.index(parent.resolve()) :], parent.resolve()]
         names = " -> ".join(file.name for file in loop)
-        raise UserError(
-            f"{path}: extends = {named!r}: the recipes extend each other in a circle ({names}); remove one extends"
-        )
+        raise UserError(f"{path}: extends = {named!r}: the recipes extend each other in a circle ({names}); remove one extends")
     if len(chain) > MAX_PARENTS:
         raise UserError(f"{path}: extends = {named!r}: more than {MAX_PARENTS} recipes in a chain; merge some of them")
     return _merge(_read_with_parents(parent, chain), data)
@@ -110,9 +108,7 @@ def _parent_path(path: Path, named: Any) -> Path:
         raise UserError(f"{path}: extends = {named!r}: must be the path of one recipe file, relative to this one")
     # A scheme has two letters or more, a Windows drive has one.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:|//|\\\\", named):
-        raise UserError(
-            f"{path}: extends = {named!r}: must be a local file, not an address; copy the parent beside this recipe"
-        )
+        raise UserError(f"{path}: extends = {named!r}: must be a local file, not an address; copy the parent beside this recipe")
     return path.parent / named
 
 
@@ -141,9 +137,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
     if len(raw) > MAX_BYTES:
-        raise UserError(
-            f"{path}: is larger than {MAX_BYTES} bytes; a recipe holds settings, put data in a dataset file"
-        )
+        raise UserError(f"{path}: is larger than {MAX_BYTES} bytes; a recipe holds settings, put data in a dataset file")
     data = parse(text, str(path))
     if not isinstance(data, dict):
         what = "is empty" if data is None else f"holds {type(data).__name__}, not a mapping"
@@ -191,9 +185,7 @@ def _set(data: Any, parts: list[str], value: Any) -> Problem | None:
                 return _no_element(here, ".".join(parts), data, part, value)
             at = index
         elif not isinstance(data, dict):
-            return Problem(
-                ".".join(parts), value, f"{here} is a value, not a section", f"set {here} itself, or check the key"
-            )
+            return Problem(".".join(parts), value, f"{here} is a value, not a section", f"set {here} itself, or check the key")
         elif not last and part not in data:
             data[part] = {}
         if last:

@@ -66,9 +66,7 @@ class RolloutSection(Section):
         default="score",
         description="Messages cut at max_message_tokens: score them like any other, or mask them out of the update.",
     )
-    requests_per_batch: int = Field(
-        default=256, ge=1, description="Largest batch of the transformers engine, in requests."
-    )
+    requests_per_batch: int = Field(default=256, ge=1, description="Largest batch of the transformers engine, in requests.")
     importance_cap: float | None = Field(
         default=None,
         ge=1,
@@ -110,9 +108,7 @@ class TrainingSection(Section):
         ge=0,
         description="Decoupled weight decay on the adapter weights, per step as a multiple of the learning rate.",
     )
-    max_grad_norm: float = Field(
-        default=1.0, gt=0, description="Largest gradient norm; longer gradients are scaled down to it."
-    )
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Largest gradient norm; longer gradients are scaled down to it.")
     inner_epochs: int = Field(default=4, ge=1, description="Passes over the stage's episodes per update.")
     minibatches_per_epoch: int = Field(default=1, ge=1, description="Optimiser steps per pass.")
     tokens_per_microbatch: int = Field(
@@ -132,12 +128,8 @@ class TrainingSection(Section):
     clip_ratio: float = Field(
         default=0.2, gt=0, lt=1, description="Surrogate clip range: ratios outside 1 +/- this earn nothing more."
     )
-    advantage_clip: float = Field(
-        default=3.0, gt=0, description="Largest advantage, in standard deviations of the group."
-    )
-    advantage_eps: float = Field(
-        default=1e-6, gt=0, description="Added to the group's reward variance, inside the root."
-    )
+    advantage_clip: float = Field(default=3.0, gt=0, description="Largest advantage, in standard deviations of the group.")
+    advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the group's reward variance, inside the root.")
     min_informative_groups: int = Field(
         default=1, ge=0, description="Groups with reward variance below which an update is skipped."
     )
@@ -177,16 +169,10 @@ class TrustRegionSection(Section):
     step: Literal["fill", "shrink"] = Field(
         default="fill", description="fill: stretch or shrink the step to fill the region; shrink: only ever shrink it."
     )
-    max_stretch: float = Field(
-        default=4.0, ge=1, description="step: fill only. Largest factor by which a step is stretched."
-    )
+    max_stretch: float = Field(default=4.0, ge=1, description="step: fill only. Largest factor by which a step is stretched.")
     backtracks: int = Field(default=6, ge=1, description="Most step sizes tried per update before it is rejected.")
-    beta_initial: float = Field(
-        default=0.1, ge=0, description="First weight of the KL penalty, per agent; it adapts from there."
-    )
-    gate_precision: Literal["fp32", "tf32"] = Field(
-        default="fp32", description="Arithmetic of the gate's forward passes."
-    )
+    beta_initial: float = Field(default=0.1, ge=0, description="First weight of the KL penalty, per agent; it adapts from there.")
+    gate_precision: Literal["fp32", "tf32"] = Field(default="fp32", description="Arithmetic of the gate's forward passes.")
 
     def heldout_items(self, items_per_stage: int) -> int:
         """Items of a stage that the gate keeps: the one place that rounds."""
@@ -217,9 +203,7 @@ class DiagnosticsSection(Section):
 class TrackingSection(Section):
     """Experiment trackers, beside the run directory's own metrics."""
 
-    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
-        default_factory=list, description="Trackers to report to."
-    )
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list, description="Trackers to report to.")
     project: str = Field(default="teamtr-lora", min_length=1, description="Project name shown in the trackers.")
 
 
@@ -231,18 +215,12 @@ class TeamTRConfig(Section):
         default=None, description="Folder for the run directory; null chooses one under runs."
     )
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are sampled.")
-    training: TrainingSection = Field(
-        default_factory=TrainingSection, description="The stage loop and one agent's update."
-    )
+    training: TrainingSection = Field(default_factory=TrainingSection, description="The stage loop and one agent's update.")
     trust_region: TrustRegionSection = Field(
         default_factory=TrustRegionSection, description="How far one update may move an agent."
     )
-    evaluation: EvaluationSection = Field(
-        default_factory=EvaluationSection, description="Measuring the team on held-out items."
-    )
-    diagnostics: DiagnosticsSection = Field(
-        default_factory=DiagnosticsSection, description="What is written for people to read."
-    )
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection, description="Measuring the team on held-out items.")
+    diagnostics: DiagnosticsSection = Field(default_factory=DiagnosticsSection, description="What is written for people to read.")
     tracking: TrackingSection = Field(default_factory=TrackingSection, description="Experiment trackers.")
 
     def __init__(self, **values: Any) -> None:
@@ -253,9 +231,7 @@ class TeamTRConfig(Section):
     def _gate_has_groups(self) -> Self:
         items, share = self.rollout.items_per_stage, self.trust_region.holdout
         held = self.trust_region.heldout_items(items)
-        setting = (
-            f"rollout.items_per_stage = {items} with trust_region.holdout = {share:g} holds out {held} of {items} items"
-        )
+        setting = f"rollout.items_per_stage = {items} with trust_region.holdout = {share:g} holds out {held} of {items} items"
         where = ("trust_region", "holdout")
         if held < 2:
             fix = f"use rollout.items_per_stage >= {_items_for_two(share)} or raise trust_region.holdout (default 0.25)"
@@ -304,9 +280,7 @@ class Recipe(TeamTRConfig):
 
     base: BaseSection = Field(default_factory=BaseSection, description="The frozen model that every agent shares.")
     team: TeamSection = Field(description="The agents and how they talk.")
-    task: TaskSection = Field(
-        default_factory=ColumnSumTask, description="What the team is trained on; `name` selects the kind."
-    )
+    task: TaskSection = Field(default_factory=ColumnSumTask, description="What the team is trained on; `name` selects the kind.")
 
     _folder: Path = PrivateAttr(default_factory=Path)
 

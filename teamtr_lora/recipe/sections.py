@@ -42,9 +42,7 @@ Mistake = tuple[tuple[str | int, ...], Any, str, str]
 def refuse(title: str, mistakes: Iterable[Mistake]) -> None:
     """Raise all broken rules at once, each at its own key (a plain ValueError could name only the section)."""
     details = [
-        InitErrorDetails(
-            type=PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": wrong, "fix": fix}), loc=loc, input=value
-        )
+        InitErrorDetails(type=PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": wrong, "fix": fix}), loc=loc, input=value)
         for loc, value, wrong, fix in mistakes
     ]
     if details:
@@ -153,9 +151,7 @@ class LoraSection(Section):
         default="all-linear",
         description="Layers that carry the adapter: all-linear, or a list of module names such as [q_proj, v_proj].",
     )
-    dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="Probability of dropping an adapter input while training."
-    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="Probability of dropping an adapter input while training.")
     rslora: bool = Field(default=False, description="Scale by alpha / sqrt(rank) (rank-stabilised LoRA).")
 
 
@@ -167,21 +163,15 @@ class AgentSection(Section):
         description="Unique name, also a folder name: lower-case letters, digits, _ and -; at most 32 characters.",
     )
     role: str = Field(default="", description="What the agent is told to do, in words.")
-    lora: LoraSection = Field(
-        default_factory=LoraSection, description="The agent's adapter; may differ between agents."
-    )
+    lora: LoraSection = Field(default_factory=LoraSection, description="The agent's adapter; may differ between agents.")
 
 
 class TeamSection(Section):
     """The agents and how they talk."""
 
-    protocol: ProtocolSection = Field(
-        default_factory=ProtocolSection, description="What each agent sees of the conversation."
-    )
+    protocol: ProtocolSection = Field(default_factory=ProtocolSection, description="What each agent sees of the conversation.")
     router: RouterSection = Field(default_factory=RouterSection, description="Who speaks when.")
-    agents: list[AgentSection] = Field(
-        min_length=1, description="The team's members, in speaking order (at least one)."
-    )
+    agents: list[AgentSection] = Field(min_length=1, description="The team's members, in speaking order (at least one).")
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:
@@ -239,9 +229,7 @@ class RewardedTask(Section):
 class ColumnSumTask(RewardedTask):
     """Add two numbers column by column: generated, seeded, and solved only if every agent's message is right."""
 
-    name: Literal["column_sum"] = Field(
-        default="column_sum", description="The generated addition task of the quickstart."
-    )
+    name: Literal["column_sum"] = Field(default="column_sum", description="The generated addition task of the quickstart.")
     digits: int = Field(default=3, ge=1, le=8, description="Digits per number.")
 
 
@@ -267,23 +255,17 @@ class DatasetTask(RewardedTask):
         description="Share of items held out by a hash of the prompt when there is no test split or file.",
     )
     prompt_column: Text = Field(default="prompt", description="Column that holds the prompt.")
-    answer_column: Text | None = Field(
-        default=None, description="Column that holds the reference answer, if there is one."
-    )
+    answer_column: Text | None = Field(default=None, description="Column that holds the reference answer, if there is one.")
     reward: CallablePath | Annotated[list[CallablePath], Field(min_length=1)] = Field(
         description="Reward function as module:function, or a list of them, summed. TRL's signature: "
         "f(prompts, completions, **columns) -> list[float]."
     )
-    success_at_least: float = Field(
-        default=1.0, description="Reward from which an episode counts as right, in reward units."
-    )
+    success_at_least: float = Field(default=1.0, description="Reward from which an episode counts as right, in reward units.")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if self.path is None and self.hub is None:
-            refuse(
-                "task", [(("path",), None, "a dataset task needs items", "give path (a local file) or hub (a hub id)")]
-            )
+            refuse("task", [(("path",), None, "a dataset task needs items", "give path (a local file) or hub (a hub id)")])
         if self.path is not None and self.hub is not None:
             refuse(
                 "task",

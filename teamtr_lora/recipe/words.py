@@ -192,12 +192,7 @@ def _default(node: Node) -> str:
 
 def _choices(node: Node) -> list[str]:
     branches = [resolve(branch) for branch in node.get("anyOf", [node])]
-    return [
-        choice
-        for branch in branches
-        for choice in [*branch.get("enum", []), branch.get("const")]
-        if isinstance(choice, str)
-    ]
+    return [choice for branch in branches for choice in [*branch.get("enum", []), branch.get("const")] if isinstance(choice, str)]
 
 
 def _unknown_key(loc: Loc, value: Any, parent: Node) -> Problem:

@@ -42,9 +42,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise yaml.composer.ComposerError(
-                None, None, f"nested more than {MAX_DEPTH} deep", self.peek_event().start_mark
-            )
+            raise yaml.composer.ComposerError(None, None, f"nested more than {MAX_DEPTH} deep", self.peek_event().start_mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -55,9 +53,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag not in (_TEXT, _MERGE):
                 shown = repr(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
-                raise yaml.composer.ComposerError(
-                    None, None, f"the key {shown} is not text; put it in quotes", key.start_mark
-                )
+                raise yaml.composer.ComposerError(None, None, f"the key {shown} is not text; put it in quotes", key.start_mark)
             if key.value in lines:
                 text = f"the key {key.value!r} appears twice (first on line {lines[key.value]}); keep one"
                 raise yaml.composer.ComposerError(None, None, text, key.start_mark)
@@ -99,9 +95,7 @@ def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
     elif isinstance(node, yaml.MappingNode):
         size += sum(_expanded_size(child, sizes) for pair in node.value for child in pair)
     if size > MAX_NODES:
-        raise yaml.composer.ComposerError(
-            None, None, f"more than {MAX_NODES} values once aliases are expanded", node.start_mark
-        )
+        raise yaml.composer.ComposerError(None, None, f"more than {MAX_NODES} values once aliases are expanded", node.start_mark)
     sizes[id(node)] = size
     return size
 
@@ -116,9 +110,7 @@ def parse(text: str, source: str) -> Any:
         raise UserError(f"{source}{where}: {error.problem or error.context or 'not valid YAML'}") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise UserError(
-            f"{source} line {line}: not valid YAML: the character {chr(error.character)!r} is not allowed"
-        ) from error
+        raise UserError(f"{source} line {line}: not valid YAML: the character {chr(error.character)!r} is not allowed") from error
     except ValueError as error:
         # An integer of thousands of digits, or text after an explicit tag such as !!int.
         raise UserError(f"{source}: not valid YAML: {error}") from error

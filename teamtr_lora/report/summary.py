@@ -41,7 +41,9 @@ def _share(value: float | None) -> str:
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
-    table = Table(title=f"{evaluation.items} {evaluation.split} items, k = {evaluation.k}, temperature {evaluation.temperature:g}")
+    table = Table(
+        title=f"{evaluation.items} {evaluation.split} items, k = {evaluation.k}, temperature {evaluation.temperature:g}"
+    )
     for name in ("measure", "value", "standard error"):
         table.add_column(name, justify="left" if name == "measure" else "right")
 

@@ -43,7 +43,9 @@ def play(
     progress: Progress | None = None,
 ) -> list[Episode]:
     """Finished, scored episodes in the order of the plan. A completion of any version not in `versions` is refused."""
-    players = [_seat(team, task, plan, group, index) for group in range(len(plan.items)) for index in range(plan.episodes_per_item)]
+    players = [
+        _seat(team, task, plan, group, index) for group in range(len(plan.items)) for index in range(plan.episodes_per_item)
+    ]
     waiting: dict[int, _Player] = {}
     done = tokens = 0
     for player in players:

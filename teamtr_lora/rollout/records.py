@@ -46,7 +46,9 @@ def read_team(folder: Path) -> tuple[Recipe, dict[str, AdapterVersion]]:
         team = json.loads((folder / "team.json").read_text())
         versions = {a: AdapterVersion(a, v["number"], v["content_hash"]) for a, v in team.items()}
     except FileNotFoundError as error:
-        raise UserError(f"{folder}: the run has no team yet ({Path(str(error.filename)).name} is missing); let train reach its first stage") from error
+        raise UserError(
+            f"{folder}: the run has no team yet ({Path(str(error.filename)).name} is missing); let train reach its first stage"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder}: team.json or origin.json is damaged ({error})") from error
     if set(versions) != {agent.name for agent in recipe.team.agents}:

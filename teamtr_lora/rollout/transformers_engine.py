@@ -81,7 +81,9 @@ class TransformersSampler:
         if not request.prompt_ids or not all(0 <= token < self._vocab_size for token in request.prompt_ids):
             return f"the prompt is empty or has a token id outside 0..{self._vocab_size - 1}"
         if len(request.prompt_ids) + request.params.max_tokens > self._context:
-            return f"{len(request.prompt_ids)} prompt + {request.params.max_tokens} new tokens exceed the context of {self._context}"
+            return (
+                f"{len(request.prompt_ids)} prompt + {request.params.max_tokens} new tokens exceed the context of {self._context}"
+            )
         return None
 
     def _next_batch(self) -> list[int]:

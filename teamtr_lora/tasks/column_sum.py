@@ -41,7 +41,7 @@ def split_of(first: int, second: int) -> Split:
 class ColumnItems:
     """Item `position` of a split: drawn from a generator seeded by the position alone."""
 
-    size = None
+    size: int | None = None
 
     def __init__(self, digits: int, split: Split) -> None:
         self._digits, self._split = digits, split

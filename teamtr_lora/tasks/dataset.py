@@ -31,7 +31,9 @@ class RowItems:
         data["prompt"] = row[self._prompt]
         if self._answer:
             data["answer"] = row[self._answer]
-        return Item(id=str(row.get("id", f"{self._split}-{self._positions[position]}")), prompt=_text(row[self._prompt]), data=data)
+        return Item(
+            id=str(row.get("id", f"{self._split}-{self._positions[position]}")), prompt=_text(row[self._prompt]), data=data
+        )
 
 
 class DatasetTask(Task):

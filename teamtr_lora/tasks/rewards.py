@@ -50,9 +50,11 @@ class Rewards:
         name = getattr(function, "__name__", type(function).__name__)
         try:
             values = function(**_accepted(function, columns))
-            values = asyncio.run(values) if inspect.isawaitable(values) else values
+            values = _settled(values)
         except Exception as error:
-            self._fail(f"reward {name} raised {type(error).__name__}: {error} (first item of the batch: {episodes[0].item_id!r})", error)
+            self._fail(
+                f"reward {name} raised {type(error).__name__}: {error} (first item of the batch: {episodes[0].item_id!r})", error
+            )
             return self._one_by_one(function, columns, episodes)
         if not isinstance(values, (list, tuple)) and hasattr(values, "tolist"):
             values = values.tolist()  # a tensor or array is fine as long as its length is
@@ -69,7 +71,7 @@ class Rewards:
             row = {key: [column[index]] for key, column in columns.items()}
             try:
                 value = function(**_accepted(function, row))
-                value = asyncio.run(value) if inspect.isawaitable(value) else value
+                value = _settled(value)
                 values.append(self._number("", value[0], episode))
             except Exception as error:
                 logger.warning("reward of item %r set to 0: %s: %s", episode.item_id, type(error).__name__, error)
@@ -92,6 +94,15 @@ class Rewards:
         if self._on_error == "stop":
             raise RewardError(f"{line}; fix the reward, or set task.on_reward_error=zero to count such episodes as 0") from error
         logger.warning("%s; counted as 0 (task.on_reward_error=zero)", line)
+
+
+def _settled(value: Any) -> Any:
+    """What an async reward function returns, awaited."""
+
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run(wait()) if inspect.isawaitable(value) else value
 
 
 def _columns(episodes: Sequence[Episode]) -> dict[str, Any]:

@@ -46,7 +46,9 @@ def _checked(custom: Callable[..., str | None], agents: list[str]) -> Callable[[
         try:
             name = custom(messages=list(messages), agents=agents)
         except Exception as error:
-            raise UserError(f"team.router.callable raised {type(error).__name__} after {len(messages)} messages: {error}") from error
+            raise UserError(
+                f"team.router.callable raised {type(error).__name__} after {len(messages)} messages: {error}"
+            ) from error
         if name is not None and name not in agents:
             raise UserError(f"team.router.callable returned {name!r}, which is no agent; the agents are {', '.join(agents)}")
         return name

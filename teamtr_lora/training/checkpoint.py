@@ -27,6 +27,7 @@ from teamtr_lora.files import dump_json, sha256, write_folder_atomic
 
 FORMAT = 1
 KEPT = 2  # a second one, so that a damaged newest checkpoint costs one update and not the run
+COUNTS = ("updates", "accepted", "shrunk", "rejected", "skipped", "out_of_region_accepted")
 STATE, TENSORS, MANIFEST = "state.json", "tensors.safetensors", "manifest.json"
 
 
@@ -53,9 +54,6 @@ class RunState:
 
     def adapter_versions(self) -> dict[str, AdapterVersion]:
         return {agent: AdapterVersion(agent, v["number"], v["content_hash"]) for agent, v in self.versions.items()}
-
-
-COUNTS = ("updates", "accepted", "shrunk", "rejected", "skipped", "out_of_region_accepted")
 
 
 class CheckpointStore:
@@ -89,12 +87,12 @@ class CheckpointStore:
         contents = self._read_checked(folder)
         body = json.loads(contents[STATE])
         if body.get("format") != FORMAT:
-            raise UserError(f"{folder}: written by another version of teamtr-lora (format {body.get('format')}, this one reads {FORMAT})")
+            raise UserError(
+                f"{folder}: written by another version of teamtr-lora (format {body.get('format')}, this one reads {FORMAT})"
+            )
         tensors = load_safetensors(contents[TENSORS])
         _restore_generators(tensors, body["python_random"])
-        optimizers = {
-            agent: (_under(tensors, f"optimizer/{agent}/"), scalars) for agent, scalars in body["optimizers"].items()
-        }
+        optimizers = {agent: (_under(tensors, f"optimizer/{agent}/"), scalars) for agent, scalars in body["optimizers"].items()}
         return RunState(**body["state"]), optimizers
 
     def _read_checked(self, folder: Path) -> dict[str, bytes]:
@@ -119,7 +117,7 @@ def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _generator_tensors() -> dict[str, Tensor]:
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # type: ignore[misc]
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     tensors = {
         "random/torch": torch.get_rng_state(),
         "random/numpy_keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),

@@ -69,11 +69,11 @@ def check_floors(floors: dict[str, float], delta: float) -> None:
     gate = floors.get("gate", 0.0)
     if delta < MARGIN * gate:
         raise UserError(
-            f"trust_region.delta = {delta:g}: below {MARGIN:g} times the gate's numerical floor, measured here as {gate:.2g} nats; "
+            f"trust_region.delta = {delta:g}: below {MARGIN:g} times the gate's numerical floor, measured as {gate:.2g} nats; "
             f"use delta >= {MARGIN * gate:.2g}, or trust_region.gate_precision=fp32"
         )
     if floors.get("training", 0.0) > delta:
         logger.warning(
-            "the training pass cannot resolve KL below %.2g nats, more than delta = %g: early stopping is noise and only the gate "
-            "decides; a higher base.precision helps", floors["training"], delta,
+            "the training pass cannot resolve KL below %.2g nats, more than delta = %g: early stopping is noise and only the "
+            "gate decides; a higher base.precision helps", floors["training"], delta,
         )  # fmt: skip

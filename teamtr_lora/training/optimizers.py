@@ -22,7 +22,7 @@ def build_optimizer(training: TrainingSection, parameters: list[nn.Parameter]) -
             f"training.optimizer = {training.optimizer!r} needs bitsandbytes; install teamtr-lora[quant] or use adamw"
         ) from error
     kinds = {"adamw_8bit": bitsandbytes.optim.AdamW8bit, "paged_adamw_8bit": bitsandbytes.optim.PagedAdamW8bit}
-    return kinds[training.optimizer](parameters, **options)  # type: ignore[no-any-return]
+    return kinds[training.optimizer](parameters, **options)
 
 
 def flatten_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

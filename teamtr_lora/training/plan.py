@@ -57,7 +57,10 @@ class Plan:
             "base": [(self.base, f"{self.parameters / 1e6:,.1f}M parameters, {self.precision} on {self.device}")],
             "each stage": [
                 ("updates", f"{self.updates_per_stage}"),
-                ("episodes (fresh for every update)", f"{self.episodes_per_stage:,} = {self.updates_per_stage} x {self.episodes_per_update:,}"),
+                (
+                    "episodes (fresh for every update)",
+                    f"{self.episodes_per_stage:,} = {self.updates_per_stage} x {self.episodes_per_update:,}",
+                ),
                 ("messages per episode, at most", f"{self.messages_per_episode}"),
                 ("prompt tokens of a first message", f"{self.prompt_tokens:,}"),
                 ("sampled tokens, at most", f"{self.sampled_tokens_per_stage_at_most:,}"),
@@ -69,7 +72,8 @@ class Plan:
                 ("episodes of one evaluation", f"{self.evaluation_episodes:,}"),
             ],
             "adapters (float32)": [
-                (agent, f"{count:,} parameters, {_size(self.adapter_bytes[agent])}") for agent, count in self.adapter_parameters.items()
+                (agent, f"{count:,} parameters, {_size(self.adapter_bytes[agent])}")
+                for agent, count in self.adapter_parameters.items()
             ],
             "memory, estimated": [
                 *((name, _size(size)) for name, size in self.memory_bytes.items()),
@@ -186,9 +190,9 @@ def _in_words(recipe: Recipe) -> str:
     step = "lengthened to the boundary or shortened to fit" if region.step == "fill" else "shortened to fit"
     return (
         f"Trust region: an update is accepted only if the {region.estimator} KL from the agent it replaces, {unit}, is at most "
-        f"{region.delta:g} nats with {region.confidence:.0%} confidence, on {held} of {recipe.rollout.items_per_stage} items held "
-        f"out from its gradient, and its surrogate gain there is positive. A step is {step}; if nothing fits it is rejected and "
-        "the agent stays as it was, bit for bit."
+        f"{region.delta:g} nats with {region.confidence:.0%} confidence, on {held} of {recipe.rollout.items_per_stage} items "
+        f"held out from its gradient, and its surrogate gain there is positive. A step is {step}; if nothing fits "
+        "it is rejected and the agent stays as it was, bit for bit."
     )
 
 

@@ -203,6 +203,7 @@ class TrainingRun:
 
     def _log_stage(self, stage: int, order: list[str], evaluation: Evaluation | None, floors: dict[str, float] | None) -> None:
         state = self.state
+        counts: dict[str, Any] = dict(state.counts)
         row = StageRow(
             stage=stage,
             order=order,
@@ -210,7 +211,7 @@ class TrainingRun:
             evaluation=evaluation.as_dict() if evaluation else None,
             floors=floors,
             items_seen=state.cursor,
-            **state.counts,
+            **counts,
             sampled_tokens=state.sampled_tokens,
             seconds=state.seconds + time.monotonic() - self._clock,
             time=time.time(),

@@ -44,7 +44,9 @@ class RunDir:
             if recipe is not None:
                 self._check_same(recipe)
             if not resume:
-                raise UserError(f"{self.path}: already holds a run of this recipe; add --resume to go on, or choose another --run-dir")
+                raise UserError(
+                    f"{self.path}: already holds a run of this recipe; add --resume to go on, or choose another --run-dir"
+                )
         elif self.path.is_dir() and not saved.exists() and any(self.path.iterdir()):
             raise UserError(f"{self.path}: is not empty and holds no run; choose another --run-dir")
         if self.path.is_dir():
@@ -57,7 +59,9 @@ class RunDir:
         difference = first_difference(load_recipe(self.path / "recipe.yaml"), recipe, ignore=MAY_CHANGE)
         if difference:
             key, old, new = difference
-            raise UserError(f"{self.path}: holds another recipe's run: {key} is {old!r} there and {new!r} here; choose another --run-dir")
+            raise UserError(
+                f"{self.path}: holds another recipe's run: {key} is {old!r} there and {new!r} here; choose another --run-dir"
+            )
 
     def write_team(self, versions: dict[str, AdapterVersion]) -> None:
         """The current team, so that eval and ask need nothing of the checkpoint."""

@@ -145,7 +145,7 @@ class Scorer:
         No attention mask: padding is on the right, and causal attention never looks there.
         """
         hidden_B_T_D = self._bank.decoder(input_ids=batch.ids_B_T, use_cache=False).last_hidden_state
-        return hidden_B_T_D.flatten(0, 1)[batch.position_N]  # type: ignore[no-any-return]
+        return hidden_B_T_D.flatten(0, 1)[batch.position_N]
 
     def score(self, batch: Microbatch, hidden_ND: Tensor, current_ND: Tensor | None = None) -> TokenScores:
         return score_tokens(

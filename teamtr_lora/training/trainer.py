@@ -180,8 +180,8 @@ def _team_parts(team: TeamSpec | dict[str, Any] | str | Path) -> tuple[dict[str,
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"team.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    section = {"agents": spec.agents, "protocol": spec.protocol, "router": spec.router}
-    return spec.base.model_dump(), TeamSection(**section).model_dump(), None
+    section = TeamSection(agents=spec.agents, protocol=spec.protocol, router=spec.router)
+    return spec.base.model_dump(), section.model_dump(), None
 
 
 def _checked_recipe(data: dict[str, Any]) -> Recipe:
@@ -196,11 +196,13 @@ def _accelerator(recipe: Recipe, playable: PlayableTeam, run_dir: RunDir) -> Acc
     try:
         accelerator = Accelerator(
             cpu=playable.base.device.type == "cpu",
-            log_with=trackers or None,  # type: ignore[arg-type]
+            log_with=trackers or None,
             project_dir=str(run_dir.path),
         )
         if trackers:
             accelerator.init_trackers(recipe.tracking.project, config={"recipe": dump_recipe(recipe)})
     except (ImportError, ValueError) as error:
-        raise UserError(f"tracking.trackers = {trackers}: cannot be started ({error}); install the tracker or leave it out") from error
+        raise UserError(
+            f"tracking.trackers = {trackers}: cannot be started ({error}); install the tracker or leave it out"
+        ) from error
     return accelerator

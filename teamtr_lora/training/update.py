@@ -69,7 +69,7 @@ class AgentUpdater:
             head_chunk_tokens=training.head_chunk_tokens,
             tf32=config.trust_region.gate_precision == "tf32",
         )
-        self.betas = {agent: config.trust_region.beta_initial for agent in playable.team.names}
+        self.betas = dict.fromkeys(playable.team.names, config.trust_region.beta_initial)
         self.optimizers = {
             agent: build_optimizer(training, list(playable.bank.parameters(agent).values())) for agent in playable.team.names
         }

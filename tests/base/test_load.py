@@ -109,9 +109,7 @@ def test_quantised_base_and_its_saved_copy(made: Path, quantization: str, tmp_pa
 
 def test_quantization_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "bitsandbytes" else found(name)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "bitsandbytes" else found(name))
     with pytest.raises(UserError, match=r"teamtr-lora\[quant\]"):
         quantization_config("4bit", torch.float32)
     assert quantization_config("none", torch.float32) is None

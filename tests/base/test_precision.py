@@ -185,9 +185,7 @@ def test_quantised_base_computes_as_its_dequantised_copy(bits: str, dtype: torch
 
     tiny(torch.float32).save_pretrained(tmp_path)
     config = quantization_config(bits, dtype)
-    model = AutoModelForCausalLM.from_pretrained(
-        tmp_path, quantization_config=config, dtype=dtype, device_map={"": "cpu"}
-    ).eval()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config, dtype=dtype, device_map={"": "cpu"}).eval()
     expected_model = dequantised(model)
     model = with_lora(model)
     with torch.no_grad(), model.disable_adapter():

@@ -117,9 +117,7 @@ def assert_is_tiny(folder: Path, llama: torch.nn.Module) -> None:
 # --- gguf
 
 
-def test_gguf_is_converted_once_under_its_content(
-    gguf_file: Path, llama: torch.nn.Module, cache: Path, tmp_path: Path
-) -> None:
+def test_gguf_is_converted_once_under_its_content(gguf_file: Path, llama: torch.nn.Module, cache: Path, tmp_path: Path) -> None:
     said: list[str] = []
     folder = resolve(str(gguf_file), progress=said.append)
     assert folder.is_relative_to(cache / "gguf")
@@ -149,9 +147,7 @@ def test_two_conversions_at_once_make_one_folder(gguf_file: Path, cache: Path, m
     assert len(set(results)) == 1 and (results[0] / "config.json").is_file()
 
 
-def test_a_killed_conversion_leaves_nothing_that_counts(
-    gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_conversion_leaves_nothing_that_counts(gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(file: Path, folder: Path, source: str, say: object) -> None:
         (folder / "config.json").write_text("{}")
         raise KeyboardInterrupt
@@ -258,9 +254,7 @@ def test_wheel_must_hold_one_gguf(members: dict[str, bytes], monkeypatch: pytest
         resolve("wheel:tiny-wheel")
 
 
-@pytest.mark.parametrize(
-    "name", ["wheel:", "wheel:--index-url=x", "wheel:a b", "wheel:../x", "wheel:a==../b", "wheel:a>=1"]
-)
+@pytest.mark.parametrize("name", ["wheel:", "wheel:--index-url=x", "wheel:a b", "wheel:../x", "wheel:a==../b", "wheel:a>=1"])
 def test_wheel_names_cannot_carry_options_or_paths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was called"))
     with pytest.raises(UserError, match="wheel:NAME"):

@@ -135,9 +135,7 @@ def test_extends_in_a_circle_is_named(recipe_file: Write) -> None:
     assert "circle (self.yaml -> self.yaml)" in error_of(recipe_file("extends: self.yaml\n", name="self.yaml"))
 
 
-@pytest.mark.parametrize(
-    "named", ["https://example.org/a.yaml", "file:///a.yaml", "//host/a.yaml", "3", "[a.yaml]", "''"]
-)
+@pytest.mark.parametrize("named", ["https://example.org/a.yaml", "file:///a.yaml", "//host/a.yaml", "3", "[a.yaml]", "''"])
 def test_extends_must_be_a_local_file(recipe_file: Write, named: str) -> None:
     assert "extends = " in error_of(recipe_file(f"extends: {named}\n"))
 
@@ -176,9 +174,7 @@ def test_bad_yaml_names_the_line(recipe_file: Write, text: str, expected: str) -
     assert expected in message and "recipe.yaml" in message and "\n" not in message
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("", "is empty"), ("- a\n", "holds list"), ("just text\n", "holds str")]
-)
+@pytest.mark.parametrize(("text", "expected"), [("", "is empty"), ("- a\n", "holds list"), ("just text\n", "holds str")])
 def test_a_recipe_is_a_mapping(recipe_file: Write, text: str, expected: str) -> None:
     assert expected in error_of(recipe_file(text, team=""))
 

@@ -116,9 +116,7 @@ def test_agent_names_must_be_safe_file_names(name: str) -> None:
 
 
 def test_a_recipe_without_a_team_says_so() -> None:
-    assert [str(p) for p in problems({})] == [
-        "team: the recipe has no team; add team: {agents: [{name: solver, role: ...}]}"
-    ]
+    assert [str(p) for p in problems({})] == ["team: the recipe has no team; add team: {agents: [{name: solver, role: ...}]}"]
     assert len(problems([1])) == 1
 
 
@@ -209,6 +207,4 @@ def test_schema_agrees_with_a_validator_of_json_schema() -> None:
     check: Callable[[Any], bool] = jsonschema.Draft202012Validator(recipe_schema()).is_valid
     team = {"agents": AGENTS}
     assert check({"team": team}) and check({"extends": "a.yaml"}) and check({"team": team, "task": dataset()})
-    assert (
-        not check({}) and not check({"team": team, "sead": 1}) and not check({"team": team, "training": {"stages": 0}})
-    )
+    assert not check({}) and not check({"team": team, "sead": 1}) and not check({"team": team, "training": {"stages": 0}})

@@ -1,0 +1,70 @@
+"""Group advantages against a plain float64 loop."""
+
+import math
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from teamtr_lora.algorithm.advantage import group_advantages
+
+rewards = st.one_of(st.sampled_from([0.0, 1.0, 0.1, -0.5]), st.floats(-50, 50, allow_nan=False, width=32))
+members = st.lists(st.tuples(st.integers(0, 6), rewards), min_size=1, max_size=40)
+
+
+def by_loop(returns: list[float], groups: list[int], eps: float) -> list[float]:
+    """eq:group_adv as it is written, one episode at a time."""
+    out = []
+    for value, group in zip(returns, groups, strict=True):
+        own = np.array([r for r, g in zip(returns, groups, strict=True) if g == group], dtype=np.float64)
+        mean = float(own[0]) if np.all(own == own[0]) else float(own.mean())
+        variance = float(((own - mean) ** 2).mean())
+        out.append((value - mean) / math.sqrt(variance + eps))
+    return out
+
+
+@settings(max_examples=80, deadline=None)
+@given(members, st.sampled_from([0.5, 1.0, 3.0, 1e9]), st.sampled_from([1e-8, 1e-6, 1e-2, 1.0]))
+def test_advantages_are_those_of_a_plain_loop(pairs: list[tuple[int, float]], clip: float, eps: float) -> None:
+    groups, returns = [7 * g - 3 for g, _ in pairs], [r for _, r in pairs]  # any integers name a group
+    got = group_advantages(torch.tensor(returns, dtype=torch.float64), torch.tensor(groups), clip=clip, eps=eps)
+    wanted = np.array(by_loop(returns, groups, eps))
+    # a group whose values differ in the last bits only: what is left after the mean is taken off is rounding
+    tolerance = 2e-6 * np.abs(wanted) + 1e-13 * max(1.0, max(map(abs, returns))) / math.sqrt(eps) + 1e-30
+    assert (np.abs(got.unclipped_E.double().numpy() - wanted) <= tolerance).all()
+    assert (np.abs(got.clipped_E.double().numpy() - np.clip(wanted, -clip, clip)) <= tolerance).all()
+    distinct = {g: {r for r, other in zip(returns, groups, strict=True) if other == g} for g in groups}
+    assert got.groups == len(distinct)
+    assert got.zero_variance_groups == sum(len(values) == 1 for values in distinct.values())
+    assert got.informative_groups == got.groups - got.zero_variance_groups
+
+
+def test_equal_returns_give_exactly_zero() -> None:
+    for value in (0.1, 1 / 3, 1e-12, 12345.678, -0.7):
+        for size in (1, 2, 3, 7, 10):  # 0.1 summed three times and divided by three is not 0.1
+            got = group_advantages(torch.full((size,), value), torch.zeros(size, dtype=torch.long), clip=3.0, eps=1e-12)
+            assert got.unclipped_E.tolist() == [0.0] * size
+            assert got.zero_variance_groups == 1 and got.informative_groups == 0 and got.clip_rate == 0.0
+
+
+def test_one_success_among_many_has_the_closed_form_and_is_clipped() -> None:
+    size = 16  # one success: p = 1/16, so a = (1 - p) / sqrt(p (1 - p)) = sqrt(15) for it and -sqrt(1/15) for the others
+    returns = torch.tensor([1.0] + [0.0] * (size - 1))
+    got = group_advantages(returns, torch.zeros(size, dtype=torch.long), clip=3.0, eps=1e-12)
+    assert abs(float(got.unclipped_E[0]) - math.sqrt(15)) < 1e-6
+    assert torch.allclose(got.unclipped_E[1:], torch.full((size - 1,), -math.sqrt(1 / 15)))
+    assert float(got.clipped_E[0]) == 3.0
+    assert got.clip_rate == 1 / size
+
+
+def test_eps_is_inside_the_root() -> None:
+    got = group_advantages(torch.tensor([0.0, 2.0]), torch.tensor([0, 0]), clip=9.0, eps=3.0)
+    assert torch.allclose(got.unclipped_E, torch.tensor([-0.5, 0.5]))  # 1 / sqrt(1 + 3), not 1 / (1 + 3) or 1 / (1 + sqrt 3)
+
+
+def test_groups_do_not_see_each_other() -> None:
+    returns, groups = torch.tensor([0.0, 1.0, 5.0, 9.0]), torch.tensor([4, 4, 2, 2])
+    alone = group_advantages(returns[:2], groups[:2], clip=3.0, eps=1e-6)
+    together = group_advantages(returns, groups, clip=3.0, eps=1e-6)
+    assert torch.equal(alone.clipped_E, together.clipped_E[:2])
