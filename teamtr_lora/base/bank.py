@@ -57,6 +57,7 @@ class AdapterBank:
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
         self._active = ""
+        self._checkpointing = False
         self._versions = {agent: self._version(agent, 0) for agent in specs}
 
     @property
@@ -91,6 +92,12 @@ class AdapterBank:
             self.model.set_adapter(_peft_name(agent), inference_mode=True)
             self._active = agent
 
+    def enable_gradient_checkpointing(self) -> None:
+        """Layers are computed again in the backward pass instead of keeping their activations."""
+        causal_lm: Any = self.model.get_base_model()
+        causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+        self._checkpointing = True
+
     @contextmanager
     def training(self, agent: str) -> Iterator[list[nn.Parameter]]:
         """`agent` active and its own parameters, and no others, requiring gradients."""
@@ -98,9 +105,12 @@ class AdapterBank:
         parameters = list(self._owned[agent].values())
         for parameter in parameters:
             parameter.requires_grad_(True)
+        # dropout and gradient checkpointing act in training mode only; without them it would change nothing
+        self.model.train(self._checkpointing or self._configs[agent].lora_dropout > 0)
         try:
             yield parameters
         finally:
+            self.model.eval()
             for parameter in parameters:
                 parameter.requires_grad_(False)
                 parameter.grad = None

@@ -163,7 +163,7 @@ def _replace_forward(module: nn.Module, dequantise: Callable[[], Tensor]) -> Cal
 
     def forward(x: Tensor) -> Tensor:
         bias = module.bias
-        return functional.linear(x.float(), dequantise(), None if bias is None else bias.float())  # type: ignore[operator, arg-type]
+        return functional.linear(x.float(), dequantise(), None if bias is None else bias.float())  # type: ignore[arg-type]
 
     def undo() -> None:
         if own is None:

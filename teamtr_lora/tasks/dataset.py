@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.rewards import Rewards
 from teamtr_lora.tasks.task import Item, Split, Task
 from teamtr_lora.team import Episode
-
-FILE_KINDS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
 class RowItems:
@@ -87,23 +87,53 @@ class DatasetTask(Task):
 
 
 def read_rows(path: Path, key: str) -> Any:
-    """A local JSONL, CSV or Parquet file (gzip allowed) as a `datasets.Dataset`; no code of the file ever runs."""
-    suffixes = [s for s in path.suffixes if s != ".gz"]
-    kind = FILE_KINDS.get(suffixes[-1] if suffixes else "")
-    if kind is None:
+    """The rows of a local JSONL, CSV (all columns text) or Parquet file; JSONL and CSV may be gzipped."""
+    kind = (path.suffixes[-2:-1] if path.suffix == ".gz" else [path.suffix])[-1:]
+    reader = READERS.get(kind[0] if kind else "")
+    if reader is None:
         raise UserError(f"{key} = {str(path)!r}: unknown file type; use .jsonl, .csv or .parquet")
     if not path.is_file():
         near = sorted(p.name for p in path.parent.glob("*") if p.is_file())[:5] if path.parent.is_dir() else []
         raise UserError(f"{key} = {str(path)!r}: no such file" + (f"; the folder has {', '.join(near)}" if near else ""))
-    if path.stat().st_size == 0:
-        raise UserError(f"{key} = {str(path)!r}: the dataset is empty")
-    import datasets
-
     try:
-        return datasets.load_dataset(kind, data_files=str(path), split="train")
-    except Exception as error:  # the parsers behind `datasets` raise many types; all mean the file is not readable as its kind
-        reason = str(error.__cause__ or error).splitlines()[0]
-        raise UserError(f"{key} = {str(path)!r}: cannot be read as {suffixes[-1]} ({reason})") from error
+        return reader(path)
+    except (ValueError, OSError, EOFError) as error:  # JSON, CSV, gzip, Unicode and Arrow errors are all of these
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{key} = {str(path)!r}: cannot be read as {kind[0]}: {reason}") from error
+
+
+def _open_text(path: Path) -> TextIO:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8", newline="")
+
+
+def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    with _open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"line {number} is not JSON ({error})") from error
+                if not isinstance(row, dict):
+                    raise ValueError(f"line {number} is no object with columns")
+                rows.append(row)
+    return rows
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    with _open_text(path) as file:
+        return [dict(row) for row in csv.DictReader(file, strict=True)]
+
+
+def _read_parquet(path: Path) -> Any:
+    import datasets
+    import pyarrow.parquet
+
+    return datasets.Dataset(pyarrow.parquet.read_table(path))
+
+
+READERS: dict[str, Callable[[Path], Any]] = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
 
 
 def read_hub(name: str, config: str | None, split: str, key: str) -> Any:

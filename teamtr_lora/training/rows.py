@@ -25,9 +25,6 @@ def update_row(
     accepted = outcome.step.accepted
     shown = accepted or (outcome.step.readings[-1] if outcome.step.readings else None)
     reading = outcome.readings[shown.alpha] if shown else None
-    groups: dict[int, list[float]] = defaultdict(list)
-    for episode in episodes:
-        groups[episode.group].append(episode.reward)
     tokens = sum(e.tokens for e in episodes)
     delta = config.trust_region.delta
     return UpdateRow(
@@ -58,7 +55,7 @@ def update_row(
         stopped_early=outcome.optimised.stopped_early,
         beta=outcome.optimised.beta,
         reward_mean=sum(e.reward for e in episodes) / len(episodes),
-        reward_standard_error=standard_error([sum(g) / len(g) for g in groups.values()]),
+        reward_standard_error=standard_error(_group_means(episodes)),
         success_rate=sum(e.success for e in episodes) / len(episodes),
         advantage_clip_rate=outcome.advantages.clip_rate,
         groups=outcome.advantages.groups,
@@ -75,3 +72,10 @@ def update_row(
         tokens_per_second=tokens / max(seconds["rollout"], 1e-9),
         time=time.time(),
     )
+
+
+def _group_means(episodes: list[Episode]) -> list[float]:
+    groups: dict[int, list[float]] = defaultdict(list)
+    for episode in episodes:
+        groups[episode.group].append(episode.reward)
+    return [sum(rewards) / len(rewards) for rewards in groups.values()]

@@ -43,14 +43,17 @@ class TrainingRun:
         run_dir: RunDir,
         accelerator: Accelerator,
         events: Events,
+        *,
+        started: float | None = None,
     ) -> None:
+        """`started` (monotonic) lets the time the user waited for the base to load count."""
         self.playable, self.task, self.config = playable, task, config
         self.run_dir, self.accelerator, self.events = run_dir, accelerator, events
         self.updater = AgentUpdater(playable, config, accelerator)
         self.state = RunState()
         self._order = DataOrder(task.items("train"), config.seed)
         self._publish_seconds = 0.0
-        self._clock = time.monotonic()
+        self._clock = time.monotonic() if started is None else started
         task.check_agents(playable.team.names, playable.team.router.max_messages)
 
     @property

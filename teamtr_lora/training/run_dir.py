@@ -6,10 +6,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.errors import UserError
-from teamtr_lora.files import dump_json, remove_temporaries, write_atomic
-from teamtr_lora.recipe import Recipe, first_difference, load_recipe
+from teamtr_lora.files import disk_errors, dump_json, remove_temporaries, write_atomic
+from teamtr_lora.recipe import Recipe, dump_recipe, first_difference, load_recipe
 from teamtr_lora.rollout.records import episode_record
 from teamtr_lora.team import Episode
 from teamtr_lora.training.checkpoint import CheckpointStore
@@ -35,25 +37,35 @@ class RunDir:
     def checkpoints(self) -> CheckpointStore:
         return CheckpointStore(self.path)
 
-    def prepare(self, recipe_text: str, recipe: Recipe | None, *, resume: bool) -> None:
-        """Claims the folder for this recipe, or refuses one that holds something else."""
+    def check(self, recipe: Recipe, *, resume: bool) -> None:
+        """Refuses a folder that holds something else, before anything is loaded or written."""
         saved = self.path / "recipe.yaml"
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: is a file; choose another --run-dir")
         if saved.exists() and self.checkpoints.exists():
-            if recipe is not None:
-                self._check_same(recipe)
+            self._check_same(recipe)
             if not resume:
                 raise UserError(
                     f"{self.path}: already holds a run of this recipe; add --resume to go on, or choose another --run-dir"
                 )
         elif self.path.is_dir() and not saved.exists() and any(self.path.iterdir()):
             raise UserError(f"{self.path}: is not empty and holds no run; choose another --run-dir")
-        if self.path.is_dir():
-            remove_temporaries(self.path)
-        write_atomic(saved, recipe_text)
-        if recipe is not None:
-            write_atomic(self.path / "origin.json", dump_json({"recipe_folder": str(recipe.folder)}))
+
+    def claim(self, recipe: Recipe) -> FileLock:
+        """Makes the folder this run's own. The lock goes with the process, however it ends."""
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / ".lock", timeout=0)
+            try:
+                lock.acquire()
+            except Timeout as error:
+                raise UserError(
+                    f"{self.path}: another process is training here; wait for it or choose another --run-dir"
+                ) from error
+        remove_temporaries(self.path)
+        write_atomic(self.path / "recipe.yaml", dump_recipe(recipe))
+        write_atomic(self.path / "origin.json", dump_json({"recipe_folder": str(recipe.folder.resolve())}))
+        return lock
 
     def _check_same(self, recipe: Recipe) -> None:
         difference = first_difference(load_recipe(self.path / "recipe.yaml"), recipe, ignore=MAY_CHANGE)

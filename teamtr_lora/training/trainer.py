@@ -132,15 +132,18 @@ class TeamTRTrainer:
             run_dir = RunDir(Path(recipe.output_dir))
         else:
             run_dir = RunDir(latest_run_dir(name) if resume else default_run_dir(name))
+        run_dir.check(recipe, resume=resume)
         playable = self.open()
-        run_dir.prepare(dump_recipe(recipe), recipe, resume=resume)
-        accelerator = _accelerator(recipe, playable, run_dir)
-        events = Events(self._callbacks, recipe, updates=recipe.training.stages * len(playable.team.names))
-        self.run = TrainingRun(playable, self.task, recipe, run_dir, accelerator, events)
-        self.run._clock = started  # the start-up counts: it is time the user waits
-        if run_dir.checkpoints.exists():
-            self.run.resume()
-        train(self.run)
+        lock = run_dir.claim(recipe)
+        try:
+            accelerator = _accelerator(recipe, playable, run_dir)
+            events = Events(self._callbacks, recipe, updates=recipe.training.stages * len(playable.team.names))
+            self.run = TrainingRun(playable, self.task, recipe, run_dir, accelerator, events, started=started)
+            if run_dir.checkpoints.exists():
+                self.run.resume()
+            train(self.run)
+        finally:
+            lock.release()
         return self._summary(self.run)
 
     def evaluate(self, *, items: int | None = None, k: int | None = None) -> Evaluation:

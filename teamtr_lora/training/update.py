@@ -14,6 +14,7 @@ from accelerate import Accelerator
 
 from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages
 from teamtr_lora.algorithm.trust_region import GateReading, StepDecision, choose_step
+from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
@@ -69,6 +70,8 @@ class AgentUpdater:
             head_chunk_tokens=training.head_chunk_tokens,
             tf32=config.trust_region.gate_precision == "tf32",
         )
+        if training.gradient_checkpointing:
+            playable.bank.enable_gradient_checkpointing()
         self.betas = dict.fromkeys(playable.team.names, config.trust_region.beta_initial)
         self.optimizers = {
             agent: build_optimizer(training, list(playable.bank.parameters(agent).values())) for agent in playable.team.names
@@ -78,21 +81,17 @@ class AgentUpdater:
 
     def update(self, agent: str, episodes: list[Episode], split_seed: int) -> UpdateOutcome:
         """Maximises the surrogate for `agent` on `episodes`, which the team as it is now must have played."""
-        started = time.monotonic()
-        bank, region = self._playable.bank, self._config.trust_region
+        bank, clock = self._playable.bank, _PhaseClock()
         advantages = self._advantages(episodes)
         split = self._split(agent, episodes, advantages, split_seed)
-        seconds: dict[str, float] = {}
         if split is None or split.informative_groups < max(1, self._config.training.min_informative_groups):
             return self._skipped(agent, advantages, split)
         bank.activate(agent)
-        current = [keep_current(self.scorer, batch) for batch in split.fit]
+        with torch.no_grad():
+            current = [keep_current(self.scorer, batch) for batch in split.fit]
         gap = self._sampler_gap(agent, split.fit, current)
         before, optimizer_before = bank.snapshot(agent), copy.deepcopy(self.optimizers[agent].state_dict())
-        beta_before = self.betas[agent]
-        seconds["current"] = time.monotonic() - started
-
-        started = time.monotonic()
+        clock.lap("current")
         with bank.training(agent) as parameters:
             optimised = optimise(
                 self._accelerator,
@@ -101,22 +100,41 @@ class AgentUpdater:
                 parameters,
                 list(zip(split.fit, current, strict=True)),
                 self._config,
-                beta=beta_before,
+                beta=self.betas[agent],
                 scaler=self.scaler,
             )
         self.betas[agent] = optimised.beta
-        seconds["optimise"] = time.monotonic() - started
-
-        started = time.monotonic()
+        clock.lap("optimise")
         candidate = bank.snapshot(agent)
+        step, readings = self._search(agent, split.held, before, candidate)
+        decision = self._conclude(agent, step, before, candidate, optimizer_before)
+        clock.lap("gate")
+        return UpdateOutcome(
+            decision,
+            bank.version(agent),
+            advantages,
+            optimised,
+            step,
+            readings,
+            gap,
+            clock.seconds,
+            messages=sum(len(batch.messages) for batch in split.fit) + len(split.held.messages),
+            trained_tokens=sum(batch.tokens for batch in split.fit),
+        )
+
+    def _search(
+        self, agent: str, held: MessageBatch, before: Snapshot, candidate: Snapshot
+    ) -> tuple[StepDecision, dict[float, CandidateReading]]:
+        """Measures current + alpha (candidate - current) on the held-out messages until a length fits."""
+        bank, region = self._playable.bank, self._config.trust_region
         readings: dict[float, CandidateReading] = {}
         with gate_pass(self.scorer):
             bank.restore(agent, before)
-            held_current = keep_current(self.scorer, split.held)
+            current = keep_current(self.scorer, held)
 
             def measure(alpha: float) -> GateReading:
                 bank.interpolate(agent, before, candidate, alpha)
-                readings[alpha] = read_candidate(self.scorer, split.held, held_current, self._config, self.discount)
+                readings[alpha] = read_candidate(self.scorer, held, current, self._config, self.discount)
                 return GateReading(alpha, readings[alpha].kl[region.estimator], readings[alpha].gain)
 
             step = choose_step(
@@ -126,22 +144,9 @@ class AgentUpdater:
                 max_stretch=region.max_stretch,
                 evaluations=region.backtracks,
             )
-        decision = self._conclude(agent, step, before, candidate, optimizer_before)
-        seconds["gate"] = time.monotonic() - started
-        return UpdateOutcome(
-            decision,
-            bank.version(agent),
-            advantages,
-            optimised,
-            step,
-            readings,
-            gap,
-            seconds,
-            messages=sum(len(batch.messages) for batch in split.fit) + len(split.held.messages),
-            trained_tokens=sum(batch.tokens for batch in split.fit),
-        )
+        return step, readings
 
-    def _conclude(self, agent: str, step: StepDecision, before: Any, candidate: Any, optimizer_before: Any) -> Decision:
+    def _conclude(self, agent: str, step: StepDecision, before: Snapshot, candidate: Snapshot, optimizer_before: Any) -> Decision:
         """Commits the accepted candidate as a new version, or puts adapter and optimiser back bit for bit."""
         bank = self._playable.bank
         if step.accepted is None:
@@ -218,6 +223,18 @@ class AgentUpdater:
             messages,
             0,
         )
+
+
+class _PhaseClock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started = time.monotonic()
+
+    def lap(self, phase: str) -> None:
+        now = time.monotonic()
+        self.seconds[phase], self._started = now - self._started, now
 
 
 def _weight_by_importance(batch: MessageBatch, current: CurrentPolicy, cap: float) -> None:

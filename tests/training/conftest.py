@@ -1,0 +1,165 @@
+"""A team of two on the tiny base, a reward anyone can recompute, and float64 arithmetic to compare with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection, TeamTRConfig
+from teamtr_lora.rollout.collector import PlayPlan
+from teamtr_lora.rollout.playable import PlayableTeam, open_team
+from teamtr_lora.tasks import Item, Task
+from teamtr_lora.team import Episode
+
+AGENTS = [
+    {"name": "left", "role": "speaks first", "lora": {"rank": 4, "alpha": 8.0}},
+    {"name": "right", "role": "speaks last", "lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "v_proj", "down_proj"]}},
+]
+TOKENS = 5  # most tokens in a message
+
+
+class OddTokens(Task):
+    """One point for every message that begins with an odd token id."""
+
+    name = "odd"
+
+    def items(self, split: str) -> Any:
+        return _Items(split)
+
+    def score(self, episodes: Sequence[Episode]) -> list[float]:
+        return [float(sum(m.token_ids[0] % 2 for m in e.messages)) for e in episodes]
+
+
+class _Items:
+    size: int | None = None
+
+    def __init__(self, split: str) -> None:
+        self._split = split
+
+    def __getitem__(self, position: int) -> Item:
+        return Item(f"{self._split}-{position}", f"{self._split} {position}?")
+
+
+@pytest.fixture
+def odd_task() -> Task:
+    return OddTokens()
+
+
+@pytest.fixture(scope="session")
+def accelerator() -> Accelerator:
+    return Accelerator(cpu=True)
+
+
+@pytest.fixture(scope="session")
+def make_team(tiny_base: Path) -> Callable[..., PlayableTeam]:
+    """The same start every time: a fresh team has the policy that sampled `episodes`."""
+
+    def make(*, precision: str = "fp32", agents: list[dict[str, Any]] | None = None, **team: Any) -> PlayableTeam:
+        return open_team(
+            BaseSection(source=str(tiny_base), precision=precision, device="cpu"),  # type: ignore[arg-type]
+            TeamSection.model_validate({"agents": agents or AGENTS, **team}),
+            RolloutSection(),
+            seed=0,
+            folder=Path("/"),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def play() -> Callable[..., list[Episode]]:
+    def run(playable: PlayableTeam, *, items: int = 8, episodes: int = 4, temperature: float = 1.0, purpose: str = "test") -> list[Episode]:
+        task = OddTokens()
+        plan = PlayPlan([task.items("train")[i] for i in range(items)], episodes, temperature, TOKENS, purpose)
+        return playable.play(task, plan)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def _played(make_team: Callable[..., PlayableTeam], play: Callable[..., list[Episode]]) -> list[Episode]:
+    return play(make_team())
+
+
+@pytest.fixture
+def episodes(_played: list[Episode]) -> list[Episode]:
+    """8 items x 4 episodes of a fresh team at T = 1, two messages each."""
+    return copy.deepcopy(_played)
+
+
+@pytest.fixture(scope="session")
+def config() -> Callable[..., TeamTRConfig]:
+    def make(**values: Any) -> TeamTRConfig:
+        defaults: dict[str, Any] = {
+            "items_per_stage": 8,
+            "episodes_per_item": 4,
+            "max_message_tokens": TOKENS,
+            "learning_rate": 5e-3,
+            "inner_epochs": 3,
+            "holdout": 0.25,
+            "delta": 0.05,
+            "tokens_per_microbatch": 700,
+            "head_chunk_tokens": 16,
+        }
+        return TeamTRConfig(**(defaults | values))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def move() -> Callable[..., None]:
+    """Moves an adapter by a random step of a given size on every number."""
+
+    def run(playable: PlayableTeam, agent: str, size: float, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        before = playable.bank.snapshot(agent)
+        playable.bank.restore(agent, {n: t + size * torch.randn(t.shape, generator=generator) for n, t in before.items()})
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def state_of() -> Callable[[nn.Module], dict[str, bytes]]:
+    """Every parameter and buffer of a model, as bytes."""
+
+    def run(model: nn.Module) -> dict[str, bytes]:
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        return {n: t.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for n, t in named}
+
+    return run
+
+
+def _exact_norm(norm: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: norm.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+
+
+@pytest.fixture(scope="session")
+def double_logp() -> Callable[..., tuple[nn.Module, Callable[..., Tensor]]]:
+    """A float64 copy of the team's model, and the full log-softmax at every token of a message computed on it alone.
+
+    Nothing of the package is used: one forward a message, no padding, no chunks.
+    """
+
+    def run(playable: PlayableTeam, agent: str) -> tuple[nn.Module, Callable[..., Tensor]]:
+        playable.bank.activate(agent)
+        model = copy.deepcopy(playable.bank.model).double()
+        for module in model.modules():
+            if type(module).__name__ == "Qwen3RMSNorm":  # transformers computes it in float32 whatever the model's type is
+                module.forward = _exact_norm(module)  # type: ignore[method-assign]
+
+        def logp(message: Any, temperature: float = 1.0) -> Tensor:
+            ids = message.prompt_ids + message.token_ids
+            logits = model(input_ids=torch.tensor([ids])).logits[0, len(message.prompt_ids) - 1 : -1]
+            assert logits.dtype == torch.float64
+            return torch.log_softmax(logits / temperature, -1)
+
+        return model, logp
+
+    return run

@@ -1,0 +1,224 @@
+"""Log-probabilities and KL of real messages on a real (tiny) model, against a float64 copy of it."""
+
+import pytest
+import torch
+
+from teamtr_lora.team import agent_sequences
+from teamtr_lora.training.optimise import _accumulate, message_kl
+from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, message_batch
+
+
+def scorer_of(playable, temperature: float = 1.0, chunk: int = 16) -> Scorer:
+    return Scorer(playable.base, playable.bank, temperature=temperature, head_chunk_tokens=chunk)
+
+
+def batch_of(episodes, agent: str, budget: int = 700, mask: bool = False, advantage=None) -> MessageBatch:
+    values = advantage or {id(e): float(i % 3 - 1) for i, e in enumerate(episodes)}
+    return message_batch(
+        agent_sequences(episodes, agent), values, {id(e): i for i, e in enumerate(episodes)},
+        tokens_per_microbatch=budget, mask_truncated=mask, device=torch.device("cpu"),
+    )  # fmt: skip
+
+
+def by_message(batch: MessageBatch, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Token values regrouped by message, in the batch's order."""
+    values, owner = torch.cat(parts), torch.cat([p.message_N for p in batch.microbatches])
+    return [values[owner == m] for m in range(len(batch.messages))]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("agent", ["left", "right"])
+def test_log_probabilities_are_the_full_softmax_of_each_message_alone(
+    make_team, episodes, move, double_logp, agent: str, temperature: float
+) -> None:
+    playable = make_team()
+    move(playable, agent, 0.05)
+    playable.bank.activate(agent)
+    batch = batch_of(episodes, agent)
+    assert len(batch.microbatches) > 2, "the example should need several micro-batches"
+    got = by_message(batch, keep_current(scorer_of(playable, temperature), batch).logp)
+    _, logp = double_logp(playable, agent)
+    for message, values in zip(batch.messages, got, strict=True):
+        with torch.no_grad():
+            wanted = logp(message, temperature)[torch.arange(len(message.token_ids)), message.token_ids]
+        assert torch.allclose(values.double(), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("view", ["shared", "per_agent"])
+def test_one_forward_serves_all_of_an_agents_messages_of_an_episode(make_team, play, double_logp, view: str) -> None:
+    playable = make_team(router={"kind": "round_robin", "rounds": 3}, protocol={"view": view})
+    played = play(playable, items=2, episodes=2)
+    batch = batch_of(played, "left", budget=10_000)
+    assert len(batch.messages) == 12
+    assert sum(len(p.ids_B_T) for p in batch.microbatches) == 4, "one sequence an episode"
+    playable.bank.activate("left")
+    got = by_message(batch, keep_current(scorer_of(playable), batch).logp)
+    _, logp = double_logp(playable, "left")
+    for message, values in zip(batch.messages, got, strict=True):
+        with torch.no_grad():
+            wanted = logp(message)[torch.arange(len(message.token_ids)), message.token_ids]
+        assert torch.allclose(values.double(), wanted, atol=2e-5)
+
+
+def test_the_sampler_and_the_trainer_agree(make_team, episodes) -> None:
+    """Same weights, other code path (KV cache, left padding): the same log-probabilities to rounding."""
+    playable = make_team()
+    for agent in ("left", "right"):
+        playable.bank.activate(agent)
+        batch = batch_of(episodes, agent)
+        kept = keep_current(scorer_of(playable), batch)
+        for part, logp in zip(batch.microbatches, kept.logp, strict=True):
+            assert torch.allclose(logp, part.sampler_logp_N, atol=1e-4)
+
+
+def test_padding_and_micro_batches_do_not_matter(make_team, episodes) -> None:
+    playable = make_team()
+    playable.bank.activate("right")
+    results = []
+    for budget in (1, 300, 1_000_000):
+        batch = batch_of(episodes, "right", budget)
+        assert all(p.ids_B_T.numel() <= budget or len(p.ids_B_T) == 1 for p in batch.microbatches)
+        assert sum(len(p.target_N) for p in batch.microbatches) == batch.tokens
+        results.append(torch.cat(by_message(batch, keep_current(scorer_of(playable), batch).logp)))
+    assert len(batch.microbatches) == 1
+    assert torch.allclose(results[0], results[2], atol=2e-5) and torch.allclose(results[1], results[2], atol=2e-5)
+
+
+def test_a_batch_says_whose_message_is_whose(episodes) -> None:
+    values = {id(e): 0.25 * i for i, e in enumerate(episodes)}
+    batch = batch_of(episodes, "left", advantage=values)
+    assert [id(m) for m in batch.messages] == [id(m) for e in episodes for m in e.messages if m.agent == "left"]
+    assert batch.group_M.tolist() == [e.group for e in episodes]
+    assert batch.advantage_M.tolist() == list(values.values())
+    assert batch.episode_M.tolist() == list(range(len(episodes)))
+    targets = torch.cat([p.target_N for p in batch.microbatches]), torch.cat([p.message_N for p in batch.microbatches])
+    for m, message in enumerate(batch.messages):
+        assert targets[0][targets[1] == m].tolist() == message.token_ids
+
+
+def test_truncated_messages_are_dropped_when_masked(episodes) -> None:
+    cut = sum(m.truncated for e in episodes for m in e.messages if m.agent == "left")
+    assert 0 < cut <= len(episodes)
+    for e in episodes[:5]:
+        e.messages[0].finish = "stop"
+    kept = batch_of(episodes, "left", mask=True)
+    assert len(kept.messages) == sum(not e.messages[0].truncated for e in episodes) >= 5
+    assert not any(m.truncated for m in kept.messages)
+    assert sum(len(p.target_N) for p in kept.microbatches) == sum(len(m.token_ids) for m in kept.messages)
+    assert len(batch_of(episodes, "left", mask=False).messages) == len(episodes)
+
+
+def exact_kl(playable, agent: str, episodes, current: dict, scorer: Scorer | None = None) -> list[float]:
+    """Message-sum exact KL from the adapter `current` to the one in place, by the package."""
+    scorer, batch = scorer or scorer_of(playable), batch_of(episodes, agent)
+    now = playable.bank.snapshot(agent)
+    playable.bank.activate(agent)
+    playable.bank.restore(agent, current)
+    kept = keep_current(scorer, batch)
+    playable.bank.restore(agent, now)
+    total = torch.zeros(len(batch.messages))
+    with torch.no_grad():
+        for part, hidden in zip(batch.microbatches, kept.hidden, strict=True):
+            kl_N = scorer.score(part, scorer.hidden(part), hidden).kl_N
+            assert kl_N is not None
+            total += message_kl(kl_N, part.message_N, len(batch.messages), "message_sum")
+    return total.tolist()
+
+
+def test_kl_falls_as_alpha_squared_over_four_decades(make_team, episodes, move, double_logp) -> None:
+    playable = make_team()
+    bank = playable.bank
+    move(playable, "left", 0.02, seed=1)  # both factors away from zero, as after some training
+    current = bank.snapshot("left")
+    move(playable, "left", 0.01, seed=2)
+    candidate = bank.snapshot("left")
+    chosen = episodes[:6]
+    bank.restore("left", current)
+    _, logp_current = double_logp(playable, "left")
+    scaled = []
+    for alpha in (0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5):
+        bank.interpolate("left", current, candidate, alpha)
+        got = torch.tensor(exact_kl(playable, "left", chosen, current), dtype=torch.float64)
+        _, logp = double_logp(playable, "left")
+        with torch.no_grad():
+            pairs = [(logp_current(e.messages[0]), logp(e.messages[0])) for e in chosen]
+        wanted = torch.tensor([float((p.exp() * (p - q)).sum()) for p, q in pairs], dtype=torch.float64)
+        if alpha >= 1e-4:
+            assert torch.allclose(got.mean(), wanted.mean(), rtol=0.03), alpha
+        scaled.append(float(got.mean()) / alpha**2)
+    smallest, largest = min(scaled[:-1]), max(scaled[:-1])
+    assert largest / smallest < 1.05, scaled
+    bank.interpolate("left", current, candidate, 0.0)
+    assert exact_kl(playable, "left", chosen, current) == [0.0] * len(chosen)
+
+
+def test_one_whole_step_has_the_brute_force_kl(make_team, episodes, move, double_logp) -> None:
+    """At alpha = 1 the KL is no longer quadratic, but still the full-vocabulary sum at every sampled prefix."""
+    playable = make_team()
+    current = playable.bank.snapshot("right")
+    _, logp_current = double_logp(playable, "right")
+    move(playable, "right", 0.3)
+    _, logp = double_logp(playable, "right")
+    chosen = episodes[:6]
+    scorer = scorer_of(playable, temperature=0.8)
+    got = exact_kl(playable, "right", chosen, current, scorer)
+    for episode, value in zip(chosen, got, strict=True):
+        with torch.no_grad():
+            p, q = logp_current(episode.messages[1], 0.8), logp(episode.messages[1], 0.8)
+        wanted = float((p.exp() * (p - q)).sum())
+        assert wanted > 0.01 and value == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize("ratio", ["message", "token", "sequence_mean"])
+def test_the_gradient_of_the_whole_loss_is_that_of_float64_finite_differences(
+    make_team, episodes, move, double_logp, config, accelerator, ratio: str
+) -> None:
+    """beta KL - surrogate through micro-batches, chunks, recomputation and PEFT, against a loop over messages in float64."""
+    playable = make_team()
+    chosen, beta, clip = episodes[:6], 0.7, 0.2
+    batch = batch_of(chosen, "left", budget=260)
+    assert len(batch.microbatches) > 1
+    move(playable, "left", 0.02)
+    scorer = scorer_of(playable, chunk=4)
+    playable.bank.activate("left")
+    current = keep_current(scorer, batch)
+    _, logp_current = double_logp(playable, "left")
+    with torch.no_grad():
+        fixed = [logp_current(m) for m in batch.messages]
+    move(playable, "left", 0.01, seed=5)
+    settings = config(ratio=ratio, clip_ratio=clip)
+    report = type("Report", (), {"beta": beta})()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with playable.bank.training("left") as parameters:
+        _accumulate(accelerator, scorer, batch, current, settings, report, scaler)
+        gradient = {name: p.grad.clone() for name, p in playable.bank.parameters("left").items()}
+    assert len(parameters) == len(gradient)
+
+    model, logp = double_logp(playable, "left")
+
+    def loss() -> float:
+        total = 0.0
+        for m, message in enumerate(batch.messages):
+            new, cur, a = logp(message), fixed[m], float(batch.advantage_M[m])
+            tokens = (torch.arange(len(message.token_ids)), message.token_ids)
+            logs = new[tokens] - cur[tokens]
+            used = {"message": logs.sum()[None], "token": logs, "sequence_mean": logs.mean()[None]}[ratio]
+            w = used.exp()
+            total -= float(torch.minimum(w * a, w.clamp(1 - clip, 1 + clip) * a).mean())
+            total += beta * float((cur.exp() * (cur - new)).sum())
+        return total / len(batch.messages)
+
+    twins = {n.replace(".agent_left.", "."): p for n, p in model.named_parameters() if ".agent_left." in n}
+    assert twins.keys() == gradient.keys()
+    step = 1e-5
+    with torch.no_grad():
+        assert loss() == pytest.approx(beta * report.kl - report.objective, rel=1e-3)
+        for name in list(gradient)[::5]:
+            place = int(gradient[name].abs().argmax())  # where the gradient is largest, so that the comparison means something
+            flat = twins[name].view(-1)
+            flat[place] += step
+            up = loss()
+            flat[place] -= 2 * step
+            down = loss()
+            flat[place] += step
+            assert float(gradient[name].view(-1)[place]) == pytest.approx((up - down) / (2 * step), rel=2e-3, abs=1e-6), name
