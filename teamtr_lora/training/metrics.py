@@ -1,7 +1,7 @@
 """metrics.jsonl: one row per update and per stage. The models below are its documented schema.
 
-Times and rates (`seconds*`, `tokens_per_second`, `time`) are the only fields that differ between two runs of one recipe on
-one CPU.
+What depends on the moment (TIME_FIELDS: times, rates, peak memory) is all that differs between two runs of one recipe on one
+CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import disk_errors
 
-TIME_FIELDS = ("seconds", "tokens_per_second", "time")
+TIME_FIELDS = ("seconds", "tokens_per_second", "time", "peak_memory_bytes")
 
 
 class _Row(BaseModel):
@@ -91,6 +91,7 @@ class StageRow(_Row):
     out_of_region_accepted: int
     sampled_tokens: int
     seconds: float = Field(description="since the run began, over all its sessions")
+    peak_memory_bytes: int = Field(description="of this process so far: allocated on the GPU, or resident on a CPU")
     time: float
 
 

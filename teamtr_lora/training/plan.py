@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from teamtr_lora.code_paths import load_callable
 from teamtr_lora.recipe import Recipe, ScriptTask
 from teamtr_lora.tasks import build_task
 from teamtr_lora.team import Team, build_team
+from teamtr_lora.training.memory import peak_memory
 
 SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
 # What one decoder layer keeps for the backward pass of one token, in values: about 10 of hidden width (norms, residuals, q, k, v,
@@ -177,10 +176,7 @@ def _memory(
 
 def _libraries(device: torch.device) -> int:
     """On a CPU the process itself, measured now that it has imported what a run imports; on a GPU the context's usual size."""
-    if device.type != "cpu":
-        return 500 * 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return peak_memory(device) if device.type == "cpu" else 500 * 2**20
 
 
 def _in_words(recipe: Recipe) -> str:

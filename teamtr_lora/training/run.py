@@ -21,6 +21,7 @@ from teamtr_lora.training.checkpoint import RunState
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.floor import check_floors, measure_floors
 from teamtr_lora.training.metrics import StageRow
+from teamtr_lora.training.memory import peak_memory
 from teamtr_lora.training.optimizers import flatten_state, restore_state
 from teamtr_lora.training.rows import update_row
 from teamtr_lora.training.run_dir import RunDir
@@ -217,6 +218,7 @@ class TrainingRun:
             **counts,
             sampled_tokens=state.sampled_tokens,
             seconds=state.seconds + time.monotonic() - self._clock,
+            peak_memory_bytes=peak_memory(self.playable.base.device),
             time=time.time(),
         )
         self.run_dir.metrics.append(row)

@@ -23,6 +23,7 @@ def make_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
         merges: tuple[tuple[str, str], ...] = (),
         split: bool = True,
         eos: str | None = "<|im_end|>",
+        bos: str | None = None,
         special: tuple[str, ...] = ("<|im_start|>",),
         added: tuple[str, ...] = (),
     ) -> Any:
@@ -34,6 +35,7 @@ def make_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
         return PreTrainedTokenizerFast(
             tokenizer_object=tokenizer,
             eos_token=eos,
+            bos_token=bos,
             additional_special_tokens=list(special),
             chat_template=template,
             clean_up_tokenization_spaces=False,

@@ -58,7 +58,7 @@ def test_qwen3_opens_an_empty_thought_in_the_generation_prompt_only(make_tokeniz
     ],
 )
 def test_templates_of_real_bases(make_tokenizer: Callable[..., Any], name: str, end: str, special: tuple[str, ...]) -> None:
-    tokenizer = make_tokenizer(trl_template(name), special=("<|im_start|>", *special))
+    tokenizer = make_tokenizer(trl_template(name), special=("<|im_start|>", *special), bos="<|bos|>")
     for view in ("shared", "per_agent"):
         protocol = TeamProtocol(tokenizer, ROLES, view=view, system="S")  # type: ignore[arg-type]
         check_prefix_stability(protocol)

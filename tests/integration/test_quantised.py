@@ -1,0 +1,49 @@
+"""4-bit and 8-bit bases and 8-bit optimisers through bitsandbytes: a real run each, and exact resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from teamtr_lora.recipe import load_recipe
+from teamtr_lora.training.metrics import UpdateRow, read_rows
+from teamtr_lora.training.trainer import TeamTRTrainer
+
+pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (the extra `quant`)")
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = [
+    "training.stages=1",
+    "rollout.items_per_stage=8",
+    "rollout.episodes_per_item=4",
+    "training.inner_epochs=2",
+    "evaluation.items=16",
+    "trust_region.delta=0.05",
+]
+
+
+def run(tmp_path: Path, name: str, *overrides: str, resume: bool = False) -> tuple[TeamTRTrainer, list[UpdateRow]]:
+    recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml", [*SMALL, *overrides, f"output_dir={tmp_path / name}"])
+    trainer = TeamTRTrainer.from_recipe(recipe)
+    trainer.train(resume=resume)
+    return trainer, [row for row in read_rows(tmp_path / name / "metrics.jsonl") if isinstance(row, UpdateRow)]
+
+
+@pytest.mark.parametrize("quantization", ["4bit", "8bit"])
+def test_a_quantised_base_trains_inside_the_region(tmp_path: Path, quantization: str) -> None:
+    trainer, rows = run(tmp_path, "run", f"base.quantization={quantization}")
+    assert trainer.playable is not None and trainer.playable.base.quantization == quantization
+    assert any(row.decision in ("accepted", "shrunk") for row in rows)
+    assert not any(row.out_of_region for row in rows)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit"])
+def test_an_8bit_optimiser_resumes_exactly(tmp_path: Path, optimizer: str) -> None:
+    choice = f"training.optimizer={optimizer}"
+    whole, rows = run(tmp_path, "whole", choice, "training.stages=2")
+    run(tmp_path, "parts", choice)
+    parts, _ = run(tmp_path, "parts", choice, "training.stages=2", resume=True)
+    assert any(row.decision in ("accepted", "shrunk") for row in rows)
+    assert whole.run is not None and parts.run is not None
+    assert parts.run.state.versions == whole.run.state.versions

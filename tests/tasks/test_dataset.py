@@ -1,0 +1,266 @@
+"""Rows as items: file kinds, bad files, splits by hash, and the order they are drawn in."""
+
+import csv
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.tasks import DataOrder, Item, Rewards, build_task
+from teamtr_lora.tasks.dataset import DatasetTask, read_rows
+from teamtr_lora.team import Message
+
+ROWS = [{"prompt": f"question {i}", "answer": f"{i}", "level": i} for i in range(20)]
+ZERO = Rewards([lambda prompts, **_: [0.0] * len(prompts)])
+
+
+def write_jsonl(path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+
+
+def write_gz(path: Path) -> None:
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in ROWS)
+
+
+def write_csv(path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(ROWS[0]))
+        writer.writeheader()
+        writer.writerows(ROWS)
+
+
+def write_parquet(path: Path) -> None:
+    datasets.Dataset.from_list(ROWS).to_parquet(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("rows.jsonl", write_jsonl), ("rows.jsonl.gz", write_gz), ("rows.v2.csv", write_csv), ("rows.parquet", write_parquet)],
+)
+def test_file_kinds(tmp_path: Path, name: str, write: Callable[[Path], None]) -> None:
+    write(tmp_path / name)
+    rows = read_rows(tmp_path / name, "task.path")
+    as_text = name.endswith("csv")  # CSV knows no types
+    assert [dict(row) for row in rows] == [{k: str(v) if as_text else v for k, v in row.items()} for row in ROWS]
+    task = DatasetTask(rows, rows, ZERO, answer_column="answer")
+    item = task.items("train")[3]
+    assert (item.prompt, item.data["answer"], item.data["level"]) == ("question 3", "3", "3" if as_text else 3)
+    assert task.items("train").size == 20
+
+
+@pytest.mark.parametrize("rows", [ROWS, datasets.Dataset.from_list(ROWS)], ids=["list", "Dataset"])
+def test_rows_in_memory(rows: Any) -> None:
+    task = DatasetTask(rows, None, ZERO, test_fraction=0.3)
+    train, test = task.items("train"), task.items("test")
+    assert train.size + test.size == 20  # type: ignore[operator]
+    prompts = [[items[i].prompt for i in range(items.size or 0)] for items in (train, test)]
+    assert sorted(prompts[0] + prompts[1]) == sorted(row["prompt"] for row in ROWS)
+    assert train[0].data == {**next(r for r in ROWS if r["prompt"] == train[0].prompt)}
+
+
+def test_another_prompt_column_and_ids() -> None:
+    task = DatasetTask([{"q": "hi", "id": "row-a"}], [{"q": "ho"}], ZERO, prompt_column="q")
+    assert task.items("train")[0] == Item("row-a", "hi", {"id": "row-a", "prompt": "hi"})
+    assert task.items("test")[0].id == "test-0"
+
+
+def test_conversational_prompts_are_played_as_their_user_text() -> None:
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "hidden"},
+        {"role": "user", "content": "Sure?"},
+    ]
+    for rows in ([{"prompt": turns}], datasets.Dataset.from_list([{"prompt": turns}])):
+        item = DatasetTask(rows, rows, ZERO).items("train")[0]
+        assert item.prompt == "Be brief.\n\n2+2?\n\nSure?"
+        assert item.data["prompt"] == turns, "the reward sees it as it was"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"),
+        ("rows.jsonl", b'{"prompt": "a"}\n["b"]\n', "line 2 is no object"),
+        ("rows.jsonl", b'{"prompt": "\xff"}\n', r"cannot be read as \.jsonl"),
+        ("rows.jsonl", b"[" * 100_000, r"cannot be read as \.jsonl"),
+        ("rows.csv", b'prompt\n"never closed\n', r"cannot be read as \.csv"),
+        ("rows.csv", b"prompt\n" + b"x" * 200_000 + b"\nshort\n", ""),
+        ("rows.parquet", b"this is not parquet", r"cannot be read as \.parquet"),
+        ("rows.parquet", b"", r"cannot be read as \.parquet"),
+        ("rows.jsonl.gz", b"this is not gzip", r"cannot be read as \.jsonl"),
+        ("rows.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n')[:-9], r"cannot be read as \.jsonl"),
+        ("rows.jsonl.gz", gzip.compress(b"x")[:10] + b"\xff" * 20, r"cannot be read as \.jsonl"),
+        ("rows.txt", b"hi", "unknown file type"),
+        ("rows", b"hi", "unknown file type"),
+        ("rows.gz", b"hi", "unknown file type"),
+    ],
+    ids=str.split("json row latin1 deep quote long arrow void nogzip cut garbled txt bare gz"),
+)
+def test_bad_files_give_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    try:
+        rows = read_rows(tmp_path / name, "task.path")
+    except UserError as error:
+        assert re.search(message, str(error)) and "task.path" in str(error) and "\n" not in str(error)
+    else:
+        assert not message and len(rows) == 2, "a long field is no error"
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"prompt,answer\n"], ids=["nothing", "blank", "header"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".jsonl.gz", ".csv.gz"])
+def test_a_file_without_rows_is_empty(tmp_path: Path, content: bytes, suffix: str) -> None:
+    if content.startswith(b"prompt") and "csv" not in suffix:
+        pytest.skip("a header is CSV's")
+    path = tmp_path / f"rows{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    with pytest.raises(UserError, match="empty") as caught:
+        DatasetTask(read_rows(path, "task.path"), None, ZERO)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_as_spreadsheets_write_them(tmp_path: Path) -> None:
+    """A byte-order mark, Windows line ends, quotes and line breaks inside a field."""
+    path = tmp_path / "rows.csv"
+    path.write_bytes('\ufeffprompt,answer\r\n"Say ""hi"",\r\nthen é.",x\r\n'.encode())
+    rows = read_rows(path, "task.path")
+    assert DatasetTask(rows, rows, ZERO).items("train")[0].prompt == 'Say "hi",\r\nthen é.'
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes('\ufeff{"prompt": "a"}\r\n\r\n{"prompt": "b\\u2028c"}\r\n'.encode())
+    assert [row["prompt"] for row in read_rows(path, "task.path")] == ["a", "b\u2028c"]
+
+
+def test_a_missing_file_names_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "question.jsonl").write_text("{}")
+    with pytest.raises(UserError, match=r"no such file; the folder has question\.jsonl"):
+        read_rows(tmp_path / "questions.jsonl", "task.path")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "the train dataset is empty"),
+        (["just text"], "holds str, not rows"),
+        ([{"question": "hi"}], r"no column 'prompt'; it has question"),
+        ([{"prompt": "hi"}], r"no column 'answer'"),
+        ([{"prompt": "hi", "answer": "1"}, {"answer": "2"}], "prompt"),
+        ({"prompt": ["hi"], "answer": ["1"]}, "datasets.Dataset"),
+        (datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}), "datasets.Dataset"),
+        (datasets.Dataset.from_list(ROWS).to_iterable_dataset(), "datasets.Dataset"),
+    ],
+    ids=["empty", "strings", "no-prompt", "no-answer", "one-row-lacks-it", "dict-of-columns", "DatasetDict", "iterable"],
+)
+def test_rows_that_are_no_dataset(rows: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        DatasetTask(rows, None, ZERO, answer_column="answer", test_fraction=0.5)
+
+
+def test_a_row_without_a_prompt_is_refused_and_not_played_as_null(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "n": 1}\n{"n": 2}\n{"prompt": null, "n": 3}\n')
+    with pytest.raises(UserError, match="prompt"):
+        rows = read_rows(path, "task.path")
+        task = DatasetTask(rows, rows, ZERO)
+        [task.items("train")[i].prompt for i in range(3)]
+
+
+@given(st.lists(st.text(max_size=3), min_size=2, max_size=40), st.floats(0.05, 0.95))
+def test_equal_prompts_are_never_on_both_sides(prompts: list[str], fraction: float) -> None:
+    rows = [{"prompt": prompt, "n": i} for i, prompt in enumerate(prompts)]
+    try:
+        task = DatasetTask(rows, None, ZERO, test_fraction=fraction)
+    except UserError as error:
+        assert "task.test_fraction" in str(error)
+        return
+    sides = [{task.items(s)[i].prompt for i in range(task.items(s).size or 0)} for s in ("train", "test")]  # type: ignore[arg-type]
+    assert not sides[0] & sides[1]
+    numbers = [task.items(s)[i].data["n"] for s in ("train", "test") for i in range(task.items(s).size or 0)]  # type: ignore[arg-type]
+    assert sorted(numbers) == list(range(len(prompts)))
+
+
+def test_the_held_out_share_is_near_the_fraction_and_does_not_move_when_rows_are_added() -> None:
+    rows = [{"prompt": f"p{i}"} for i in range(2000)]
+    few, many = (DatasetTask(rows[:n], None, ZERO, test_fraction=0.2).items("test") for n in (1000, 2000))
+    assert abs((many.size or 0) / 2000 - 0.2) < 0.03
+    assert {few[i].prompt for i in range(few.size or 0)} <= {many[i].prompt for i in range(many.size or 0)}
+
+
+def test_success_and_answers() -> None:
+    task = DatasetTask(ROWS, ROWS, ZERO, answer_column="answer", success_at_least=0.5)
+    assert task.success(0.5) and not task.success(0.49)
+    said = Message("a", 0, [], [], [], "", "stop", " 3 ")
+    assert task.answer(said.text) == "3" and task.answer("  ") is None
+    assert task.message_correct(task.items("train")[3], said) is True
+    assert task.message_correct(task.items("train")[4], said) is False
+    plain = DatasetTask([{"prompt": "x"}], [{"prompt": "y"}], ZERO)
+    assert plain.message_correct(plain.items("train")[0], said) is None
+
+
+def test_build_task_looks_beside_the_recipe(tmp_path: Path) -> None:
+    from teamtr_lora.recipe import DatasetTask as Section
+
+    write_jsonl(tmp_path / "rows.jsonl")
+    (tmp_path / "my_rewards_beside.py").write_text("def f(prompts, level, **_):\n    return [float(n) for n in level]\n")
+    section = Section(name="dataset", path="rows.jsonl", reward="my_rewards_beside:f", test_path="rows.jsonl")
+    task = build_task(section, tmp_path)
+    from teamtr_lora.team import Episode
+
+    item = task.items("test")[7]
+    assert task.score([Episode(item.id, 0, item.prompt, 0, item)]) == [7.0]
+    with pytest.raises(UserError, match=r"task\.reward = 'my_rewards_beside:g'.*it defines f"):
+        build_task(section.model_copy(update={"reward": "my_rewards_beside:g"}), tmp_path)
+
+
+class _Finite:
+    def __init__(self, size: int | None) -> None:
+        self.size = size
+
+    def __getitem__(self, position: int) -> Item:
+        return Item(str(position), "")
+
+
+def ids(order: DataOrder, cursor: int, count: int) -> list[int]:
+    return [int(item.id) for item in order.take(cursor, count)]
+
+
+@given(st.integers(1, 30), st.integers(0, 2**32 - 1))
+def test_an_epoch_is_a_permutation(size: int, seed: int) -> None:
+    order = DataOrder(_Finite(size), seed)
+    for epoch in range(3):
+        assert sorted(ids(order, epoch * size, size)) == list(range(size))
+
+
+@given(st.integers(1, 12), st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 5))
+def test_a_cursor_is_all_there_is_to_know(size: int, counts: list[int], seed: int) -> None:
+    whole = ids(DataOrder(_Finite(size), seed), 0, sum(counts))
+    order, cursor = DataOrder(_Finite(size), seed), 0
+    for count in counts:
+        assert ids(order, cursor, count) == whole[cursor : cursor + count] == ids(DataOrder(_Finite(size), seed), cursor, count)
+        cursor += count
+
+
+def test_epochs_and_seeds_differ() -> None:
+    order = DataOrder(_Finite(50), 0)
+    assert ids(order, 0, 50) != ids(order, 50, 50)
+    assert ids(order, 0, 50) != ids(DataOrder(_Finite(50), 1), 0, 50)
+
+
+def test_unlimited_items_are_taken_in_turn_and_never_shared_by_seeds() -> None:
+    first, second = (ids(DataOrder(_Finite(None), seed), 0, 1000) for seed in (0, 1))
+    assert first == list(range(first[0], first[0] + 1000))
+    assert not set(first) & set(second)
+    assert ids(DataOrder(_Finite(None), 1), 5, 3) == second[5:8]
+
+
+def test_an_empty_split_is_refused() -> None:
+    with pytest.raises(UserError, match="empty"):
+        DataOrder(_Finite(0), 0)

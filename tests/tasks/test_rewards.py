@@ -1,0 +1,168 @@
+"""Reward functions as TRL calls them, and reward functions that misbehave."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from teamtr_lora.tasks import Item, RewardError, Rewards
+from teamtr_lora.team import Episode, Message
+
+
+def episode(n: int, *texts: str, prompt: Any = None, **columns: Any) -> Episode:
+    item = Item(f"item-{n}", f"p{n}", {"prompt": f"p{n}" if prompt is None else prompt, **columns})
+    messages = [Message(f"a{t}", t, [], [t, 7], [], "", "stop", text) for t, text in enumerate(texts)]
+    return Episode(item.id, n, item.prompt, 0, item, messages)
+
+
+EPISODES = [episode(n, "first", f"last {n}", answer=n) for n in range(3)]
+
+
+def test_trl_arguments_by_keyword() -> None:
+    seen: dict[str, Any] = {}
+
+    def reward(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
+        seen.update(kwargs, prompts=prompts, completions=completions)
+        return [1.0, 2.0, 3.0]
+
+    assert Rewards([reward])(EPISODES) == [1.0, 2.0, 3.0]
+    assert seen["prompts"] == ["p0", "p1", "p2"]
+    assert seen["completions"] == ["last 0", "last 1", "last 2"], "a string prompt gives string completions"
+    assert seen["completion_ids"] == [[1, 7]] * 3
+    assert seen["answer"] == [0, 1, 2]
+    assert [m["name"] for m in seen["messages"][0]] == ["a0", "a1"]
+    assert [m["content"] for m in seen["messages"][2]] == ["first", "last 2"]
+    assert seen["episodes"] == EPISODES
+
+
+def test_a_function_without_kwargs_gets_the_arguments_it_names() -> None:
+    def named(completions: list[str], answer: list[int]) -> list[float]:
+        return [float(text.endswith(str(n))) for text, n in zip(completions, answer, strict=True)]
+
+    assert Rewards([named])(EPISODES) == [1.0, 1.0, 1.0]
+    assert Rewards([lambda completion_ids: [len(ids) for ids in completion_ids]])(EPISODES) == [2.0, 2.0, 2.0]
+
+
+def test_a_callable_object() -> None:
+    class Reward:
+        def __call__(self, prompts: list[str], **_: Any) -> list[float]:
+            return [0.5] * len(prompts)
+
+    assert Rewards([Reward()])(EPISODES) == [0.5] * 3
+
+
+async def _later(prompts: list[str], **_: Any) -> list[float]:
+    await asyncio.sleep(0)
+    return [float(p[1:]) for p in prompts]
+
+
+def test_an_async_function() -> None:
+    assert Rewards([_later])(EPISODES) == [0.0, 1.0, 2.0]
+
+
+def test_an_async_function_in_a_notebook_where_a_loop_runs_already() -> None:
+    async def cell() -> list[float]:
+        return Rewards([_later])(EPISODES)
+
+    assert asyncio.run(cell()) == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [torch.tensor([1.0, 2.0, 3.0]), np.array([1, 2, 3]), (1, 2, 3), [True, 2, np.float32(3)], [torch.tensor(1.0), 2.0, 3.0]],
+    ids=["tensor", "numpy", "tuple", "mixed", "tensors"],
+)
+def test_what_counts_as_numbers(values: Any) -> None:
+    expected = [1.0, 2.0, 3.0]
+    assert Rewards([lambda **_: values])(EPISODES) == expected
+
+
+def test_functions_are_summed_and_none_is_no_opinion() -> None:
+    rewards = Rewards([lambda **_: [1.0, None, 3.0], lambda **_: [None, 20.0, 30.0]])
+    assert rewards(EPISODES) == [1.0, 20.0, 33.0]
+    with pytest.raises(RewardError, match="item-1"):
+        Rewards([lambda **_: [1.0, None, 3.0]])(EPISODES)
+    assert Rewards([lambda **_: [1.0, None, 3.0]], "zero")(EPISODES) == [1.0, 0.0, 3.0]
+
+
+def test_no_episodes_no_call() -> None:
+    assert Rewards([lambda **_: 1 / 0])([]) == []
+
+
+def test_an_episode_without_messages_has_an_empty_completion() -> None:
+    assert Rewards([lambda completions, completion_ids: [len(completions[0]) + len(completion_ids[0])]])([episode(0)]) == [0.0]
+
+
+def test_trl_rewards_work_as_they_are() -> None:
+    rewards = pytest.importorskip("trl.rewards")
+    chat = [{"role": "user", "content": "q"}]
+    episodes = [
+        episode(0, "<think>\nhm\n</think>\nyes", prompt=chat),
+        episode(1, "yes", prompt=chat),
+    ]
+    assert Rewards([rewards.think_format_reward])(episodes) == [1.0, 0.0]
+    punish = rewards.get_soft_overlong_punishment(max_completion_len=4, soft_punish_cache=3)
+    assert Rewards([punish])(EPISODES) == punish(completion_ids=[[1, 7]] * 3)
+    assert Rewards([punish])(EPISODES) == pytest.approx([-1 / 3] * 3)
+
+
+def test_columns_of_rows_that_differ() -> None:
+    mixed = [episode(0, "x", answer=1), episode(1, "x", level=2)]
+    assert Rewards([lambda answer, level: [n or 0 for n in answer]])(mixed) == [1.0, 0.0]
+
+
+def raises(prompts: list[str], **_: Any) -> list[float]:
+    return [float(1 / (int(p[1:]) - 1)) for p in prompts]
+
+
+BAD: list[tuple[str, Callable[..., Any], str]] = [
+    ("raises", raises, "item-1"),
+    ("nan", lambda **_: [0.0, math.nan, 1.0], "item-1"),
+    ("infinite", lambda **_: [0.0, math.inf, 1.0], "item-1"),
+    ("text", lambda **_: [0.0, "high", 1.0], "item-1"),
+    ("huge", lambda **_: [0.0, 10**400, 1.0], "item-1"),
+    ("nested", lambda **_: [0.0, [1.0], 1.0], "item-1"),
+    ("short", lambda **_: [0.0, 1.0], "item-0"),
+    ("long", lambda **_: [0.0] * 4, "item-0"),
+    ("scalar", lambda **_: 1.0, "item-0"),
+    ("nothing", lambda **_: None, "item-0"),
+    ("dict", lambda **_: {"a": 1, "b": 2, "c": 3}, "item-0"),
+    ("string", lambda **_: "abc", "item-0"),
+    ("zero-d", lambda **_: torch.tensor(1.0), "item-0"),
+    ("missing argument", lambda nonsense: [0.0] * 3, "item-0"),
+]
+
+
+@pytest.mark.parametrize(("function", "item"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_a_bad_reward_stops_the_run_and_names_the_item(function: Callable[..., Any], item: str) -> None:
+    with pytest.raises(RewardError, match=item) as caught:
+        Rewards([function])(EPISODES)
+    assert "task.on_reward_error=zero" in str(caught.value), "and says how to go on"
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("function", [case[1] for case in BAD], ids=[case[0] for case in BAD])
+def test_a_bad_reward_counts_as_zero_on_request(function: Callable[..., Any]) -> None:
+    values = Rewards([function], "zero")(EPISODES)
+    assert len(values) == 3 and all(math.isfinite(v) for v in values)
+    assert values[1] == 0.0 or function.__name__ == "<lambda>" and values == [0.0] * 3
+
+
+def test_only_the_bad_one_becomes_zero() -> None:
+    assert Rewards([raises], "zero")(EPISODES) == [-1.0, 0.0, 1.0]
+    assert Rewards([lambda **_: [5.0, math.nan, 6.0]], "zero")(EPISODES) == [5.0, 0.0, 6.0]
+    assert Rewards([raises, lambda **_: [10.0] * 3], "zero")(EPISODES) == [9.0, 10.0, 11.0]
+
+
+def test_an_error_message_of_several_lines_stays_one_line() -> None:
+    def chatty(**_: Any) -> list[float]:
+        raise ValueError("first\nsecond")
+
+    with pytest.raises(RewardError) as caught:
+        Rewards([chatty])(EPISODES)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, ValueError), "the traceback is there under --debug"

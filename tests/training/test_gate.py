@@ -1,0 +1,102 @@
+"""What the gate reads of a candidate, against a loop over messages in float64."""
+
+import math
+
+import pytest
+import torch
+
+from teamtr_lora.algorithm.trust_region import clustered_mean
+from teamtr_lora.team import agent_sequences
+from teamtr_lora.training.gate import gate_pass, read_candidate, sampler_gap
+from teamtr_lora.training.scoring import CurrentPolicy, Scorer, keep_current, message_batch
+
+
+def batch_of(episodes, agent: str):  # noqa: ANN201
+    return message_batch(
+        agent_sequences(episodes, agent),
+        {id(e): float(i % 4) - 1.5 for i, e in enumerate(episodes)},
+        {id(e): i for i, e in enumerate(episodes)},
+        tokens_per_microbatch=400,
+        mask_truncated=False,
+        device=torch.device("cpu"),
+    )
+
+
+@pytest.mark.parametrize("reduction", ["message_sum", "token_mean"])
+def test_a_reading_is_what_a_loop_over_messages_gives(make_team, episodes, move, double_logp, config, reduction: str) -> None:
+    playable = make_team()
+    chosen, discount, clip = episodes[:12], 0.5, 0.2
+    batch, scorer = batch_of(chosen, "right"), Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=16)
+    assert len(batch.microbatches) > 1
+    playable.bank.activate("right")
+    _, logp_current = double_logp(playable, "right")
+    with gate_pass(scorer):
+        current = keep_current(scorer, batch)
+        move(playable, "right", 0.05)
+        got = read_candidate(scorer, batch, current, config(reduction=reduction, clip_ratio=clip), discount)
+    _, logp = double_logp(playable, "right")
+    rows = {"exact": [], "k1": [], "k3": []}
+    sums, lengths, gains, logs = [], [], [], []
+    for m, message in enumerate(batch.messages):
+        with torch.no_grad():
+            p, q = logp_current(message), logp(message)
+        tokens = (torch.arange(len(message.token_ids)), message.token_ids)
+        d = q[tokens] - p[tokens]
+        sums.append(float((p.exp() * (p - q)).sum()))
+        lengths.append(len(message.token_ids))
+        divide = 1 if reduction == "message_sum" else lengths[-1]
+        rows["exact"].append(sums[-1] / divide)
+        rows["k1"].append(float(-d.sum()) / divide)
+        rows["k3"].append(float((d.exp() - 1 - d).sum()) / divide)
+        w, a = math.exp(float(d.sum())), float(batch.advantage_M[m])
+        gains.append(min(w * a, min(max(w, 1 - clip), 1 + clip) * a) - a)
+        logs.append(abs(float(d.sum())))
+    for name, values in rows.items():
+        wanted = clustered_mean(torch.tensor(values, dtype=torch.float64), batch.group_M, 0.95)
+        assert got.kl[name].mean == pytest.approx(wanted.mean, rel=2e-3, abs=1e-5), name
+        assert got.kl[name].bound == pytest.approx(wanted.bound, rel=2e-3, abs=1e-5), name
+    assert got.message_sum_kl == pytest.approx(sum(sums) / len(sums), rel=1e-3)
+    assert got.token_mean_kl == pytest.approx(sum(sums) / sum(lengths), rel=1e-3)
+    # every "right" message is turn 1 of its episode: (1 - gamma) gamma^1 KL
+    assert got.discounted_kl == pytest.approx((1 - discount) * discount * sum(sums) / len(chosen), rel=1e-3)
+    assert got.gain == pytest.approx(sum(gains) / len(gains), rel=2e-3, abs=1e-6)
+    assert got.log_ratio_max == pytest.approx(max(logs), rel=1e-3)
+
+
+def test_the_current_policy_reads_exactly_zero(make_team, episodes, config) -> None:
+    playable = make_team()
+    batch, scorer = batch_of(episodes[:8], "left"), Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=16)
+    playable.bank.activate("left")
+    with gate_pass(scorer):
+        got = read_candidate(scorer, batch, keep_current(scorer, batch), config(), 0.5)
+    assert got.kl["exact"].bound == got.message_sum_kl == got.token_mean_kl == got.discounted_kl == 0.0
+    assert got.gain == 0.0 and got.log_ratio_max == 0.0
+
+
+def test_a_half_precision_base_is_gated_in_fp32(make_team, episodes, move, config) -> None:
+    """The policy is fp32 arithmetic on the stored weights: the gate of a bf16 base reads what an fp32 copy of it reads."""
+    half = make_team(precision="bf16")
+    whole = make_team()
+    whole.base.model.load_state_dict({n: t.float() for n, t in half.base.model.state_dict().items()})
+    readings = []
+    for playable in (half, whole):
+        scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=16)
+        batch = batch_of(episodes[:8], "left")
+        playable.bank.activate("left")
+        with gate_pass(scorer):
+            current = keep_current(scorer, batch)
+            move(playable, "left", 0.003)
+            readings.append(read_candidate(scorer, batch, current, config(), 0.5))
+    assert readings[0].message_sum_kl == pytest.approx(readings[1].message_sum_kl, rel=1e-3)
+    assert readings[0].gain == pytest.approx(readings[1].gain, rel=1e-2, abs=1e-6)
+
+
+def test_sampler_gap_is_measured_token_by_token(episodes) -> None:
+    batch = batch_of(episodes[:4], "left")
+    generator = torch.Generator().manual_seed(0)
+    gaps = [0.3 * torch.randn(len(p.target_N), generator=generator) for p in batch.microbatches]
+    current = CurrentPolicy([], [p.sampler_logp_N + g for p, g in zip(batch.microbatches, gaps, strict=True)])
+    got, d = sampler_gap(batch, current), torch.cat(gaps).double()
+    assert got["mean_abs"] == pytest.approx(float(d.abs().mean()), rel=1e-4)
+    assert got["max_abs"] == pytest.approx(float(d.abs().max()), rel=1e-4)
+    assert got["message_kl"] == pytest.approx(float((d.exp() - 1 - d).sum()) / len(batch.messages), rel=1e-4)

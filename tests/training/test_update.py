@@ -1,0 +1,376 @@
+"""One agent's update: who moves, what is accepted, and that a refusal leaves no trace."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from teamtr_lora.algorithm.trust_region import ClusteredMean
+from teamtr_lora.rollout.playable import PlayableTeam
+from teamtr_lora.team import Episode
+from teamtr_lora.training import update as update_module
+from teamtr_lora.training.metrics import UpdateRow
+from teamtr_lora.training.rows import update_row
+from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
+
+Updater = Callable[..., tuple[PlayableTeam, AgentUpdater]]
+
+
+@pytest.fixture
+def updater(make_team, config, accelerator) -> Updater:
+    def make(team: dict[str, Any] | None = None, **values: Any) -> tuple[PlayableTeam, AgentUpdater]:
+        playable = make_team(**(team or {}))
+        return playable, AgentUpdater(playable, config(**values), accelerator)
+
+    return make
+
+
+def flat(state: Any) -> Any:
+    """An optimiser's state_dict with its tensors as bytes, so that == is bit for bit."""
+    if isinstance(state, dict):
+        return {key: flat(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [flat(value) for value in state]
+    return (str(state.dtype), tuple(state.shape), state.numpy().tobytes()) if isinstance(state, torch.Tensor) else state
+
+
+def row_of(outcome: UpdateOutcome, episodes: list[Episode], values: Any) -> UpdateRow:
+    return update_row(1, 1, outcome.version.agent, episodes, {}, outcome, values, {"rollout": 1.0})
+
+
+@pytest.mark.parametrize("agent", ["left", "right"])
+def test_only_the_active_agents_tensors_change(updater: Updater, episodes, state_of, agent: str) -> None:
+    playable, update = updater()
+    before, versions = state_of(playable.bank.model), playable.versions()
+    outcome = update.update(agent, episodes, 0)
+    after = state_of(playable.bank.model)
+    assert outcome.accepted and before.keys() == after.keys()
+    changed = {name for name in before if before[name] != after[name]}
+    own = {n for n, _ in playable.bank.model.named_parameters() if f".agent_{agent}." in n}
+    assert changed <= own
+    assert {n for n in own if "lora_B" in n} <= changed, "every B factor has a gradient"
+    assert not any(p.requires_grad or p.grad is not None for p in playable.bank.model.parameters())
+    assert outcome.version == playable.bank.version(agent) and outcome.version.number == 1
+    other = "right" if agent == "left" else "left"
+    assert playable.versions()[other] == versions[other] and playable.versions()[agent] != versions[agent]
+    assert update.optimizers[other].state_dict()["state"] == {}
+
+
+def test_an_accepted_step_is_in_region_when_measured_independently(updater: Updater, episodes, double_logp, config) -> None:
+    """The held-out KL bound, recomputed in float64 from the two adapters and the raw messages alone."""
+    playable, update = updater(delta=0.02)
+    _, logp_before = double_logp(playable, "left")
+    held: list[Any] = []
+    split = update._split
+    update._split = lambda *args: held.append(split(*args)) or held[-1]  # type: ignore[method-assign,func-returns-value]
+    outcome = update.update("left", episodes, 7)
+    assert outcome.accepted and outcome.step.accepted is not None
+    _, logp_after = double_logp(playable, "left")
+    groups: dict[int, list[float]] = {}
+    for message, group in zip(held[0].held.messages, held[0].held.group_M.tolist(), strict=True):
+        with torch.no_grad():
+            p, q = logp_before(message), logp_after(message)
+        groups.setdefault(group, []).append(float((p.exp() * (p - q)).sum()))
+    values = [v for kls in groups.values() for v in kls]
+    mean = sum(values) / len(values)
+    scatter = sum(sum(v - mean for v in kls) ** 2 for kls in groups.values()) * len(groups) / (len(groups) - 1)
+    bound = mean + 1.6448536269514722 * math.sqrt(scatter) / len(values)
+    assert bound <= 0.02
+    assert outcome.step.accepted.kl.bound == pytest.approx(bound, rel=5e-3)
+    assert bound > 0.25 * 0.02, "step: fill uses the region"
+    row = row_of(outcome, episodes, config(delta=0.02))
+    assert not row.out_of_region and row.kl["exact"].bound == outcome.step.accepted.kl.bound
+
+
+def test_the_surrogate_really_rises(updater: Updater, episodes, play) -> None:
+    """The reward counts odd first tokens: after a few updates on fresh episodes the team earns more of them."""
+    playable, update = updater(delta=0.3, learning_rate=1e-2)
+    before = sum(e.reward for e in play(playable, items=16, episodes=8, purpose="judge"))
+    for i in range(3):
+        for agent in ("left", "right"):
+            outcome = update.update(agent, play(playable, purpose=f"round {i} {agent}"), i)
+            playable.publish(playable.bank.version(agent))
+            assert outcome.decision != "skipped"
+    after = sum(e.reward for e in play(playable, items=16, episodes=8, purpose="judge"))
+    assert after > before + 20  # of 256 points at most; the same seeds, so the policies alone differ
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["with moments", "before any moments"])
+def test_a_rejected_update_leaves_no_trace(updater: Updater, episodes, state_of, first: bool) -> None:
+    """One evaluation, no stretching, a radius no step of this size can fit in."""
+    playable, update = updater(step="shrink", backtracks=1, learning_rate=5e-2, delta=1e-4, inner_epochs=1)
+    if not first:
+        generator = torch.Generator().manual_seed(0)
+        for parameter in playable.bank.parameters("left").values():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        update.optimizers["left"].step()
+        update.optimizers["left"].zero_grad()
+        playable.bank.commit("left")
+    model, moments = state_of(playable.bank.model), flat(copy.deepcopy(update.optimizers["left"].state_dict()))
+    versions, rng = playable.versions(), torch.get_rng_state()
+    outcome = update.update("left", episodes, 0)
+    assert outcome.decision == "rejected" and not outcome.accepted and outcome.step.accepted is None
+    assert outcome.optimised.steps == 1 and len(outcome.step.readings) == 1
+    assert outcome.step.readings[0].kl.bound > 1e-4
+    assert state_of(playable.bank.model) == model
+    assert flat(update.optimizers["left"].state_dict()) == moments
+    assert playable.versions() == versions and outcome.version.name == versions["left"]
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_a_candidate_without_gain_is_rejected(updater: Updater, episodes, state_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    playable, update = updater(backtracks=3)
+    real = update_module.read_candidate
+
+    def no_gain(*args: Any) -> Any:
+        return type(reading := real(*args))(**{**vars(reading), "gain": -1e-9})
+
+    monkeypatch.setattr(update_module, "read_candidate", no_gain)
+    before, moments = state_of(playable.bank.model), flat(update.optimizers["right"].state_dict())
+    outcome = update.update("right", episodes, 0)
+    assert outcome.decision == "rejected" and len(outcome.step.readings) == 3
+    assert state_of(playable.bank.model) == before and flat(update.optimizers["right"].state_dict()) == moments
+
+
+def test_a_rejected_update_can_be_repeated_to_the_bit(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejected then accepted is the same as accepted at once, the penalty aside: nothing of the first try is left."""
+    once, update_once = updater(beta_initial=0.0)
+    twice, update_twice = updater(beta_initial=0.0)
+    update_once.update("left", episodes, 0)
+    real = update_module.choose_step
+    monkeypatch.setattr(update_module, "choose_step", lambda measure, **kw: update_module.StepDecision(None, [measure(1.0)]))
+    assert update_twice.update("left", episodes, 0).decision == "rejected"
+    monkeypatch.setattr(update_module, "choose_step", real)
+    update_twice.update("left", episodes, 0)
+    assert once.bank.version("left") == twice.bank.version("left")
+    assert flat(update_once.optimizers["left"].state_dict()) == flat(update_twice.optimizers["left"].state_dict())
+
+
+def test_a_step_too_long_is_shrunk_along_its_own_line(updater: Updater, episodes) -> None:
+    playable, update = updater(learning_rate=3e-2, delta=0.01, inner_epochs=1, step="shrink")
+    before = playable.bank.snapshot("left")
+    candidates: list[dict[str, torch.Tensor]] = []
+    real = playable.bank.snapshot
+    playable.bank.snapshot = lambda agent: candidates.append(real(agent)) or candidates[-1]  # type: ignore[method-assign,func-returns-value]
+    outcome = update.update("left", episodes, 0)
+    assert outcome.decision == "shrunk" and outcome.step.accepted is not None
+    alpha = outcome.step.accepted.alpha
+    assert 0 < alpha < 1
+    for name, now in playable.bank.tensors("left").items():
+        line = before[name] + alpha * (candidates[-1][name] - before[name])
+        assert torch.equal(now, line)
+
+
+def test_no_reward_variance_no_update(updater: Updater, episodes, state_of, config) -> None:
+    playable, update = updater()
+    for episode in episodes:
+        episode.rewards = [0.0, 0.1]
+    before, moments, betas = state_of(playable.bank.model), flat(update.optimizers["left"].state_dict()), dict(update.betas)
+    outcome = update.update("left", episodes, 0)
+    assert outcome.decision == "skipped" and outcome.step.readings == [] and outcome.optimised.steps == 0
+    assert outcome.advantages.zero_variance_groups == 8 and outcome.trained_tokens == 0
+    assert state_of(playable.bank.model) == before and flat(update.optimizers["left"].state_dict()) == moments
+    assert update.betas == betas and outcome.version == playable.bank.version("left") and outcome.version.number == 0
+    row = row_of(outcome, episodes, config())
+    assert row.alpha is None and row.kl == {} and row.decision == "skipped"
+
+
+def test_too_few_informative_groups_are_skipped(updater: Updater, episodes) -> None:
+    playable, update = updater(min_informative_groups=3)
+    fit = sorted({b for batch in update._split("left", episodes, update._advantages(episodes), 0).fit for b in batch.group_M.tolist()})
+    for episode in episodes:  # rewards vary in two of the groups the gradient sees, and in all that are held out
+        if episode.group in fit[2:]:
+            episode.rewards = [0.0, 1.0]
+    assert update.update("left", episodes, 0).decision == "skipped"
+    _, enough = updater(min_informative_groups=2)
+    assert enough.update("left", episodes, 0).decision != "skipped"
+
+
+def test_an_agent_that_said_nothing_is_skipped(updater: Updater, episodes) -> None:
+    _, update = updater()
+    for episode in episodes:
+        episode.messages = [m for m in episode.messages if m.agent == "right"]
+        episode.rewards = episode.rewards[-1:]
+    outcome = update.update("left", episodes, 0)
+    assert outcome.decision == "skipped" and outcome.messages == 0
+
+
+def test_whole_groups_are_held_out_and_never_trained_on(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, update = updater(minibatches_per_epoch=2, holdout=0.5)
+    trained: list[Any] = []
+    read: list[Any] = []
+    real_optimise, real_read = update_module.optimise, update_module.read_candidate
+    monkeypatch.setattr(update_module, "optimise", lambda *a, **k: trained.extend(b for b, _ in a[4]) or real_optimise(*a, **k))
+    monkeypatch.setattr(update_module, "read_candidate", lambda *a: read.append(a[1]) or real_read(*a))
+    outcome = update.update("left", episodes, 3)
+    groups = [set(b.group_M.tolist()) for b in trained]
+    assert len(groups) == 2 and not groups[0] & groups[1] and len(groups[0]) == len(groups[1]) == 2
+    held = set(read[0].group_M.tolist())
+    assert len(held) == 4 and not held & (groups[0] | groups[1]) and held | groups[0] | groups[1] == set(range(8))
+    assert all(b is read[0] for b in read), "every alpha is read on the same messages"
+    assert outcome.messages == 32 and outcome.trained_tokens == sum(b.tokens for b in trained)
+    for batch in [*trained, read[0]]:
+        assert all(len([g for g in batch.group_M.tolist() if g == group]) == 4 for group in set(batch.group_M.tolist()))
+
+
+def test_the_split_follows_the_seed(updater: Updater, episodes) -> None:
+    _, update = updater()
+    advantages = update._advantages(episodes)
+    held = [tuple(sorted(set(update._split("left", episodes, advantages, seed).held.group_M.tolist()))) for seed in range(12)]
+    assert held == [tuple(sorted(set(update._split("left", episodes, advantages, s).held.group_M.tolist()))) for s in range(12)]
+    assert len(set(held)) > 4
+
+
+def test_the_advantage_of_a_message_is_its_episodes_discounted_return(updater: Updater, episodes) -> None:
+    """eq:group_adv over the discounted return, gamma = 1 - 1/H with H = 2 messages an episode."""
+    _, update = updater(advantage_clip=1.2)
+    assert update.discount == 0.5
+    for i, episode in enumerate(episodes):
+        episode.rewards = [0.3 * (i % 4), float(i % 3)]
+    split = update._split("left", episodes, update._advantages(episodes), 0)
+    owner = {id(m): e for e in episodes for m in e.messages}
+    for batch in [*split.fit, split.held]:
+        for message, got in zip(batch.messages, batch.advantage_M.tolist(), strict=True):
+            own = owner[id(message)]
+            returns = [e.rewards[0] + 0.5 * e.rewards[1] for e in episodes if e.group == own.group]
+            mean = sum(returns) / 4
+            spread = math.sqrt(sum((r - mean) ** 2 for r in returns) / 4 + 1e-6)
+            wanted = (own.rewards[0] + 0.5 * own.rewards[1] - mean) / spread
+            assert got == pytest.approx(min(max(wanted, -1.2), 1.2), abs=1e-6)
+
+
+def test_masked_truncated_messages_take_no_part(updater: Updater, episodes) -> None:
+    for episode in episodes:
+        for index, message in enumerate(episode.messages):
+            message.finish = "length" if (episode.seed + index) % 3 == 0 else "stop"
+    _, mask = updater(truncated_messages="mask")
+    _, score = updater(truncated_messages="score")
+    outcome = mask.update("left", episodes, 0)
+    kept = sum(not e.messages[0].truncated for e in episodes)
+    assert 0 < kept < 32 and outcome.messages == kept
+    assert score.update("left", episodes, 0).messages == 32
+
+
+def test_a_single_held_out_group_with_messages_is_rejected_not_a_crash(updater: Updater, episodes, config) -> None:
+    """Masking may leave one held-out group: its bound is infinite, so the update is rejected and its row can be written."""
+    _, update = updater(truncated_messages="mask")
+    for episode in episodes:
+        episode.messages[0].finish = "stop"
+    held = sorted(set(update._split("left", episodes, update._advantages(episodes), 0).held.group_M.tolist()))
+    assert len(held) == 2
+    for episode in episodes:
+        episode.messages[0].finish = "length" if episode.group == held[0] else "stop"
+    outcome = update.update("left", episodes, 0)
+    assert outcome.decision in ("rejected", "skipped")
+    row = row_of(outcome, episodes, config())
+    assert UpdateRow.model_validate_json(row.model_dump_json()).decision == outcome.decision
+
+
+def test_a_minibatch_without_messages_does_not_stop_the_others(updater: Updater, episodes) -> None:
+    """One minibatch a fit group; masking empties one of them: the other groups still teach."""
+    _, update = updater(truncated_messages="mask", minibatches_per_epoch=6)
+    for e in episodes:
+        e.messages[0].finish = "stop"
+    fit = sorted({g for b in update._split("left", episodes, update._advantages(episodes), 0).fit for g in b.group_M.tolist()})
+    for episode in episodes:
+        if episode.group == fit[0]:
+            episode.messages[0].finish = "length"
+    assert update.update("left", episodes, 0).decision != "skipped"
+
+
+def test_a_diverged_candidate_is_rejected_and_can_be_logged(updater: Updater, episodes, state_of, config) -> None:
+    """An absurd learning rate: infinite weights, NaN readings. Nothing is kept and the run goes on."""
+    playable, update = updater(learning_rate=1e30, inner_epochs=1)
+    before = state_of(playable.bank.model)
+    outcome = update.update("left", episodes, 0)
+    assert outcome.decision == "rejected" and state_of(playable.bank.model) == before
+    row = row_of(outcome, episodes, config())
+    assert UpdateRow.model_validate_json(row.model_dump_json()).decision == "rejected"
+
+
+def test_importance_weights_are_capped_and_multiply_the_advantage(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages whose sampler claims other log-probabilities than the trainer's weigh exp(trainer - sampler), capped."""
+    shift = {id(e.messages[0]): [0.0, 0.4, -0.6, 1.5][i % 4] for i, e in enumerate(episodes)}
+    plain: dict[int, float] = {}
+    weighted: dict[int, float] = {}
+
+    def kept_in(store: dict[int, float]) -> Callable[..., Any]:
+        real = update_module.optimise
+
+        def run(*args: Any, **values: Any) -> Any:
+            for batch, _ in args[4]:
+                store.update({id(m): a for m, a in zip(batch.messages, batch.advantage_M.tolist(), strict=True)})
+            return real(*args, **values)
+
+        return run
+
+    for cap, store in ((None, plain), (2.0, weighted)):
+        _, update = updater(importance_cap=cap)
+        with monkeypatch.context() as patch:
+            patch.setattr(update_module, "optimise", kept_in(store))
+            outcome = update.update("left", episodes, 0)
+        for episode in episodes if cap is None else []:
+            message = episode.messages[0]
+            message.sampler_logprobs = [v - shift[id(message)] / len(message.token_ids) for v in message.sampler_logprobs]
+    assert plain.keys() == weighted.keys() and len(plain) == 24
+    for key, advantage in plain.items():
+        assert weighted[key] == pytest.approx(advantage * min(math.exp(shift[key]), 2.0), rel=1e-3, abs=1e-6)
+    assert outcome.gap["max_abs"] > 0.25
+
+
+def test_a_sampler_further_away_than_delta_is_a_loud_warning(updater: Updater, episodes, caplog: pytest.LogCaptureFixture) -> None:
+    _, update = updater()
+    update.update("left", episodes, 0)
+    assert "away from the trainer" not in caplog.text
+    for episode in episodes:
+        episode.messages[0].sampler_logprobs = [v - 0.5 for v in episode.messages[0].sampler_logprobs]
+    update.update("left", episodes, 0)
+    assert "away from the trainer" in caplog.text and "left" in caplog.text
+
+
+def test_the_gate_uses_the_estimator_the_recipe_names(updater: Updater, episodes) -> None:
+    for estimator in ("exact", "k3", "k1"):
+        _, update = updater(estimator=estimator)
+        outcome = update.update("left", episodes, 0)
+        for reading in outcome.step.readings:
+            full = outcome.readings[reading.alpha]
+            assert isinstance(reading.kl, ClusteredMean) and reading.kl == full.kl[estimator]
+            assert set(full.kl) == {"exact", "k3", "k1"}, "all are logged, one gates"
+
+
+def test_updates_are_reproducible(updater: Updater, episodes) -> None:
+    results = []
+    for _ in range(2):
+        playable, update = updater()
+        update.update("right", copy.deepcopy(episodes), 5)
+        results.append((playable.bank.version("right"), flat(update.optimizers["right"].state_dict()), update.betas))
+    assert results[0] == results[1]
+
+
+def test_lora_dropout_acts_while_training(updater: Updater, episodes) -> None:
+    """The recipe promises `dropout`: an update under it cannot be the update without it."""
+    versions = []
+    for dropout in (0.0, 0.5):
+        agents = [{"name": n, "lora": {"rank": 4, "alpha": 8.0, "dropout": dropout}} for n in ("left", "right")]
+        playable, update = updater(team={"agents": agents}, step="shrink", delta=10.0)
+        assert update.update("left", episodes, 0).accepted
+        versions.append(playable.bank.version("left").content_hash)
+    assert versions[0] != versions[1]
+
+
+def test_gradient_checkpointing_changes_memory_and_not_the_result(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe promises `gradient_checkpointing`: every decoder layer runs again in the backward pass."""
+    counts, versions = [], []
+    for switched in (False, True):
+        playable, update = updater(gradient_checkpointing=switched, step="shrink", inner_epochs=1)
+        runs: list[int] = []
+        norm = next(m for n, m in playable.bank.model.named_modules() if n.endswith("layers.1.post_attention_layernorm"))
+        norm.register_forward_hook(lambda *_, runs=runs: runs.append(1) if torch.is_grad_enabled() else None)
+        assert update.update("left", episodes, 0).accepted
+        counts.append(len(runs))
+        versions.append(playable.bank.snapshot("left"))
+    assert counts[1] == 2 * counts[0]
+    assert all(torch.allclose(versions[0][n], versions[1][n], atol=1e-4) for n in versions[0])
