@@ -20,8 +20,8 @@ from teamtr_lora.team import Episode
 from teamtr_lora.training.checkpoint import RunState
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.floor import check_floors, measure_floors
-from teamtr_lora.training.metrics import StageRow
 from teamtr_lora.training.memory import peak_memory
+from teamtr_lora.training.metrics import StageRow
 from teamtr_lora.training.optimizers import flatten_state, restore_state
 from teamtr_lora.training.rows import update_row
 from teamtr_lora.training.run_dir import RunDir
