@@ -75,6 +75,7 @@ def choose_step(
     readings: list[GateReading] = []
     best: GateReading | None = None
     alpha = 1.0
+    in_region_without_gain = False
     while len(readings) < evaluations:
         reading = measure(alpha)
         readings.append(reading)
@@ -87,7 +88,10 @@ def choose_step(
             alpha = longer
         elif best is not None:  # the stretch went too far: keep the length that is known to be good
             break
-        elif reading.kl.bound <= delta:  # in region, but no gain: the direction may still help for a shorter step
+        elif reading.kl.bound <= delta:  # in region, but no gain: a shorter step may still have one, where clipping ate it
+            if in_region_without_gain:  # twice: the surrogate is linear here, its sign will not change
+                break
+            in_region_without_gain = True
             alpha /= 2
         else:
             alpha *= min(0.9, AIM * reach) if math.isfinite(reading.kl.bound) else 0.25

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAn
 from transformers.configuration_utils import PretrainedConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from teamtr_lora.base.precision import HALF_DTYPES, decoder_layers
+from teamtr_lora.base.precision import HALF_DTYPES, decoder_layers, keep_activations_unquantised
 from teamtr_lora.base.source import Progress, check_folder, one_line, quiet_transformers, resolve
 from teamtr_lora.errors import UserError
 
@@ -140,7 +140,7 @@ def resolve_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def quantization_config(quantization: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    """NF4 with quantised block scales (QLoRA), or LLM.int8(). The output head stays as it is."""
+    """NF4 with quantised block scales (QLoRA), or int8 weights. The output head stays as it is."""
     if quantization not in QUANTIZATIONS:
         raise UserError(f"base.quantization: '{quantization}' is not one of {', '.join(QUANTIZATIONS)}")
     if quantization == "none":
@@ -232,6 +232,7 @@ def _load_model(folder: Path, source: str, dtype: torch.dtype, place: torch.devi
     if info["missing_keys"]:
         raise UserError(f"base.source: '{source}' lacks weights, among them {sorted(info['missing_keys'])[0]}")
     _keep_4bit_unpacked(model)
+    keep_activations_unquantised(model)
     return model.eval().requires_grad_(False)
 
 

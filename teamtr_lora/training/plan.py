@@ -18,9 +18,11 @@ from teamtr_lora.team import Team, build_team
 from teamtr_lora.training.memory import peak_memory
 
 SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
-# What one decoder layer keeps for the backward pass of one token, in values: about 10 of hidden width (norms, residuals, q, k, v,
-# attention output and their casts for LoRA) and 5 of MLP width (gate, up, activation, product, LoRA's copy).
-HIDDEN_COPIES, MLP_COPIES = 10, 5
+# What one decoder layer keeps of one token for the backward pass, in values: about 10 of hidden width (norms, residuals, q, k, v,
+# attention output) and 4.5 of MLP width (gate, up, activation, product). On a half-precision base PEFT also keeps a float32
+# copy of the input of every adapted layer: 6 of hidden width and 1 of MLP width.
+HIDDEN_COPIES, MLP_COPIES = 10, 4.5
+HIDDEN_CASTS, MLP_CASTS = 6, 1
 # Chunk-sized float32 arrays alive at once while the head's KL is differentiated.
 HEAD_COPIES = 8
 STORED_BYTES = {"4bit": 0.56, "8bit": 1.06}  # a value, with its block scales
@@ -76,7 +78,7 @@ class Plan:
             ],
             "memory, estimated": [
                 *((name, _size(size)) for name, size in self.memory_bytes.items()),
-                ("total", _size(self.memory_total_bytes)),
+                ("peak (rollout and update take turns)", _size(self.memory_total_bytes)),
             ],
         }
 
@@ -114,7 +116,7 @@ def make_plan(recipe: Recipe) -> Plan:
         adapter_parameters=adapters,
         adapter_bytes={agent: 4 * count for agent, count in adapters.items()},
         memory_bytes=memory,
-        memory_total_bytes=sum(memory.values()),
+        memory_total_bytes=_peak(memory),
         trust_region=_in_words(recipe),
     )
 
@@ -156,9 +158,11 @@ def _memory(
     rows = min(rollout.requests_per_batch, max(rollout.items_per_stage * rollout.episodes_per_item, recipe.evaluation.items))
     moments = 8 if training.optimizer == "adamw" else 2
     stored = facts.parameters * STORED_BYTES.get(recipe.base.quantization, value)
-    per_token = facts.hidden_size * HIDDEN_COPIES + facts.intermediate_size * MLP_COPIES
+    per_token = (facts.hidden_size * HIDDEN_COPIES + facts.intermediate_size * MLP_COPIES) * value
+    if value < 4:
+        per_token += (facts.hidden_size * HIDDEN_CASTS + facts.intermediate_size * MLP_CASTS) * 4
     layers = 1 if training.gradient_checkpointing else facts.layers
-    kept = facts.hidden_size * facts.layers if training.gradient_checkpointing else 0
+    kept = facts.hidden_size * facts.layers * value if training.gradient_checkpointing else 0
     tokens = max(training.tokens_per_microbatch, transcript)
     messages = rollout.items_per_stage * rollout.episodes_per_item * rollout.max_message_tokens
     chunk = min(training.head_chunk_tokens, messages)
@@ -169,9 +173,16 @@ def _memory(
         # every agent's moments, and while one updates: its weights before and after, their moments before, gradients
         "optimiser": moments * sum(adapters.values()) + (4 * 3 + moments) * max(adapters.values()),
         "KV cache": rows * transcript * facts.layers * facts.kv_heads * facts.head_dim * 2 * value,
-        "activations": int(tokens * (per_token * layers + kept) * max(value, 2)) + messages * facts.hidden_size * value,
+        "activations": int(tokens * (per_token * layers + kept)) + messages * facts.hidden_size * value,
         "KL head chunk": chunk * facts.vocab_size * 4 * HEAD_COPIES,
     }
+
+
+def _peak(memory: dict[str, int]) -> int:
+    """The KV cache is gone when an update begins, and an update's activations when a rollout does."""
+    phases = {"KV cache", "activations", "KL head chunk"}
+    always = sum(size for part, size in memory.items() if part not in phases)
+    return always + max(memory["KV cache"], memory["activations"] + memory["KL head chunk"])
 
 
 def _libraries(device: torch.device) -> int:
