@@ -41,7 +41,9 @@ def test_a_file_is_replaced_in_one_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_keeps_the_old_file_and_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_full_disk_keeps_the_old_file_and_says_so_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     path = tmp_path / "file.txt"
     write_atomic(path, "old")
     monkeypatch.setattr(files.os, "fsync", fail_on(1, code))

@@ -43,7 +43,8 @@ def test_advantages_are_those_of_a_plain_loop(pairs: list[tuple[int, float]], cl
 def test_equal_returns_give_exactly_zero() -> None:
     for value in (0.1, 1 / 3, 1e-12, 12345.678, -0.7):
         for size in (1, 2, 3, 7, 10):  # 0.1 summed three times and divided by three is not 0.1
-            got = group_advantages(torch.full((size,), value), torch.zeros(size, dtype=torch.long), clip=3.0, eps=1e-12)
+            equal_E = torch.full((size,), value, dtype=torch.float64)
+            got = group_advantages(equal_E, torch.zeros(size, dtype=torch.long), clip=3.0, eps=1e-12)
             assert got.unclipped_E.tolist() == [0.0] * size
             assert got.zero_variance_groups == 1 and got.informative_groups == 0 and got.clip_rate == 0.0
 

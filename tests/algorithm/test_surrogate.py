@@ -70,9 +70,18 @@ def test_gradient_is_that_of_finite_differences(ratio: str) -> None:
 
 def test_clipping_stops_gains_and_never_hides_losses() -> None:
     """The four corners of min(w A, clip(w) A) at w = 2 and w = 1/2 with clip 0.2."""
-    for log_ratio, advantage, wanted in ((math.log(2), 1, 1.2), (math.log(2), -1, -2.0), (-math.log(2), 1, 0.5), (-math.log(2), -1, -0.8)):
+    for log_ratio, advantage, wanted in (
+        (math.log(2), 1, 1.2),
+        (math.log(2), -1, -2.0),
+        (-math.log(2), 1, 0.5),
+        (-math.log(2), -1, -0.8),
+    ):
         terms = surrogate_terms(
-            torch.tensor([log_ratio]), torch.zeros(1), torch.zeros(1, dtype=torch.long), torch.tensor([float(advantage)]), clip=0.2
+            torch.tensor([log_ratio]),
+            torch.zeros(1),
+            torch.zeros(1, dtype=torch.long),
+            torch.tensor([float(advantage)]),
+            clip=0.2,
         )
         assert float(terms.objective_M) == pytest.approx(wanted)
         assert float(terms.clipped_M) == 1.0

@@ -174,6 +174,10 @@ def test_a_snapshot_of_another_shape_is_refused(tiny_base: Path) -> None:
         bank.restore("solver", other.snapshot("solver"))
     with pytest.raises(UserError, match="one side only"):
         bank.restore("solver", bank.snapshot("planner"))
+    wrong = {name: torch.ones_like(t) for name, t in bank.snapshot("solver").items()}
+    wrong[list(wrong)[-1]] = torch.ones(1, 1)
+    with pytest.raises(UserError, match="shape"):
+        bank.restore("solver", wrong)
     assert bits(bank.tensors("solver")) == before
 
 
@@ -226,7 +230,10 @@ def test_the_content_hash_changes_with_every_bit_and_with_the_scale(tiny_base: P
         seen.add(bank.commit("solver").content_hash)
     assert len(seen) == 1 + len(bank.parameters("solver"))
     assert bank.version("solver").number == len(bank.parameters("solver"))
-    hashes = {make(tiny_base, {"solver": s}).version("solver").content_hash for s in (lora(4, 8.0), lora(4, 9.0), lora(4, 8.0, rslora=True))}
+    hashes = {
+        make(tiny_base, {"solver": s}).version("solver").content_hash
+        for s in (lora(4, 8.0), lora(4, 9.0), lora(4, 8.0, rslora=True))
+    }
     assert len(hashes) == 3, "the same weights under another scale are another policy"
 
 

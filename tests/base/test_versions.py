@@ -76,7 +76,10 @@ def test_altered_weights_are_noticed_on_reading_and_on_writing_again(tmp_path: P
     stored = load_file(folder / "adapter_model.safetensors")
     stored["layer.1.lora_B.weight"][0, 0] += 1e-6
     save_file(stored, folder / "adapter_model.safetensors")
-    for act in (lambda: read_version(tmp_path, version(content)), lambda: write_version(tmp_path, version(content), content, CONFIG)):
+    for act in (
+        lambda: read_version(tmp_path, version(content)),
+        lambda: write_version(tmp_path, version(content), content, CONFIG),
+    ):
         with pytest.raises(UserError) as caught:
             act()
         assert str(folder) in str(caught.value) and "hash" in str(caught.value)
@@ -94,7 +97,7 @@ def test_altered_weights_are_noticed_on_reading_and_on_writing_again(tmp_path: P
     ],
     ids=["truncated weights", "no weights", "no config", "half a config", "another kind of config", "another scale"],
 )
-def test_a_damaged_version_is_one_clear_line(tmp_path: Path, spoil) -> None:  # noqa: ANN001
+def test_a_damaged_version_is_one_clear_line(tmp_path: Path, spoil) -> None:
     content = tensors()
     folder = write_version(tmp_path, version(content), content, CONFIG)
     spoil(folder)

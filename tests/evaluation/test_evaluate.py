@@ -93,7 +93,9 @@ class Sized:
 
 
 def test_no_judgement_of_messages_no_coordination() -> None:
-    made = Episode("x", 0, "q", 0, Item("x", "q"), [Message("a", 0, [1], [2], [0.0], "v", "stop", "hi")], rewards=[1.0], success=True)
+    made = Episode(
+        "x", 0, "q", 0, Item("x", "q"), [Message("a", 0, [1], [2], [0.0], "v", "stop", "hi")], rewards=[1.0], success=True
+    )
     result = summarise([made], Silent(), split="test", k=1, temperature=1.0)
     assert result.agents == {} and result.coordination is None and result.coordination_given_success is None
     assert result.avg_at_k == 1.0

@@ -23,7 +23,9 @@ MakeTeam = Callable[..., Team]
 class FakeSampler:
     """Finishes one ticket a poll, the one `pick` chooses; says `say(request)`; records the order of everything."""
 
-    def __init__(self, team: Team, pick: Callable[[list[int]], int] = min, say: Callable[[Request], str] = lambda r: "hi") -> None:
+    def __init__(
+        self, team: Team, pick: Callable[[list[int]], int] = min, say: Callable[[Request], str] = lambda r: "hi"
+    ) -> None:
         self.team, self.pick, self.say = team, pick, say
         self.queue: dict[int, Request] = {}
         self.submitted: list[Request] = []

@@ -103,7 +103,9 @@ def test_answers(text: str, answer: str | None) -> None:
     assert ColumnSum().answer(text) == answer
 
 
-@pytest.mark.parametrize("text", ["=" + "9" * 100_000, "=" * 100_000, "= " * 50_000, "=٣", "=१२", "=" + "0" * 5000 + "7", "=\ud800"])
+@pytest.mark.parametrize(
+    "text", ["=" + "9" * 100_000, "=" * 100_000, "= " * 50_000, "=٣", "=१२", "=" + "0" * 5000 + "7", "=\ud800"]
+)
 def test_hostile_messages_are_wrong_and_nothing_worse(text: str) -> None:
     task = ColumnSum(1)
     item = Item("x", "3+4", {"totals": [7], "answer": "7"})

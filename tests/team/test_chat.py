@@ -92,9 +92,11 @@ def test_a_template_without_a_system_role_puts_it_in_the_first_user_turn(make_to
         # how long the conversation is, written at its head
         "[{{ messages | length }}]{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}",
         # earlier answers are dropped
-        "{% for m in messages %}{% if loop.last or m['role'] == 'user' %}<|im_start|>{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}",
+        "{% for m in messages %}{% if loop.last or m['role'] == 'user' %}"
+        "<|im_start|>{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}",
         # earlier answers are changed
-        "{% for m in messages %}<|im_start|>{{ m['content'] if loop.last or m['role'] == 'user' else '(old)' }}<|im_end|>{% endfor %}",
+        "{% for m in messages %}<|im_start|>"
+        "{{ m['content'] if loop.last or m['role'] == 'user' else '(old)' }}<|im_end|>{% endfor %}",
         # the contents are not there at all
         "{% for m in messages %}<|im_start|>{{ m['role'] }}<|im_end|>{% endfor %}",
         # raises whatever it is given

@@ -19,8 +19,8 @@ from teamtr_lora.tasks import Item, Task
 from teamtr_lora.team import Episode
 
 AGENTS = [
-    {"name": "left", "role": "speaks first", "lora": {"rank": 4, "alpha": 8.0}},
-    {"name": "right", "role": "speaks last", "lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "v_proj", "down_proj"]}},
+    {"name": "left", "lora": {"rank": 4, "alpha": 8.0}},
+    {"name": "right", "lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "v_proj", "down_proj"]}},
 ]
 TOKENS = 5  # most tokens in a message
 
@@ -44,7 +44,7 @@ class _Items:
         self._split = split
 
     def __getitem__(self, position: int) -> Item:
-        return Item(f"{self._split}-{position}", f"{self._split} {position}?")
+        return Item(f"{self._split}-{position}", f"{self._split[0]}{position}")
 
 
 @pytest.fixture
@@ -75,7 +75,9 @@ def make_team(tiny_base: Path) -> Callable[..., PlayableTeam]:
 
 @pytest.fixture(scope="session")
 def play() -> Callable[..., list[Episode]]:
-    def run(playable: PlayableTeam, *, items: int = 8, episodes: int = 4, temperature: float = 1.0, purpose: str = "test") -> list[Episode]:
+    def run(
+        playable: PlayableTeam, *, items: int = 8, episodes: int = 4, temperature: float = 1.0, purpose: str = "test"
+    ) -> list[Episode]:
         task = OddTokens()
         plan = PlayPlan([task.items("train")[i] for i in range(items)], episodes, temperature, TOKENS, purpose)
         return playable.play(task, plan)
@@ -94,6 +96,18 @@ def episodes(_played: list[Episode]) -> list[Episode]:
     return copy.deepcopy(_played)
 
 
+@pytest.fixture
+def twins(episodes: list[Episode]) -> list[Episode]:
+    """The same 8 groups of 4, but only two different ones in turn: what helps on some of them helps on the others too."""
+    varied = [g for g in range(8) if len({e.reward for e in episodes if e.group == g}) > 1][:2]
+    copies = []
+    for group in range(8):
+        for episode in (e for e in episodes if e.group == varied[group % 2]):
+            copies.append(copy.deepcopy(episode))
+            copies[-1].group = group
+    return copies
+
+
 @pytest.fixture(scope="session")
 def config() -> Callable[..., TeamTRConfig]:
     def make(**values: Any) -> TeamTRConfig:
@@ -102,10 +116,10 @@ def config() -> Callable[..., TeamTRConfig]:
             "episodes_per_item": 4,
             "max_message_tokens": TOKENS,
             "learning_rate": 5e-3,
-            "inner_epochs": 3,
+            "inner_epochs": 2,
             "holdout": 0.25,
             "delta": 0.05,
-            "tokens_per_microbatch": 700,
+            "tokens_per_microbatch": 400,
             "head_chunk_tokens": 16,
         }
         return TeamTRConfig(**(defaults | values))

@@ -11,12 +11,12 @@ from teamtr_lora.training.gate import gate_pass, read_candidate, sampler_gap
 from teamtr_lora.training.scoring import CurrentPolicy, Scorer, keep_current, message_batch
 
 
-def batch_of(episodes, agent: str):  # noqa: ANN201
+def batch_of(episodes, agent: str):
     return message_batch(
         agent_sequences(episodes, agent),
-        {id(e): float(i % 4) - 1.5 for i, e in enumerate(episodes)},
+        {id(e): float(i % 4) - 1.0 for i, e in enumerate(episodes)},
         {id(e): i for i, e in enumerate(episodes)},
-        tokens_per_microbatch=400,
+        tokens_per_microbatch=200,
         mask_truncated=False,
         device=torch.device("cpu"),
     )

@@ -12,7 +12,7 @@ def scorer_of(playable, temperature: float = 1.0, chunk: int = 16) -> Scorer:
     return Scorer(playable.base, playable.bank, temperature=temperature, head_chunk_tokens=chunk)
 
 
-def batch_of(episodes, agent: str, budget: int = 700, mask: bool = False, advantage=None) -> MessageBatch:
+def batch_of(episodes, agent: str, budget: int = 300, mask: bool = False, advantage=None) -> MessageBatch:
     values = advantage or {id(e): float(i % 3 - 1) for i, e in enumerate(episodes)}
     return message_batch(
         agent_sequences(episodes, agent), values, {id(e): i for i, e in enumerate(episodes)},
@@ -75,7 +75,7 @@ def test_padding_and_micro_batches_do_not_matter(make_team, episodes) -> None:
     playable = make_team()
     playable.bank.activate("right")
     results = []
-    for budget in (1, 300, 1_000_000):
+    for budget in (1, 150, 1_000_000):
         batch = batch_of(episodes, "right", budget)
         assert all(p.ids_B_T.numel() <= budget or len(p.ids_B_T) == 1 for p in batch.microbatches)
         assert sum(len(p.target_N) for p in batch.microbatches) == batch.tokens
@@ -174,7 +174,7 @@ def test_the_gradient_of_the_whole_loss_is_that_of_float64_finite_differences(
     """beta KL - surrogate through micro-batches, chunks, recomputation and PEFT, against a loop over messages in float64."""
     playable = make_team()
     chosen, beta, clip = episodes[:6], 0.7, 0.2
-    batch = batch_of(chosen, "left", budget=260)
+    batch = batch_of(chosen, "left", budget=130)
     assert len(batch.microbatches) > 1
     move(playable, "left", 0.02)
     scorer = scorer_of(playable, chunk=4)

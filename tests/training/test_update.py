@@ -20,6 +20,11 @@ Updater = Callable[..., tuple[PlayableTeam, AgentUpdater]]
 
 
 @pytest.fixture
+def episodes(twins: list[Episode]) -> list[Episode]:
+    return twins
+
+
+@pytest.fixture
 def updater(make_team, config, accelerator) -> Updater:
     def make(team: dict[str, Any] | None = None, **values: Any) -> tuple[PlayableTeam, AgentUpdater]:
         playable = make_team(**(team or {}))
@@ -85,19 +90,6 @@ def test_an_accepted_step_is_in_region_when_measured_independently(updater: Upda
     assert not row.out_of_region and row.kl["exact"].bound == outcome.step.accepted.kl.bound
 
 
-def test_the_surrogate_really_rises(updater: Updater, episodes, play) -> None:
-    """The reward counts odd first tokens: after a few updates on fresh episodes the team earns more of them."""
-    playable, update = updater(delta=0.3, learning_rate=1e-2)
-    before = sum(e.reward for e in play(playable, items=16, episodes=8, purpose="judge"))
-    for i in range(3):
-        for agent in ("left", "right"):
-            outcome = update.update(agent, play(playable, purpose=f"round {i} {agent}"), i)
-            playable.publish(playable.bank.version(agent))
-            assert outcome.decision != "skipped"
-    after = sum(e.reward for e in play(playable, items=16, episodes=8, purpose="judge"))
-    assert after > before + 20  # of 256 points at most; the same seeds, so the policies alone differ
-
-
 @pytest.mark.parametrize("first", [False, True], ids=["with moments", "before any moments"])
 def test_a_rejected_update_leaves_no_trace(updater: Updater, episodes, state_of, first: bool) -> None:
     """One evaluation, no stretching, a radius no step of this size can fit in."""
@@ -131,7 +123,8 @@ def test_a_candidate_without_gain_is_rejected(updater: Updater, episodes, state_
     monkeypatch.setattr(update_module, "read_candidate", no_gain)
     before, moments = state_of(playable.bank.model), flat(update.optimizers["right"].state_dict())
     outcome = update.update("right", episodes, 0)
-    assert outcome.decision == "rejected" and len(outcome.step.readings) == 3
+    assert outcome.decision == "rejected" and 1 <= len(outcome.step.readings) <= 3
+    assert any(r.kl.bound <= 0.05 for r in outcome.step.readings), "in region, so only the gain refused it"
     assert state_of(playable.bank.model) == before and flat(update.optimizers["right"].state_dict()) == moments
 
 
@@ -180,7 +173,9 @@ def test_no_reward_variance_no_update(updater: Updater, episodes, state_of, conf
 
 def test_too_few_informative_groups_are_skipped(updater: Updater, episodes) -> None:
     playable, update = updater(min_informative_groups=3)
-    fit = sorted({b for batch in update._split("left", episodes, update._advantages(episodes), 0).fit for b in batch.group_M.tolist()})
+    fit = sorted(
+        {b for batch in update._split("left", episodes, update._advantages(episodes), 0).fit for b in batch.group_M.tolist()}
+    )
     for episode in episodes:  # rewards vary in two of the groups the gradient sees, and in all that are held out
         if episode.group in fit[2:]:
             episode.rewards = [0.0, 1.0]
@@ -291,7 +286,9 @@ def test_a_diverged_candidate_is_rejected_and_can_be_logged(updater: Updater, ep
     assert UpdateRow.model_validate_json(row.model_dump_json()).decision == "rejected"
 
 
-def test_importance_weights_are_capped_and_multiply_the_advantage(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importance_weights_are_capped_and_multiply_the_advantage(
+    updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Messages whose sampler claims other log-probabilities than the trainer's weigh exp(trainer - sampler), capped."""
     shift = {id(e.messages[0]): [0.0, 0.4, -0.6, 1.5][i % 4] for i, e in enumerate(episodes)}
     plain: dict[int, float] = {}
@@ -321,7 +318,9 @@ def test_importance_weights_are_capped_and_multiply_the_advantage(updater: Updat
     assert outcome.gap["max_abs"] > 0.25
 
 
-def test_a_sampler_further_away_than_delta_is_a_loud_warning(updater: Updater, episodes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sampler_further_away_than_delta_is_a_loud_warning(
+    updater: Updater, episodes, caplog: pytest.LogCaptureFixture
+) -> None:
     _, update = updater()
     update.update("left", episodes, 0)
     assert "away from the trainer" not in caplog.text
@@ -332,7 +331,7 @@ def test_a_sampler_further_away_than_delta_is_a_loud_warning(updater: Updater, e
 
 
 def test_the_gate_uses_the_estimator_the_recipe_names(updater: Updater, episodes) -> None:
-    for estimator in ("exact", "k3", "k1"):
+    for estimator in ("exact", "k1"):
         _, update = updater(estimator=estimator)
         outcome = update.update("left", episodes, 0)
         for reading in outcome.step.readings:
@@ -361,7 +360,16 @@ def test_lora_dropout_acts_while_training(updater: Updater, episodes) -> None:
     assert versions[0] != versions[1]
 
 
-def test_gradient_checkpointing_changes_memory_and_not_the_result(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_noise_is_not_taken_for_a_step(updater: Updater, episodes, move) -> None:
+    """Dropout shakes a trained adapter's output by more than delta before any step: the update must still take steps."""
+    agents = [{"name": n, "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.3}} for n in ("left", "right")]
+    playable, update = updater(team={"agents": agents}, delta=0.01)
+    move(playable, "left", 0.1)
+    playable.bank.commit("left")
+    assert update.update("left", episodes, 0).optimised.steps >= 1
+
+
+def test_gradient_checkpointing_changes_memory_and_not_the_result(updater: Updater, episodes) -> None:
     """The recipe promises `gradient_checkpointing`: every decoder layer runs again in the backward pass."""
     counts, versions = [], []
     for switched in (False, True):

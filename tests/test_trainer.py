@@ -1,0 +1,271 @@
+"""The Python API in TRL's idiom: datasets, rewards, callbacks, trackers, resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from pydantic import ValidationError
+from transformers.trainer_callback import TrainerCallback
+
+from teamtr_lora import TeamSpec, TeamTRConfig, TeamTRTrainer, UserError, load_recipe
+from teamtr_lora.training.metrics import StageRow, UpdateRow, read_rows
+
+ROWS = [{"prompt": f"question {n}", "answer": n} for n in range(12)]
+AGENTS: list[dict[str, Any]] = [{"name": "planner", "lora": {"rank": 2}}, {"name": "solver", "lora": {"rank": 2}}]
+
+
+def even(prompts: list[str], completions: list[str], answer: list[int], **columns: Any) -> list[float]:
+    """The share of even bytes in the team's last message: noisy, and easy to learn."""
+    assert len(prompts) == len(completions) == len(answer) and all(isinstance(n, int) for n in answer)
+    return [sum(b % 2 == 0 for b in text.encode()) / max(1, len(text.encode())) for text in completions]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., TeamTRConfig]:
+    def make(**values: Any) -> TeamTRConfig:
+        small: dict[str, Any] = {
+            "output_dir": str(tmp_path / "run"),
+            "stages": 1,
+            "items_per_stage": 8,
+            "episodes_per_item": 4,
+            "max_message_tokens": 3,
+            "inner_epochs": 1,
+            "learning_rate": 0.01,
+            "delta": 0.05,
+            "items": 4,
+        }
+        return TeamTRConfig(**{**small, **values})
+
+    return make
+
+
+@pytest.fixture
+def team(tiny_base: Path) -> dict[str, Any]:
+    return {"base": {"source": str(tiny_base), "device": "cpu"}, "agents": AGENTS}
+
+
+class Recorder(TrainerCallback):
+    """Writes down every event."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.logs: list[dict[str, Any]] = []
+        self.steps: list[int] = []
+        self.metrics: list[dict[str, Any]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("on_") and name != "on_progress":
+
+            def record(args: Any, state: Any, control: Any, **details: Any) -> None:
+                self.events.append(name)
+                if name == "on_log":
+                    self.logs.append(details["logs"])
+                elif name == "on_evaluate":
+                    self.metrics.append(details["metrics"])
+                elif name == "on_step_end":
+                    self.steps.append(state.global_step)
+
+            return record
+        return super().__getattribute__(name)
+
+
+def test_config_takes_flat_keys_and_sections() -> None:
+    flat = TeamTRConfig(stages=2, delta=0.02, items_per_stage=12, trackers=["tensorboard"], seed=3, save_episodes="none")
+    nested = TeamTRConfig(
+        training={"stages": 2},
+        trust_region={"delta": 0.02},
+        rollout={"items_per_stage": 12},
+        tracking={"trackers": ["tensorboard"]},
+        diagnostics={"save_episodes": "none"},
+        seed=3,
+    )
+    assert flat == nested
+    assert TeamTRConfig(rollout={"items_per_stage": 12}, temperature=0.5).rollout.items_per_stage == 12
+    assert TeamTRConfig(rollout={"items_per_stage": 12}, temperature=0.5).rollout.temperature == 0.5
+    for wrong in ({"stagess": 2}, {"delta": -1.0}, {"stages": "2"}, {"top_p": 0.9}, {"items_per_stage": 4}):
+        with pytest.raises(ValidationError):
+            TeamTRConfig(**wrong)
+
+
+def test_train_and_evaluate(team: dict[str, Any], config: Callable[..., TeamTRConfig], tmp_path: Path) -> None:
+    """From a list of dicts and from a datasets.Dataset: the same run."""
+    summaries = []
+    for name, rows in (("list", ROWS), ("dataset", datasets.Dataset.from_list(ROWS))):
+        args = config(output_dir=str(tmp_path / name), inner_epochs=2)
+        trainer = TeamTRTrainer(team=TeamSpec(**team), reward_funcs=[even], args=args, train_dataset=rows, eval_dataset=rows)
+        summaries.append(trainer.train())
+    first, second = summaries
+    assert first.adapters == second.adapters
+    assert first.updates == 2 and first.accepted >= 1 and first.out_of_region_accepted == 0
+    assert first.run_dir == str(tmp_path / "list") and set(first.adapters) == {"planner", "solver"}
+    written = read_rows(tmp_path / "list" / "metrics.jsonl")
+    assert [type(row) for row in written] == [StageRow, UpdateRow, UpdateRow, StageRow]
+    evaluation = trainer.evaluate(items=4, k=2)
+    assert evaluation.episodes == 8 and 0 <= evaluation.avg_at_k <= 1
+    team_file = json.loads((tmp_path / "list" / "team.json").read_text())
+    assert {agent: v["content_hash"] for agent, v in team_file.items()} == first.adapters
+
+
+def test_without_an_eval_dataset_some_prompts_are_held_out(team: dict[str, Any], config: Callable[..., TeamTRConfig]) -> None:
+    rows = [{"prompt": f"p{n}", "answer": n} for n in range(100)]
+    trainer = TeamTRTrainer(team, even, config(), rows)
+    train, test = trainer.task.items("train"), trainer.task.items("test")
+    assert train.size and test.size and train.size + test.size == 100 and 3 <= test.size <= 25
+
+
+def test_several_rewards_are_summed_and_conversations_are_trls(team: dict[str, Any], config: Callable[..., TeamTRConfig]) -> None:
+    think = pytest.importorskip("trl.rewards").think_format_reward
+    rows = [{"prompt": [{"role": "user", "content": f"question {n}"}], "answer": n} for n in range(4)]
+    kinds: set[type] = set()
+
+    def spy(completions: list[Any], **_: Any) -> list[float]:
+        kinds.update(type(c) for c in completions)
+        assert all(set(c[0]) == {"role", "content"} for c in completions)
+        return [0.25] * len(completions)
+
+    trainer = TeamTRTrainer(team, [think, spy], config(), rows, rows)
+    assert trainer.evaluate(items=4, k=1).mean_reward == pytest.approx(0.25)
+    assert kinds == {list}
+
+
+def test_callbacks_are_called_at_the_natural_points(team: dict[str, Any], config: Callable[..., TeamTRConfig]) -> None:
+    recorder, late = Recorder(), Recorder()
+    trainer = TeamTRTrainer(team, even, config(stages=2), ROWS, ROWS, callbacks=[recorder])
+    trainer.add_callback(late)
+    trainer.train()
+    update = ["on_step_begin", "on_log", "on_step_end", "on_save"]
+    stage = ["on_epoch_begin", *update, *update, "on_evaluate", "on_log", "on_save", "on_epoch_end"]
+    assert recorder.events == ["on_train_begin", "on_evaluate", "on_log", "on_save", *stage, *stage, "on_train_end"]
+    assert late.events == recorder.events
+    assert recorder.steps == [1, 2, 3, 4]
+    assert [row["kind"] for row in recorder.logs] == ["stage", "update", "update", "stage", "update", "update", "stage"]
+    assert all("avg_at_k" in metrics for metrics in recorder.metrics) and len(recorder.metrics) == 3
+
+
+class StopAfter(TrainerCallback):
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        control.should_training_stop = state.global_step >= self.updates
+        return control
+
+
+def test_stopping_and_resuming_is_the_undisturbed_run(
+    team: dict[str, Any], config: Callable[..., TeamTRConfig], tmp_path: Path
+) -> None:
+    """Stopped inside a stage, and again at the end of one."""
+
+    def trainer(name: str, *callbacks: TrainerCallback) -> TeamTRTrainer:
+        return TeamTRTrainer(team, even, config(stages=2, output_dir=str(tmp_path / name)), ROWS, ROWS, callbacks)
+
+    whole = trainer("whole").train()
+    assert trainer("stopped", StopAfter(1)).train().updates == 1
+    assert trainer("stopped", StopAfter(2)).train(resume=True).updates == 2
+    recorder = Recorder()
+    resumed = trainer("stopped", recorder).train(resume=True)
+    assert resumed.adapters == whole.adapters and resumed.updates == 4
+    assert recorder.steps == [3, 4], "nothing is done twice"
+    times = {"seconds", "tokens_per_second", "time", "peak_memory_bytes"}
+    rows = [
+        [{k: v for k, v in json.loads(line).items() if k not in times} for line in (tmp_path / name / "metrics.jsonl").open()]
+        for name in ("whole", "stopped")
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_resuming_needs_the_same_settings(team: dict[str, Any], config: Callable[..., TeamTRConfig]) -> None:
+    run = TeamTRTrainer(team, even, config(), ROWS, ROWS).train().run_dir
+    assert not list(Path(run).rglob("events.out*")), "no tracker unless one is named"
+    with pytest.raises(UserError, match="already holds a run"):
+        TeamTRTrainer(team, even, config(), ROWS, ROWS).train()
+    with pytest.raises(UserError, match=r"another recipe's run: trust_region\.delta is 0\.05 there and 0\.06 here"):
+        TeamTRTrainer(team, even, config(delta=0.06), ROWS, ROWS).train(resume=True)
+
+
+def test_a_team_goes_on_from_an_earlier_run(
+    tiny_base: Path, config: Callable[..., TeamTRConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier run named its base relative to where it was; the new script runs elsewhere."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "my-base").symlink_to(tiny_base)
+    monkeypatch.chdir(tmp_path / "project")
+    team = {"base": {"source": "my-base", "device": "cpu"}, "agents": AGENTS}
+    first = TeamTRTrainer(team, even, config(), ROWS, ROWS).train()
+    monkeypatch.chdir(tmp_path)
+    second = TeamTRTrainer(tmp_path / "run", even, config(output_dir=str(tmp_path / "second")), ROWS, ROWS)
+    versions = second.open().bank
+    assert {agent: versions.version(agent).content_hash for agent in versions.agents} == first.adapters
+
+
+def test_tensorboard_through_the_recipe(tiny_base: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "api_rewards.py").write_text(
+        "def even(completions, **_):\n    return [float(sum(t.encode()) % 2) for t in completions]\n"
+    )
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "recipe.yaml").write_text(
+        f"base: {{source: {tiny_base}, device: cpu}}\n"
+        "team: {agents: [{name: planner, lora: {rank: 2}}]}\n"
+        "task: {name: dataset, path: rows.jsonl, test_path: rows.jsonl, reward: 'api_rewards:even'}\n"
+        "rollout: {items_per_stage: 8, episodes_per_item: 2, max_message_tokens: 4}\n"
+        "training: {stages: 1, inner_epochs: 1}\n"
+        "evaluation: {items: 4}\n"
+        "tracking: {trackers: [tensorboard], project: my-project}\n"
+        f"output_dir: {tmp_path / 'run'}\n"
+    )
+    TeamTRTrainer.from_recipe(load_recipe(tmp_path / "recipe.yaml")).train()
+    files = list((tmp_path / "run").rglob("events.out.tfevents.*"))
+    assert files and all("my-project" in str(path) for path in files)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tags: set[str] = set()
+    for folder in {path.parent for path in files}:
+        events = EventAccumulator(str(folder))
+        events.Reload()
+        tags |= set(events.Tags()["scalars"])
+    assert {"planner/reward_mean", "planner/kl/exact/bound", "team/evaluation/avg_at_k"} <= tags
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reward_funcs": []}, "reward_funcs"),
+        ({"train_dataset": None}, "train_dataset"),
+        ({"train_dataset": []}, "empty"),
+        ({"train_dataset": [{"question": "x"}]}, "no column 'prompt'"),
+        ({"eval_dataset": [{"question": "x"}]}, "test dataset has no column 'prompt'"),
+        ({"team": {"agents": []}}, "agents"),
+        ({"team": {"agents": [{"name": "a"}, {"name": "a"}]}}, "same name"),
+        ({"team": {"agents": [{"name": "../a"}]}}, "name"),
+        ({"team": {"agents": [{"name": "a"}], "colour": "red"}}, "colour"),
+        ({"team": "no/such/run"}, "no run or team here"),
+    ],
+)
+def test_mistakes_in_a_script(
+    team: dict[str, Any], config: Callable[..., TeamTRConfig], change: dict[str, Any], message: str
+) -> None:
+    arguments: dict[str, Any] = {
+        "team": team,
+        "reward_funcs": [even],
+        "args": config(),
+        "train_dataset": ROWS,
+        "eval_dataset": ROWS,
+    }
+    with pytest.raises(UserError, match=message):
+        TeamTRTrainer(**{**arguments, **change})
+
+
+def test_a_script_run_says_where_it_goes_on(team: dict[str, Any], config: Callable[..., TeamTRConfig], tmp_path: Path) -> None:
+    from teamtr_lora.cli import main
+
+    TeamTRTrainer(team, even, config(), ROWS, ROWS).train()
+    with pytest.raises(UserError, match="script"):
+        TeamTRTrainer.from_recipe(load_recipe(tmp_path / "run" / "recipe.yaml"))
+    assert main(["eval", str(tmp_path / "run")]) == 2
+    assert main(["ask", str(tmp_path / "run"), "hello"]) == 0, "talking to the team needs no reward"

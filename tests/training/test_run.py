@@ -1,0 +1,357 @@
+"""Whole (tiny) runs: rows, versions, a slow publish, a full disk, and going on after damage."""
+
+import errno
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.trainer_callback import TrainerCallback
+
+from teamtr_lora import files
+from teamtr_lora.base.versions import AdapterVersion, read_version
+from teamtr_lora.errors import UserError
+from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats
+from teamtr_lora.tasks import Item, Task
+from teamtr_lora.training.events import Events
+from teamtr_lora.training.metrics import TIME_FIELDS, MetricsLog, StageRow, UpdateRow, read_rows
+from teamtr_lora.training.run import TrainingRun
+from teamtr_lora.training.run_dir import RunDir
+from teamtr_lora.training.stage import train, update_order
+
+PUBLISH_SECONDS = 0.15
+
+
+class Copies(Task):
+    """The same item every time: what the gradient learns holds for the gate too, so updates are accepted."""
+
+    def items(self, split: str) -> Any:
+        return _Same(split)
+
+    def score(self, episodes: Any) -> list[float]:
+        return [sum(m.token_ids[0] % 4 for m in e.messages) / 6 for e in episodes]
+
+
+class _Same:
+    size: int | None = None
+
+    def __init__(self, split: str) -> None:
+        self._split = split
+
+    def __getitem__(self, position: int) -> Item:
+        return Item(f"{self._split}-{position}", self._split[0])
+
+
+class SlowSampler:
+    """Publishing takes its time on another thread; every event is written down."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.events: list[tuple[str, str, str]] = []  # what, agent, version name
+        self.live: dict[str, str] = {}
+
+    def publish(self, version: AdapterVersion) -> None:
+        self.events.append(("publishing", version.agent, version.name))
+
+        def work() -> None:
+            time.sleep(PUBLISH_SECONDS)
+            self.inner.publish(version)
+            self.live[version.agent] = version.name
+            self.events.append(("live", version.agent, version.name))
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        worker.join()
+
+    def submit(self, request: Request) -> int:
+        self.events.append(("submit", request.agent, self.live[request.agent]))
+        return self.inner.submit(request)
+
+    def poll(self) -> list[Completion]:
+        return self.inner.poll()
+
+    def stats(self) -> SamplerStats:
+        return self.inner.stats()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class LaggingSampler(SlowSampler):
+    """A broken engine: from the second publish of an agent on, its messages still come from the version before."""
+
+    def publish(self, version: AdapterVersion) -> None:
+        self.inner.publish(version)
+        self.live.setdefault(version.agent, version.name)
+
+    def poll(self) -> list[Completion]:
+        names = {version.name: self.live[agent] for agent, version in self.inner._published.items()}
+        return [replace(c, version=names[c.version]) for c in self.inner.poll()]
+
+
+Start = Callable[..., TrainingRun]
+
+
+@pytest.fixture(scope="module")
+def start(make_team, config, accelerator) -> Start:
+    def make(
+        folder: Path, *, sampler: Any = None, callbacks: tuple[TrainerCallback, ...] = (), resume: bool = False, **values: Any
+    ):
+        playable = make_team()
+        if sampler is not None:
+            playable.sampler = sampler(playable.sampler)
+            playable.publish_all()
+        small = {
+            "stages": 2,
+            "items": 3,
+            "items_per_stage": 6,
+            "holdout": 0.34,
+            "learning_rate": 2e-3,
+            "delta": 0.1,
+            "every_stages": 2,
+            "temperature": 0.3,
+        }
+        settings = config(**(small | values))
+        run_dir = RunDir(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        run = TrainingRun(playable, Copies(), settings, run_dir, accelerator, Events(callbacks, settings, updates=4))
+        if resume:
+            run.resume()
+        return run
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def finished(start: Start, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
+    """An undisturbed run of two stages, with a slow publish."""
+    run = start(tmp_path_factory.mktemp("run") / "whole", sampler=SlowSampler)
+    train(run)
+    return run
+
+
+def rows_of(run: TrainingRun) -> list[UpdateRow | StageRow]:
+    return read_rows(run.run_dir.path / "metrics.jsonl")
+
+
+def without_times(run: TrainingRun) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.model_dump().items() if k not in TIME_FIELDS} for row in rows_of(run)]
+
+
+def hashes(run: TrainingRun) -> dict[str, str]:
+    return {agent: run.playable.bank.version(agent).content_hash for agent in run.agents}
+
+
+def test_rows_are_the_documented_ones(finished: TrainingRun) -> None:
+    rows = rows_of(finished)
+    assert [(r.kind, r.stage) for r in rows] == [
+        ("stage", 0), ("update", 1), ("update", 1), ("stage", 1), ("update", 2), ("update", 2), ("stage", 2),
+    ]  # fmt: skip
+    lines = (finished.run_dir.path / "metrics.jsonl").read_text().splitlines()
+    for line, row in zip(lines, rows, strict=True):
+        raw, model = json.loads(line), type(row)
+        assert set(raw) == set(model.model_fields), "every field is written, and no other"
+        with pytest.raises(ValueError, match="surprise"):
+            model.model_validate(raw | {"surprise": 1})
+    updates = [r for r in rows if isinstance(r, UpdateRow)]
+    assert {r.agent for r in updates} == {"left", "right"} and [r.update for r in updates] == [1, 2, 1, 2]
+    assert any(r.decision in ("accepted", "shrunk") for r in updates)
+    for row in updates:
+        assert row.episodes == 24 and row.messages == 24 and row.groups == 6
+        assert set(row.kl) == {"exact", "k1", "k3"}
+        assert row.out_of_region is False
+        if row.alpha is not None:
+            assert row.alpha in row.alphas_tried and row.kl["exact"].bound <= row.delta and row.surrogate_gain > 0
+            assert (row.decision == "shrunk") == (row.alpha < 1)
+        assert {"rollout", "current", "optimise", "gate", "publish"} == set(row.seconds)
+        assert row.sampler_gap["max_abs"] < 1e-3
+    last = rows[-1]
+    assert isinstance(last, StageRow) and last.updates == 4
+    assert last.accepted == sum(r.alpha is not None for r in updates)
+    assert last.accepted + last.rejected + last.skipped == 4 and last.out_of_region_accepted == 0
+    assert rows[0].floors is not None and set(rows[0].floors) == {"training", "gate"}  # type: ignore[union-attr]
+    evaluations = [r.evaluation is not None for r in rows if isinstance(r, StageRow)]
+    assert evaluations == [True, False, True], "before, not after stage 1 (every_stages: 2), and at the end"
+
+
+def test_a_missing_or_infinite_field_is_no_row(finished: TrainingRun) -> None:
+    good = json.loads((finished.run_dir.path / "metrics.jsonl").read_text().splitlines()[1])
+    UpdateRow.model_validate(good)
+    for change in ({"delta": float("nan")}, {"decision": "maybe"}, {"kl": {"exact": {"mean": 0.0}}}):
+        with pytest.raises(ValueError, match="validation error"):
+            UpdateRow.model_validate(good | change)
+    good.pop("beta")
+    with pytest.raises(ValueError, match="beta"):
+        UpdateRow.model_validate(good)
+
+
+def test_the_numbers_of_a_row_are_those_of_its_episodes(finished: TrainingRun) -> None:
+    for row in rows_of(finished):
+        if not isinstance(row, UpdateRow):
+            continue
+        name = f"stage-{row.stage:04d}-update-{row.update}-{row.agent}.jsonl"
+        episodes = [json.loads(line) for line in (finished.run_dir.path / "episodes" / name).read_text().splitlines()]
+        assert len(episodes) == row.episodes
+        assert row.reward_mean == pytest.approx(sum(e["reward"] for e in episodes) / len(episodes))
+        assert row.sampled_tokens == sum(m["tokens"] for e in episodes for m in e["messages"])
+        assert row.truncated_messages == sum(m["finish"] == "length" for e in episodes for m in e["messages"])
+
+
+def test_every_message_comes_from_the_versions_that_were_current(finished: TrainingRun) -> None:
+    """With a publish that takes its time, no message of update i+1 is from the version before update i."""
+    current = {"left": "", "right": ""}
+    accepted = 0
+    for row in rows_of(finished):
+        if isinstance(row, StageRow):
+            assert row.stage == 0 or row.versions == current
+            current = dict(row.versions)
+            continue
+        assert row.team_versions == current
+        name = f"stage-{row.stage:04d}-update-{row.update}-{row.agent}.jsonl"
+        lines = (finished.run_dir.path / "episodes" / name).read_text().splitlines()
+        messages = [m for line in lines for m in json.loads(line)["messages"]]
+        assert len(messages) == 48
+        assert {(m["agent"], m["version"]) for m in messages} == set(current.items())
+        if row.alpha is not None:
+            assert row.version != current[row.agent]
+            accepted += 1
+        assert row.seconds["publish"] >= (PUBLISH_SECONDS if row.alpha is not None else 0)
+        current[row.agent] = row.version
+    assert accepted >= 2, "the example should publish something"
+
+
+def test_nothing_is_submitted_while_a_version_is_being_published(finished: TrainingRun) -> None:
+    events = finished.playable.sampler.events  # type: ignore[attr-defined]
+    pending: set[str] = set()
+    live: dict[str, str] = {}
+    for what, agent, name in events:
+        if what == "publishing":
+            pending.add(name)
+        elif what == "live":
+            pending.remove(name)
+            live[agent] = name
+        else:
+            assert not pending and live[agent] == name
+    assert live == finished.playable.versions()
+
+
+def test_a_sampler_that_lags_behind_is_refused(start: Start, tmp_path: Path) -> None:
+    run = start(tmp_path / "run", sampler=LaggingSampler, stages=1)
+    with pytest.raises(RuntimeError, match="superseded version"):
+        for _ in range(4):
+            train(run)
+            run.config.training.stages += 1
+
+
+def test_versions_on_disk_are_those_of_the_team(finished: TrainingRun) -> None:
+    team = json.loads((finished.run_dir.path / "team.json").read_text())
+    for agent in finished.agents:
+        version = finished.playable.bank.version(agent)
+        assert team[agent] == {"number": version.number, "content_hash": version.content_hash, "version": version.name}
+        stored = read_version(finished.run_dir.adapters, version)
+        assert all((stored[n] == t).all() for n, t in finished.playable.bank.tensors(agent).items())
+        numbers = sorted(int(p.name[1:5]) for p in (finished.run_dir.adapters / agent).iterdir())
+        assert numbers == list(range(version.number + 1)), "one folder for every version there ever was"
+
+
+def test_a_full_disk_in_mid_run_costs_nothing_and_times_alone_differ(
+    finished: TrainingRun, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills up in the second update; after --resume the run ends as the undisturbed one, rows and adapters alike."""
+    folder, real = tmp_path / "run", os.fsync
+    stopped: list[int] = []
+
+    class Fill(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **details: Any) -> None:
+            if state.global_step == 1:
+                patch.setattr(files.os, "fsync", full)
+
+    def full(descriptor: int) -> None:
+        stopped.append(descriptor)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        run = start(folder, callbacks=(Fill(),))
+        with pytest.raises(UserError, match="no space"):
+            train(run)
+    assert stopped and os.fsync is real
+    assert not list(folder.rglob(".tmp-*"))
+    assert rows_of(run)[-1].kind == "update", "what was there before is still readable"
+    again = start(folder, resume=True)
+    assert again.state.counts["updates"] == 1
+    train(again)
+    assert hashes(again) == hashes(finished)
+    assert without_times(again) == without_times(finished)
+    keys = {
+        k
+        for a, b in zip(rows_of(again), rows_of(finished), strict=True)
+        for k, v in a.model_dump().items()
+        if v != b.model_dump()[k]
+    }
+    assert keys <= set(TIME_FIELDS) and "time" in keys
+
+
+def test_a_damaged_checkpoint_stops_the_run_and_the_older_one_leads_to_the_same_end(
+    finished: TrainingRun, start: Start, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(finished.run_dir.path, tmp_path / "run"))
+    newest = sorted((folder / "checkpoint").iterdir())[-1]
+    with open(newest / "tensors.safetensors", "r+b") as file:
+        file.truncate(100)
+    metrics = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError) as caught:
+        start(folder, resume=True)
+    assert str(newest) in str(caught.value) and "remove that folder" in str(caught.value)
+    assert (folder / "metrics.jsonl").read_bytes() == metrics
+    shutil.rmtree(newest)
+    again = start(folder, resume=True)
+    assert (again.state.stage, again.state.update) == (1, 2), "before the last evaluation"
+    train(again)
+    assert hashes(again) == hashes(finished) and without_times(again) == without_times(finished)
+
+
+def test_an_altered_adapter_is_noticed_on_resume(finished: TrainingRun, start: Start, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished.run_dir.path, tmp_path / "run"))
+    version = finished.playable.bank.version("left")
+    weights = folder / "adapters" / "left" / version.name / "adapter_model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(bytes(data))
+    with pytest.raises(UserError, match="altered"):
+        start(folder, resume=True)
+
+
+def test_metrics_cut_off_after_a_kill_and_refused_when_shortened(tmp_path: Path, finished: TrainingRun) -> None:
+    path = tmp_path / "metrics.jsonl"
+    shutil.copy(finished.run_dir.path / "metrics.jsonl", path)
+    log = MetricsLog(path)
+    size = log.size
+    with open(path, "ab") as file:
+        file.write(b'{"kind": "upd')
+    log.truncate(size)
+    assert read_rows(path) == rows_of(finished)
+    with pytest.raises(UserError, match="shorter"):
+        log.truncate(size + 1)
+
+
+def test_a_delta_below_the_floor_stops_the_run_before_training(start: Start, tmp_path: Path) -> None:
+    run = start(tmp_path / "run", delta=1e-13)
+    with pytest.raises(UserError, match=r"delta = 1e-13.*floor"):
+        train(run)
+    assert not run.run_dir.checkpoints.exists() and run.state.counts["updates"] == 0
+
+
+def test_orders() -> None:
+    agents = ["a", "b", "c", "d"]
+    assert update_order("fixed", agents, "0/1") == agents
+    assert update_order("reverse", agents, "0/1") == agents[::-1]
+    drawn = [tuple(update_order("random", agents, f"0/{stage}")) for stage in range(60)]
+    assert all(sorted(order) == agents for order in drawn) and len(set(drawn)) > 12
+    assert drawn == [tuple(update_order("random", agents, f"0/{stage}")) for stage in range(60)]
+    assert agents == ["a", "b", "c", "d"]
