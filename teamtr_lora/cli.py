@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,21 @@ OVERRIDES = "section.key=value, for example training.stages=4 or team.agents.pla
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
     if args.command is None:
-        build_parser().print_help()
+        parser.print_help()
         return 0
+    # argparse takes positionals in one run only: overrides that follow an option are collected here
+    if any(word.startswith("-") for word in rest) or (rest and not hasattr(args, "overrides")):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.overrides += rest
     try:
         return int(args.run(args) or 0)
     except UserError as error:
         if args.debug:
-            raise
+            traceback.print_exc()
         print(f"teamtr-lora: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -6,6 +6,7 @@ function or class written in Python, so that a recipe cannot point at a builtin 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -24,9 +25,11 @@ def load_callable(path: str, *, key: str, folder: Path | None = None) -> Callabl
         raise UserError(f"{key} = {path!r}: not a dotted path; write it as module:function")
     try:
         module = _import(module_name, folder)
-    except ImportError as error:
+    except Exception as error:  # whatever the user's module raises while it is imported
         where = f"{folder} or " if folder else ""
-        raise UserError(f"{key} = {path!r}: cannot import {module_name!r} from {where}Python's path ({error})") from error
+        raise UserError(
+            f"{key} = {path!r}: cannot import {module_name!r} from {where}Python's path ({' '.join(str(error).split())})"
+        ) from error
     target = getattr(module, name, None)
     if target is None:
         functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
@@ -38,21 +41,24 @@ def load_callable(path: str, *, key: str, folder: Path | None = None) -> Callabl
 
 
 def _import(module_name: str, folder: Path | None) -> Any:
-    """A file beside the recipe wins over an installed module of the same name; it is loaded under its own name."""
+    """A file beside the recipe wins over an installed module; it gets a name of its own, so it can never replace one."""
     file = folder / (module_name.replace(".", "/") + ".py") if folder else None
-    if file is None or not file.is_file():
+    if folder is None or file is None or not file.is_file():
         return importlib.import_module(module_name)
-    loaded = sys.modules.get(module_name)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(file):
-        return loaded
-    spec = importlib.util.spec_from_file_location(module_name, file)
+    private_name = f"teamtr_lora_user.{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}.{module_name}"
+    if private_name in sys.modules:
+        return sys.modules[private_name]
+    spec = importlib.util.spec_from_file_location(private_name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is not a Python module")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
+    sys.modules[private_name] = module
+    sys.path.append(str(folder))  # it may import its neighbours
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        sys.modules.pop(module_name, None)
-        raise ImportError(f"{file}: {type(error).__name__}: {error}") from error
+    except BaseException:
+        del sys.modules[private_name]
+        raise
+    finally:
+        sys.path.remove(str(folder))
     return module

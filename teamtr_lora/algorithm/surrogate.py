@@ -8,6 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+# exp overflows float32 near 88 and its gradient turns to NaN; a ratio of e^30 is clipped or hopeless either way
+LARGEST_LOG_RATIO = 30.0
+
 Ratio = Literal["message", "token", "sequence_mean"]
 
 
@@ -18,7 +21,7 @@ def sum_by_message(values_N: Tensor, message_N: Tensor, messages: int) -> Tensor
 
 def clipped_objective(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """`min(w A, clip(w, 1 ± clip) A)` elementwise."""
-    ratio = torch.exp(log_ratio)
+    ratio = torch.exp(log_ratio.clamp(max=LARGEST_LOG_RATIO))
     return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 

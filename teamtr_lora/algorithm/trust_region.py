@@ -14,6 +14,8 @@ from torch import Tensor
 AIM = 0.97
 # A stretch worth less than this factor is not worth another evaluation.
 WORTHWHILE_STRETCH = 1.1
+# In region the surrogate is nearly linear in the step: where this short a step gains nothing, no step does.
+SHORTEST = 0.05
 BETA_RANGE = (1e-4, 1e4)
 
 
@@ -75,7 +77,6 @@ def choose_step(
     readings: list[GateReading] = []
     best: GateReading | None = None
     alpha = 1.0
-    in_region_without_gain = False
     while len(readings) < evaluations:
         reading = measure(alpha)
         readings.append(reading)
@@ -89,10 +90,9 @@ def choose_step(
         elif best is not None:  # the stretch went too far: keep the length that is known to be good
             break
         elif reading.kl.bound <= delta:  # in region, but no gain: a shorter step may still have one, where clipping ate it
-            if in_region_without_gain:  # twice: the surrogate is linear here, its sign will not change
+            alpha /= 4
+            if alpha < SHORTEST:
                 break
-            in_region_without_gain = True
-            alpha /= 2
         else:
             alpha *= min(0.9, AIM * reach) if math.isfinite(reading.kl.bound) else 0.25
     return StepDecision(best, readings)

@@ -23,7 +23,6 @@ class LoraSpec(Protocol):
     rank: int
     alpha: float
     targets: Any
-    dropout: float
     rslora: bool
 
 
@@ -105,8 +104,7 @@ class AdapterBank:
         parameters = list(self._owned[agent].values())
         for parameter in parameters:
             parameter.requires_grad_(True)
-        # dropout and gradient checkpointing act in training mode only; without them it would change nothing
-        self.model.train(self._checkpointing or self._configs[agent].lora_dropout > 0)
+        self.model.train(self._checkpointing)  # checkpointing acts in training mode only
         try:
             yield parameters
         finally:
@@ -134,14 +132,15 @@ class AdapterBank:
                     f"adapter of agent {agent!r}: {name} has shape {tuple(snapshot[name].shape)}, the recipe makes "
                     f"{tuple(parameter.shape)}; check lora.rank"
                 )
+        for name, parameter in owned.items():
             parameter.copy_(snapshot[name])
 
     @torch.no_grad()
     def interpolate(self, agent: str, current: Snapshot, candidate: Snapshot, alpha: float) -> None:
         """candidate(alpha) = current + alpha (candidate - current) on the adapter factors."""
         for name, parameter in self._owned[agent].items():
-            if alpha == 1.0:
-                parameter.copy_(candidate[name])
+            if alpha in (0.0, 1.0):  # the ends are exact
+                parameter.copy_(candidate[name] if alpha else current[name])
             else:
                 parameter.copy_(current[name] + alpha * (candidate[name] - current[name]))
 
@@ -172,7 +171,6 @@ def _lora_config(spec: LoraSpec) -> LoraConfig:
         r=spec.rank,
         lora_alpha=spec.alpha,  # type: ignore[arg-type]
         target_modules=spec.targets if isinstance(spec.targets, str) else list(spec.targets),
-        lora_dropout=spec.dropout,
         use_rslora=spec.rslora,
         bias="none",
         task_type="CAUSAL_LM",

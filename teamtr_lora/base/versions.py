@@ -51,6 +51,8 @@ def version_folder(root: Path, version: AdapterVersion) -> Path:
 def write_version(root: Path, version: AdapterVersion, tensors: dict[str, Tensor], config: dict[str, Any]) -> Path:
     """Publishes a version folder that plain PEFT can load. The same version written again is left as it is."""
     folder = version_folder(root, version)
+    if content_hash(tensors, config) != version.content_hash:
+        raise RuntimeError(f"{version.agent} {version.name}: these tensors are not that version's")
     contents = {
         WEIGHTS: save_safetensors({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, metadata={"format": "pt"}),
         CONFIG: dump_json(config).encode(),
@@ -76,6 +78,8 @@ def read_adapter_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]
     try:
         tensors = load_safetensors((folder / WEIGHTS).read_bytes())
         config = json.loads((folder / CONFIG).read_text())
+        if not isinstance(config, dict):
+            raise ValueError(f"{CONFIG} is no JSON object")
     except FileNotFoundError as error:
         raise UserError(f"{folder}: not an adapter version: {Path(str(error.filename)).name} is missing") from error
     except (SafetensorError, ValueError) as error:

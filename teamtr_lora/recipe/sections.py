@@ -151,7 +151,6 @@ class LoraSection(Section):
         default="all-linear",
         description="Layers that carry the adapter: all-linear, or a list of module names such as [q_proj, v_proj].",
     )
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="Probability of dropping an adapter input while training.")
     rslora: bool = Field(default=False, description="Scale by alpha / sqrt(rank) (rank-stabilised LoRA).")
 
 

@@ -7,7 +7,7 @@ a switch is true or false, and everything else is text.
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -36,7 +36,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 class _Loader(yaml.SafeLoader):
     """Refuses duplicate keys, keys that are not text, deep nesting, and aliases that expand without bound."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -70,7 +70,7 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """Quotes exactly the text that `_Loader` would otherwise read as something else."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -52,6 +52,8 @@ def play(
         done += _submit_next(team, sampler, plan, player, waiting)
     while waiting:
         for completion in sampler.poll():
+            if completion.ticket not in waiting:  # left in the sampler by a rollout that failed
+                continue
             player = waiting.pop(completion.ticket)
             _take(team, player, completion, versions)
             tokens += len(completion.token_ids)

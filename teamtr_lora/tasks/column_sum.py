@@ -19,7 +19,7 @@ from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.task import Item, Split, Task, item_of
 from teamtr_lora.team import Episode, Message
 
-TOTAL = re.compile(r"=\s*(\d+)")
+TOTAL = re.compile(r"=\s*([0-9]+)")
 TEST_SHARE = 0.2  # of all pairs of numbers
 
 
@@ -78,10 +78,13 @@ class ColumnSum(Task):
         last = {turn % self.digits: answer for turn, answer in enumerate(stated)}
         return [last.get(column) for column in range(self.digits)] == expected
 
+    def success(self, reward: float) -> bool:
+        return reward >= 1
+
     def answer(self, text: str) -> str | None:
         """The column total a message states: its last `=number`."""
         found = TOTAL.findall(text)
-        return str(int(found[-1])) if found else None
+        return (found[-1].lstrip("0") or "0") if found else None
 
     def message_correct(self, item: Item, message: Message) -> bool:
         return self.answer(message.text) == str(item.data["totals"][message.turn % self.digits])

@@ -6,6 +6,7 @@ import csv
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,6 +28,11 @@ class RowItems:
 
     def __getitem__(self, position: int) -> Item:
         row = dict(self._rows[self._positions[position]])
+        for column in (self._prompt, self._answer):
+            if column and row.get(column) is None:
+                raise UserError(
+                    f"row {self._positions[position]} of the {self._split} dataset has no {column!r}; every row needs one"
+                )
         data = {key: value for key, value in row.items() if key != self._prompt}
         data["prompt"] = row[self._prompt]
         if self._answer:
@@ -60,7 +66,9 @@ class DatasetTask(Task):
         if test is not None:
             positions = {"train": range(len(train)), "test": range(len(test))}
         else:
-            held = [_held_out(_text(train[i][prompt_column]), test_fraction) for i in range(len(train))]
+            held = [
+                _held_out(RowItems(train, "train", prompt_column, None, [i])[0].prompt, test_fraction) for i in range(len(train))
+            ]
             positions = {"train": _where(held, False), "test": _where(held, True)}  # type: ignore[dict-item]
             test = train
             if not positions["train"] or not positions["test"]:
@@ -97,13 +105,16 @@ def read_rows(path: Path, key: str) -> Any:
         raise UserError(f"{key} = {str(path)!r}: no such file" + (f"; the folder has {', '.join(near)}" if near else ""))
     try:
         return reader(path)
-    except (ValueError, OSError, EOFError) as error:  # JSON, CSV, gzip, Unicode and Arrow errors are all of these
+    except (ValueError, OSError, EOFError, RecursionError, csv.Error, zlib.error) as error:  # JSON, Unicode, Arrow: ValueErrors
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{key} = {str(path)!r}: cannot be read as {kind[0]}: {reason}") from error
 
 
 def _open_text(path: Path) -> TextIO:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8", newline="")
+    # utf-8-sig: spreadsheets put a byte order mark before the first column name
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return open(path, encoding="utf-8-sig", newline="")
 
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -122,6 +133,7 @@ def _read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
+    csv.field_size_limit(2**31 - 1)  # prompts are longer than the module's default of 128 KiB
     with _open_text(path) as file:
         return [dict(row) for row in csv.DictReader(file, strict=True)]
 
@@ -147,6 +159,10 @@ def read_hub(name: str, config: str | None, split: str, key: str) -> Any:
 
 
 def _check_rows(rows: Any, key: str, prompt_column: str, answer_column: str | None) -> None:
+    if isinstance(rows, Mapping) or not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
+        raise UserError(
+            f"the {key} dataset is a {type(rows).__name__}; give a list of dicts or a datasets.Dataset (one split, not streamed)"
+        )
     if len(rows) == 0:
         raise UserError(f"the {key} dataset is empty; it needs at least one row with a {prompt_column!r} column")
     first = rows[0]

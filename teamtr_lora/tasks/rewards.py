@@ -7,6 +7,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from teamtr_lora.errors import UserError
@@ -49,13 +50,9 @@ class Rewards:
     def _call(self, function: RewardFunction, columns: dict[str, Any], episodes: Sequence[Episode]) -> list[float | None]:
         name = getattr(function, "__name__", type(function).__name__)
         try:
-            values = function(**_accepted(function, columns))
-            values = _settled(values)
+            values = _settled(function(**_accepted(function, columns)))
         except Exception as error:
-            self._fail(
-                f"reward {name} raised {type(error).__name__}: {error} (first item of the batch: {episodes[0].item_id!r})", error
-            )
-            return self._one_by_one(function, columns, episodes)
+            return self._one_by_one(name, function, columns, episodes, error)
         if not isinstance(values, (list, tuple)) and hasattr(values, "tolist"):
             values = values.tolist()  # a tensor or array is fine as long as its length is
         if not isinstance(values, (list, tuple)) or len(values) != len(episodes):
@@ -64,18 +61,22 @@ class Rewards:
             return [0.0] * len(episodes)
         return [self._number(name, value, episode) for value, episode in zip(values, episodes, strict=True)]
 
-    def _one_by_one(self, function: RewardFunction, columns: dict[str, Any], episodes: Sequence[Episode]) -> list[float | None]:
-        """After a failure under `zero`: only the episodes that fail on their own get 0."""
+    def _one_by_one(
+        self, name: str, function: RewardFunction, columns: dict[str, Any], episodes: Sequence[Episode], first: Exception
+    ) -> list[float | None]:
+        """After a failure: finds the episode that fails on its own. Under `zero` only such episodes get 0."""
         values: list[float | None] = []
         for index, episode in enumerate(episodes):
             row = {key: [column[index]] for key, column in columns.items()}
             try:
-                value = function(**_accepted(function, row))
-                value = _settled(value)
-                values.append(self._number("", value[0], episode))
+                values.append(self._number(name, _settled(function(**_accepted(function, row)))[0], episode))
+            except RewardError:
+                raise
             except Exception as error:
-                logger.warning("reward of item %r set to 0: %s: %s", episode.item_id, type(error).__name__, error)
+                self._fail(f"reward {name} raised {_one_line(error)} for item {episode.item_id!r}", error)
                 values.append(0.0)
+        if self._on_error == "stop":  # it fails on the whole batch only
+            self._fail(f"reward {name} raised {_one_line(first)} (first item of the batch: {episodes[0].item_id!r})", first)
         return values
 
     def _number(self, name: str, value: Any, episode: Episode) -> float | None:
@@ -83,7 +84,7 @@ class Rewards:
             return None
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
             self._fail(f"reward {name} returned {value!r} for item {episode.item_id!r}; a reward is a finite number")
@@ -97,12 +98,19 @@ class Rewards:
 
 
 def _settled(value: Any) -> Any:
-    """What an async reward function returns, awaited."""
+    """What an async reward function returns, awaited; in a thread of its own, since a notebook's loop is already running."""
+    if not inspect.isawaitable(value):
+        return value
 
     async def wait() -> Any:
         return await value
 
-    return asyncio.run(wait()) if inspect.isawaitable(value) else value
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, wait()).result()
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _columns(episodes: Sequence[Episode]) -> dict[str, Any]:

@@ -66,8 +66,11 @@ class ChatPieces:
     def _end_ids(self) -> list[int]:
         """Tokens that end a message: the one that closes a turn, then the tokenizer's own end of sequence."""
         close = self.encode(self.agent_close)
+        if not close:
+            self._refuse("a turn ends with nothing, so no token says that a message is over")
         eos = self._tokenizer.eos_token_id
-        special = set(self._tokenizer.all_special_ids)
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        special = set(self._tokenizer.all_special_ids) | {token for token, added in added.items() if added.special}
         if close and close[0] in special:
             return list(dict.fromkeys([close[0], *([eos] if eos is not None else [])]))
         if eos is None:

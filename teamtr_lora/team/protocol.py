@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 from teamtr_lora.errors import UserError
@@ -44,6 +45,8 @@ class TeamProtocol:
         self.chat = ChatPieces(tokenizer, reasoning=self.keep_reasoning)
         self.end_ids = self.chat.end_ids
         self.close_ids = self.chat.encode(self.chat.agent_close)
+        opened = self.chat.agent_open
+        self._opens_thinking = opened.rfind(REASONING_OPEN) > opened.rfind(REASONING_CLOSE)  # the template begins the thought
 
     def begin(self, prompt: str) -> Transcript:
         return _SharedTranscript(self, prompt) if self.view == "shared" else _PerAgentTranscript(self, prompt)
@@ -57,46 +60,41 @@ class TeamProtocol:
 
     def turn(self, token_ids: list[int], visible: list[int]) -> list[int]:
         """The finished turn after its opening: visible tokens, then what closes it (all of it when the limit cut it off)."""
-        ended = bool(token_ids) and token_ids[-1] == self.close_ids[0]
-        other_end = token_ids[-1:] if token_ids and not ended and token_ids[-1] in self.end_ids else []
-        return visible + other_end + self.close_ids
+        end = token_ids[-1:] if token_ids and token_ids[-1] in self.end_ids else []
+        rest = self.close_ids[self.close_ids.index(end[0]) + 1 :] if end and end[0] in self.close_ids else self.close_ids
+        return visible + end + rest
 
     def visible(self, token_ids: list[int]) -> list[int]:
         """The tokens others see: the end token goes, and with `strip` every reasoning block, cut at token boundaries."""
         ids = token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids
-        if self.keep_reasoning or REASONING_OPEN not in self._plain(ids):
-            return ids
-        return _cut_reasoning(ids, self._plain)
+        return ids if self.keep_reasoning else _cut_reasoning(ids, self._plain, inside=self._opens_thinking)
 
     def _plain(self, ids: list[int]) -> str:
         # special tokens kept: several tokenizers make <think> one of them
         return self.chat.decode(ids, skip_special=False)
 
 
-def _cut_reasoning(ids: list[int], decode: Callable[[list[int]], str]) -> list[int]:
-    """Drops the tokens of every <think>...</think> block; an unclosed block runs to the end of the message."""
-    kept: list[int] = []
-    inside = False
-    pending = ""  # decoded text since the last mode change, to find tags that span tokens
-    block: list[int] = []
-    for token in ids:
-        block.append(token)
-        pending = decode(block)
-        if not inside and REASONING_OPEN in pending:
-            kept += _before_tag(block, pending, decode)
-            inside, block = True, []
-        elif inside and REASONING_CLOSE in pending:
-            inside, block = False, []
-    return kept if inside else kept + block
+def _cut_reasoning(ids: list[int], decode: Callable[[list[int]], str], *, inside: bool) -> list[int]:
+    """Drops every token that touches a <think>...</think> block; an unclosed block runs to the end of the message.
 
-
-def _before_tag(block: list[int], text: str, decode: Callable[[list[int]], str]) -> list[int]:
-    """The longest run of whole tokens that ends before the opening tag begins."""
-    length = text.index(REASONING_OPEN)
-    for count in range(len(block), 0, -1):
-        if len(decode(block[:count])) <= length:
-            return block[:count]
-    return []
+    Tokens are decoded one by one: the tags are ASCII, so they read the same, and a long message costs linear time.
+    """
+    pieces = [decode([token]) for token in ids]
+    ends = list(accumulate(map(len, pieces)))
+    text = "".join(pieces)
+    cut: list[tuple[int, int]] = []  # character spans
+    start = 0 if inside else text.find(REASONING_OPEN)
+    while start >= 0:
+        close = text.find(REASONING_CLOSE, start)
+        stop = len(text) if close < 0 else close + len(REASONING_CLOSE)
+        cut.append((start, stop))
+        start = text.find(REASONING_OPEN, stop)
+    starts = [end - len(piece) for end, piece in zip(ends, pieces, strict=True)]
+    return [
+        token
+        for token, begin, end in zip(ids, starts, ends, strict=True)
+        if not any(begin < stop and end > start for start, stop in cut)
+    ]
 
 
 class _SharedTranscript:

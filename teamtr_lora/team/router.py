@@ -44,7 +44,7 @@ def build_router(
 def _checked(custom: Callable[..., str | None], agents: list[str]) -> Callable[[Sequence[Message]], str | None]:
     def choose(messages: Sequence[Message]) -> str | None:
         try:
-            name = custom(messages=list(messages), agents=agents)
+            name = custom(messages=list(messages), agents=list(agents))
         except Exception as error:
             raise UserError(
                 f"team.router.callable raised {type(error).__name__} after {len(messages)} messages: {error}"

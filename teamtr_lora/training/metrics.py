@@ -24,11 +24,11 @@ class _Row(BaseModel):
 
 
 class KLReading(_Row):
-    """One estimator on the held-out messages, in the recipe's reduction."""
+    """One estimator on the held-out messages, in the recipe's reduction; null where it is not finite."""
 
-    mean: float
-    standard_error: float
-    bound: float = Field(description="mean + z * standard error, clustered by group; what the gate compares with delta")
+    mean: float | None
+    standard_error: float | None
+    bound: float | None = Field(description="mean + z * standard error, clustered by group; what the gate compares with delta")
 
 
 class UpdateRow(_Row):
@@ -48,11 +48,11 @@ class UpdateRow(_Row):
     kl_message_sum: float | None = Field(description="held-out mean of the message-sum exact KL, nats per message")
     kl_token_mean: float | None = Field(description="held-out exact KL, nats per token")
     kl_discounted: float | None = Field(description="held-out discounted functional of def:kltok")
-    kl_in_sample: float = Field(description="exact, on the gradient's messages, where optimisation stopped")
+    kl_in_sample: float | None = Field(description="exact, on the gradient's messages, where optimisation stopped")
     surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")
     log_ratio_max: float | None = Field(description="largest |log message ratio| on held-out messages")
     ratio_clip_rate: float
-    gradient_norm: float
+    gradient_norm: float | None
     optimiser_steps: int
     stopped_early: bool
     beta: float = Field(description="penalty after the update")
@@ -81,7 +81,9 @@ class StageRow(_Row):
     order: list[str] = Field(description="agents in the order they were updated")
     versions: dict[str, str]
     evaluation: dict[str, Any] | None = Field(description="Evaluation.as_dict(); null where evaluation.every_stages skips it")
-    floors: dict[str, float] | None = Field(description="stage 0: message-sum KL floors of the training and gate passes")
+    floors: dict[str, float] | None = Field(
+        description="stage 0: KL floors of the training and gate passes, in the recipe's reduction"
+    )
     items_seen: int
     updates: int = Field(description="so far, with the counts of their decisions below")
     accepted: int = Field(description="every update that made a new version, shrunk ones included")

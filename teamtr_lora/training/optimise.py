@@ -56,6 +56,10 @@ def optimise(
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
             report.steps += 1
+    with torch.no_grad():  # the last step has not been seen by any pass yet
+        kls = [_accumulate(accelerator, scorer, batch, current, config, report, scaler) for batch, current in minibatches]
+    report.kl = sum(kls) / len(kls)
+    report.beta = adapt_beta(report.beta, report.kl, delta)
     return report
 
 
@@ -68,7 +72,7 @@ def _accumulate(
     report: OptimiseReport,
     scaler: torch.amp.GradScaler,
 ) -> float:
-    """Adds the gradient of one optimiser step, a micro-batch at a time; returns the in-sample KL."""
+    """Adds the gradient of one optimiser step, a micro-batch at a time (none under no_grad); returns the in-sample KL."""
     count = len(batch.messages)
     totals = torch.zeros(3, dtype=torch.float64)
     for part, hidden_cur, logp_cur in zip(batch.microbatches, current.hidden, current.logp, strict=True):
@@ -81,7 +85,8 @@ def _accumulate(
         present_M = torch.zeros(count, device=advantage_M.device).index_fill(0, part.message_N.unique(), 1.0)
         objective = (terms.objective_M * present_M).sum() / count
         kl = message_kl(scores.kl_N, part.message_N, count, config.trust_region.reduction).sum() / count
-        accelerator.backward(scaler.scale(report.beta * kl - objective))
+        if torch.is_grad_enabled():
+            accelerator.backward(scaler.scale(report.beta * kl - objective))
         clipped = (terms.clipped_M * present_M).sum() / count
         totals += torch.stack([kl, objective, clipped]).detach().double().cpu()
     report.kl, report.objective, report.clip_rate = totals.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 
@@ -40,17 +41,17 @@ def update_row(
         alphas_tried=[r.alpha for r in outcome.step.readings],
         out_of_region=accepted is not None and accepted.kl.bound > delta,
         kl={
-            name: KLReading(mean=kl.mean, standard_error=kl.standard_error, bound=kl.bound)
+            name: KLReading(mean=_finite(kl.mean), standard_error=_finite(kl.standard_error), bound=_finite(kl.bound))
             for name, kl in (reading.kl.items() if reading else ())
         },
-        kl_message_sum=reading.message_sum_kl if reading else None,
-        kl_token_mean=reading.token_mean_kl if reading else None,
-        kl_discounted=reading.discounted_kl if reading else None,
-        kl_in_sample=outcome.optimised.kl,
-        surrogate_gain=reading.gain if reading else None,
-        log_ratio_max=reading.log_ratio_max if reading else None,
+        kl_message_sum=_finite(reading.message_sum_kl) if reading else None,
+        kl_token_mean=_finite(reading.token_mean_kl) if reading else None,
+        kl_discounted=_finite(reading.discounted_kl) if reading else None,
+        kl_in_sample=_finite(outcome.optimised.kl),
+        surrogate_gain=_finite(reading.gain) if reading else None,
+        log_ratio_max=_finite(reading.log_ratio_max) if reading else None,
         ratio_clip_rate=outcome.optimised.clip_rate,
-        gradient_norm=outcome.optimised.gradient_norm,
+        gradient_norm=_finite(outcome.optimised.gradient_norm),
         optimiser_steps=outcome.optimised.steps,
         stopped_early=outcome.optimised.stopped_early,
         beta=outcome.optimised.beta,
@@ -72,6 +73,11 @@ def update_row(
         tokens_per_second=tokens / max(seconds["rollout"], 1e-9),
         time=time.time(),
     )
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows no infinity: a bound nobody can give (one held-out group) and a diverged candidate become null."""
+    return value if math.isfinite(value) else None
 
 
 def _group_means(episodes: list[Episode]) -> list[float]:

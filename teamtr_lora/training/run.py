@@ -9,6 +9,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from teamtr_lora.base.versions import write_version
+from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation import Evaluation
 from teamtr_lora.evaluation.evaluate import evaluation_items, summarise
 from teamtr_lora.recipe import TeamTRConfig
@@ -52,7 +53,13 @@ class TrainingRun:
         self.run_dir, self.accelerator, self.events = run_dir, accelerator, events
         self.updater = AgentUpdater(playable, config, accelerator)
         self.state = RunState()
-        self._order = DataOrder(task.items("train"), config.seed)
+        items = task.items("train")
+        if items.size is not None and items.size < config.rollout.items_per_stage:
+            raise UserError(
+                f"rollout.items_per_stage = {config.rollout.items_per_stage}: the train split has only {items.size} items and a "
+                f"stage plays different ones; use at most {items.size}"
+            )
+        self._order = DataOrder(items, config.seed)
         self._publish_seconds = 0.0
         self._clock = time.monotonic() if started is None else started
         task.check_agents(playable.team.names, playable.team.router.max_messages)
@@ -89,7 +96,7 @@ class TrainingRun:
         floors = measure_floors(
             self.updater.scorer,
             self.playable.bank,
-            self.agents[0],
+            next((m.agent for e in episodes for m in e.messages), self.agents[0]),
             episodes,
             tokens_per_microbatch=self.config.training.tokens_per_microbatch,
             reduction=region.reduction,

@@ -48,7 +48,7 @@ class RunDir:
                 raise UserError(
                     f"{self.path}: already holds a run of this recipe; add --resume to go on, or choose another --run-dir"
                 )
-        elif self.path.is_dir() and not saved.exists() and any(self.path.iterdir()):
+        elif self.path.is_dir() and not saved.exists() and any(not p.name.startswith(".") for p in self.path.iterdir()):
             raise UserError(f"{self.path}: is not empty and holds no run; choose another --run-dir")
 
     def claim(self, recipe: Recipe) -> FileLock:

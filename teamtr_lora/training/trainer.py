@@ -177,13 +177,16 @@ def _team_parts(team: TeamSpec | dict[str, Any] | str | Path) -> tuple[dict[str,
     """base section, team section, and the run whose adapters the team starts from."""
     if isinstance(team, (str, Path)):
         recipe, _ = read_team(Path(team))
-        return recipe.base.model_dump(), recipe.team.model_dump(), Path(team)
+        base = recipe.base.model_dump()
+        if (recipe.folder / recipe.base.source).exists():  # a base beside that run's recipe, named from here
+            base["source"] = str((recipe.folder / recipe.base.source).resolve())
+        return base, recipe.team.model_dump(), Path(team)
     try:
         spec = team if isinstance(team, TeamSpec) else TeamSpec(**team)
+        section = TeamSection(agents=spec.agents, protocol=spec.protocol, router=spec.router)
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"team.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    section = TeamSection(agents=spec.agents, protocol=spec.protocol, router=spec.router)
     return spec.base.model_dump(), section.model_dump(), None
 
 

@@ -16,7 +16,7 @@ from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages
 from teamtr_lora.algorithm.trust_region import GateReading, StepDecision, choose_step
 from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.recipe import TeamTRConfig
+from teamtr_lora.recipe import TeamTRConfig, TrustRegionSection
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate, sampler_gap
@@ -164,19 +164,16 @@ class AgentUpdater:
         return group_advantages(returns, groups, clip=training.advantage_clip, eps=training.advantage_eps)
 
     def _split(self, agent: str, episodes: list[Episode], advantages: GroupAdvantages, seed: int) -> _Split | None:
-        """Holds whole groups out: messages of one group are dependent. None when the agent said nothing on a side."""
-        groups = sorted({e.group for e in episodes})
-        random.Random(seed).shuffle(groups)
-        count = self._config.trust_region.heldout_items(len(groups))
-        held, fit = set(groups[:count]), groups[count:]
-        parts = min(self._config.training.minibatches_per_epoch, len(fit))
-        chunks = [set(fit[i::parts]) for i in range(parts)]
+        """The two sides as batches. None when one has no message of the agent or the gate has no group to judge a gain by."""
         advantage = dict(zip(map(id, episodes), advantages.clipped_E.tolist(), strict=True))
-        batches = [self._batch(agent, episodes, chunk, advantage) for chunk in [*chunks, held]]
-        if any(not batch.messages for batch in batches):
+        informative = {e.group for e in episodes if advantage[id(e)] != 0}
+        fit, held = _hold_out(episodes, informative, self._config.trust_region, seed)
+        parts = min(self._config.training.minibatches_per_epoch, len(fit))
+        chunks = [batch for i in range(parts) if (batch := self._batch(agent, episodes, set(fit[i::parts]), advantage)).messages]
+        gate = self._batch(agent, episodes, set(held), advantage)
+        if not chunks or not gate.messages or not informative & set(held):
             return None
-        informative = {e.group for e in episodes if e.group not in held and advantage[id(e)] != 0}
-        return _Split(batches[:-1], batches[-1], len(informative))
+        return _Split(chunks, gate, len(informative & set(fit)))
 
     def _batch(self, agent: str, episodes: list[Episode], groups: set[int], advantage: dict[int, float]) -> MessageBatch:
         chosen = [e for e in episodes if e.group in groups]
@@ -223,6 +220,32 @@ class AgentUpdater:
             messages,
             0,
         )
+
+
+def _hold_out(
+    episodes: list[Episode], informative: set[int], region: TrustRegionSection, seed: int
+) -> tuple[list[int], list[int]]:
+    """Groups for the gradient and for the gate.
+
+    Whole groups, because the messages of one are dependent; an item drawn twice stays on one side. Both sides get their share
+    of the groups with reward variance: a gate without any would measure no gain and reject everything.
+    """
+    by_item: dict[str, list[int]] = {}
+    for episode in episodes:
+        groups = by_item.setdefault(episode.item_id, [])
+        if episode.group not in groups:
+            groups.append(episode.group)
+    items = sorted(by_item)
+    random.Random(seed).shuffle(items)
+    telling = [item for item in items if informative & set(by_item[item])]
+    silent = [item for item in items if item not in telling]
+    count = region.heldout_items(len(items))
+    from_telling = min(len(telling) - 1, max(1, round(len(telling) * region.holdout))) if len(telling) > 1 else 0
+    from_telling = max(min(from_telling, count), count - len(silent))
+    held = telling[:from_telling] + silent[: count - from_telling]
+    chosen = {group for item in held for group in by_item[item]}
+    fit = [group for item in items for group in by_item[item] if group not in chosen]
+    return fit, sorted(chosen)
 
 
 class _PhaseClock:

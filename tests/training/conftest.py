@@ -104,7 +104,7 @@ def twins(episodes: list[Episode]) -> list[Episode]:
     for group in range(8):
         for episode in (e for e in episodes if e.group == varied[group % 2]):
             copies.append(copy.deepcopy(episode))
-            copies[-1].group = group
+            copies[-1].group, copies[-1].item_id = group, f"twin-{group}"
     return copies
 
 

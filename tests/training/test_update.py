@@ -349,26 +349,6 @@ def test_updates_are_reproducible(updater: Updater, episodes) -> None:
     assert results[0] == results[1]
 
 
-def test_lora_dropout_acts_while_training(updater: Updater, episodes) -> None:
-    """The recipe promises `dropout`: an update under it cannot be the update without it."""
-    versions = []
-    for dropout in (0.0, 0.5):
-        agents = [{"name": n, "lora": {"rank": 4, "alpha": 8.0, "dropout": dropout}} for n in ("left", "right")]
-        playable, update = updater(team={"agents": agents}, step="shrink", delta=10.0)
-        assert update.update("left", episodes, 0).accepted
-        versions.append(playable.bank.version("left").content_hash)
-    assert versions[0] != versions[1]
-
-
-def test_dropout_noise_is_not_taken_for_a_step(updater: Updater, episodes, move) -> None:
-    """Dropout shakes a trained adapter's output by more than delta before any step: the update must still take steps."""
-    agents = [{"name": n, "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.3}} for n in ("left", "right")]
-    playable, update = updater(team={"agents": agents}, delta=0.01)
-    move(playable, "left", 0.1)
-    playable.bank.commit("left")
-    assert update.update("left", episodes, 0).optimised.steps >= 1
-
-
 def test_gradient_checkpointing_changes_memory_and_not_the_result(updater: Updater, episodes) -> None:
     """The recipe promises `gradient_checkpointing`: every decoder layer runs again in the backward pass."""
     counts, versions = [], []
