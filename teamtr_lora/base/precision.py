@@ -93,6 +93,15 @@ def head_weight(model: nn.Module) -> Tensor:
     return head.weight
 
 
+def has_sliding_window(model: nn.Module) -> bool:
+    """Whether some layer sees only the last tokens: such a model needs masks of its own making."""
+    config: Any = getattr(model, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return any(kind != "full_attention" for kind in kinds)
+    return bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
+
+
 class _Int8Linear(torch.autograd.Function):
     """x W^T with the int8 weight dequantised for the product, in the backward pass again: no full-size copy is kept."""
 

@@ -40,6 +40,7 @@ def measure_floors(
         tokens_per_microbatch=tokens_per_microbatch,
         mask_truncated=False,
         device=scorer.device,
+        pack_width=scorer.pack_width,
     )
     bank.activate(agent)
     with gate_pass(scorer):

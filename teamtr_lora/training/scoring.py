@@ -12,16 +12,17 @@ from torch import Tensor
 from teamtr_lora.algorithm.token_kl import TokenScores, score_tokens
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.load import FrozenBase
-from teamtr_lora.base.precision import head_weight, strict_fp32
+from teamtr_lora.base.precision import has_sliding_window, head_weight, strict_fp32
 from teamtr_lora.team import Message, TokenSequence
+from teamtr_lora.training.packing import Row, RowTensors, pack, packs, row_tensors
 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Right-padded sequences and where their messages' tokens are predicted. N counts message tokens only."""
+    """Padded rows and where their messages' tokens are predicted. N counts message tokens only."""
 
-    ids_B_T: Tensor
-    position_N: Tensor  # flat index into B*T of the position whose logits predict the token
+    rows: RowTensors
+    place_N: Tensor  # flat index into B*T of the position whose logits predict the token
     target_N: Tensor
     message_N: Tensor  # index of the token's message in the MessageBatch
     sampler_logp_N: Tensor
@@ -50,63 +51,53 @@ def message_batch(
     tokens_per_microbatch: int,
     mask_truncated: bool,
     device: torch.device,
+    pack_width: int | None = None,
 ) -> MessageBatch:
-    """`advantage` and `index` are keyed by id(episode). Sequences of similar length share a micro-batch."""
+    """`advantage` and `index` are keyed by id(episode). With `pack_width`, the hidden size, the sequences of a group share a row
+    where that saves work."""
+    chosen: list[TokenSequence] = []
+    numbers: dict[int, list[int]] = {}  # by id(sequence): its messages' numbers
     messages: list[Message] = []
     owners: list[TokenSequence] = []
-    numbered: list[tuple[TokenSequence, list[tuple[int, int, int]]]] = []  # sequence, (message, start, end)
     for sequence in sequences:
-        spans = []
-        for span in sequence.spans:
-            if mask_truncated and span.message.truncated:
-                continue
-            spans.append((len(messages), span.start, span.end))
-            messages.append(span.message)
-            owners.append(sequence)
+        spans = [s for s in sequence.spans if not (mask_truncated and s.message.truncated)]
         if spans:
-            numbered.append((sequence, spans))
-    numbered.sort(key=lambda pair: len(pair[0].ids))
+            kept = TokenSequence(sequence.ids[: spans[-1].end], spans, sequence.episode)
+            chosen.append(kept)
+            numbers[id(kept)] = list(range(len(messages), len(messages) + len(spans)))
+            messages += [s.message for s in spans]
+            owners += [kept] * len(spans)
+    if pack_width is None:
+        rows = [Row([sequence]) for sequence in chosen]
+    else:
+        rows = pack(chosen, longest=tokens_per_microbatch, hidden_size=pack_width)
     return MessageBatch(
         messages=messages,
         group_M=torch.tensor([s.episode.group for s in owners], dtype=torch.long),
         advantage_M=torch.tensor([advantage[id(s.episode)] for s in owners], dtype=torch.float32),
         episode_M=torch.tensor([index[id(s.episode)] for s in owners], dtype=torch.long),
-        microbatches=[_microbatch(part, messages, device) for part in _packs(numbered, tokens_per_microbatch)],
+        microbatches=[_microbatch(part, numbers, device) for part in packs(rows, tokens_per_microbatch)],
     )
 
 
-Numbered = tuple[TokenSequence, list[tuple[int, int, int]]]
-
-
-def _packs(numbered: list[Numbered], budget: int) -> Iterator[list[Numbered]]:
-    """Consecutive (length-sorted) sequences whose padded size stays within the token budget; one at least."""
-    pack: list[Numbered] = []
-    for pair in numbered:
-        if pack and (len(pack) + 1) * len(pair[0].ids) > budget:
-            yield pack
-            pack = []
-        pack.append(pair)
-    if pack:
-        yield pack
-
-
-def _microbatch(pack: list[Numbered], messages: list[Message], device: torch.device) -> Microbatch:
-    width = max(len(sequence.ids) for sequence, _ in pack)
-    ids_B_T = torch.zeros(len(pack), width, dtype=torch.long)
-    position: list[int] = []
+def _microbatch(part: list[Row], numbers: dict[int, list[int]], device: torch.device) -> Microbatch:
+    tensors = row_tensors(part)
+    width = tensors.ids_B_T.shape[1]
+    place: list[int] = []
     target: list[int] = []
     message: list[int] = []
     sampler_logp: list[float] = []
-    for row, (sequence, spans) in enumerate(pack):
-        ids_B_T[row, : len(sequence.ids)] = torch.tensor(sequence.ids)
-        for number, start, end in spans:
-            position += range(row * width + start - 1, row * width + end - 1)
-            target += sequence.ids[start:end]
-            message += [number] * (end - start)
-            sampler_logp += messages[number].sampler_logprobs
+    for index, row in enumerate(part):
+        for position, sequence in enumerate(row.sequences):
+            for number, span in zip(numbers[id(sequence)], sequence.spans, strict=True):
+                place += [index * width + row.place(position, i - 1) for i in range(span.start, span.end)]
+                target += sequence.ids[span.start : span.end]
+                message += [number] * (span.end - span.start)
+                sampler_logp += span.message.sampler_logprobs
+    mask = tensors.mask_B_1_T_T
     return Microbatch(
-        ids_B_T.to(device),
-        torch.tensor(position, device=device),
+        RowTensors(tensors.ids_B_T.to(device), tensors.position_B_T.to(device), None if mask is None else mask.to(device)),
+        torch.tensor(place, device=device),
         torch.tensor(target, device=device),
         torch.tensor(message, device=device),
         torch.tensor(sampler_logp, dtype=torch.float32, device=device),
@@ -126,6 +117,8 @@ class Scorer:
         self._bank, self._temperature, self._chunk, self._tf32 = bank, temperature, head_chunk_tokens, tf32
         self.device = base.device
         self._head = head_weight(base.model).detach()
+        # a packed row brings its own mask, which says nothing of a sliding window
+        self.pack_width = None if has_sliding_window(base.model) else self._head.shape[1]
         # on a CPU a float32 base already computes strictly; on a GPU the matmul mode has to be set for it
         self.exact_already = base.device.type == "cpu" and base.dtype == torch.float32 and base.quantization == "none"
 
@@ -140,12 +133,12 @@ class Scorer:
                 self._head = stored
 
     def hidden(self, batch: Microbatch) -> Tensor:
-        """[N, D]: the last hidden state at each position that predicts a message token.
-
-        No attention mask: padding is on the right, and causal attention never looks there.
-        """
-        hidden_B_T_D = self._bank.decoder(input_ids=batch.ids_B_T, use_cache=False).last_hidden_state
-        return hidden_B_T_D.flatten(0, 1)[batch.position_N]
+        """[N, D]: the last hidden state at each position that predicts a message token."""
+        rows = batch.rows
+        hidden_B_T_D = self._bank.decoder(
+            input_ids=rows.ids_B_T, position_ids=rows.position_B_T, attention_mask=rows.mask_B_1_T_T, use_cache=False
+        ).last_hidden_state
+        return hidden_B_T_D.flatten(0, 1)[batch.place_N]
 
     def score(self, batch: Microbatch, hidden_ND: Tensor, current_ND: Tensor | None = None) -> TokenScores:
         return score_tokens(

@@ -184,6 +184,7 @@ class AgentUpdater:
             tokens_per_microbatch=self._config.training.tokens_per_microbatch,
             mask_truncated=self._config.rollout.truncated_messages == "mask",
             device=self.scorer.device,
+            pack_width=self.scorer.pack_width,
         )
 
     def _sampler_gap(self, agent: str, fit: list[MessageBatch], current: list[CurrentPolicy]) -> dict[str, float]:

@@ -12,11 +12,13 @@ def scorer_of(playable, temperature: float = 1.0, chunk: int = 16) -> Scorer:
     return Scorer(playable.base, playable.bank, temperature=temperature, head_chunk_tokens=chunk)
 
 
-def batch_of(episodes, agent: str, budget: int = 300, mask: bool = False, advantage=None) -> MessageBatch:
+def batch_of(
+    episodes, agent: str, budget: int = 300, mask: bool = False, advantage=None, pack_width: int | None = None
+) -> MessageBatch:
     values = advantage or {id(e): float(i % 3 - 1) for i, e in enumerate(episodes)}
     return message_batch(
         agent_sequences(episodes, agent), values, {id(e): i for i, e in enumerate(episodes)},
-        tokens_per_microbatch=budget, mask_truncated=mask, device=torch.device("cpu"),
+        tokens_per_microbatch=budget, mask_truncated=mask, device=torch.device("cpu"), pack_width=pack_width,
     )  # fmt: skip
 
 
@@ -50,7 +52,7 @@ def test_one_forward_serves_all_of_an_agents_messages_of_an_episode(make_team, p
     played = play(playable, items=2, episodes=2)
     batch = batch_of(played, "left", budget=10_000)
     assert len(batch.messages) == 12
-    assert sum(len(p.ids_B_T) for p in batch.microbatches) == 4, "one sequence an episode"
+    assert sum(len(p.rows.ids_B_T) for p in batch.microbatches) == 4, "one sequence an episode"
     playable.bank.activate("left")
     got = by_message(batch, keep_current(scorer_of(playable), batch).logp)
     _, logp = double_logp(playable, "left")
@@ -77,11 +79,43 @@ def test_padding_and_micro_batches_do_not_matter(make_team, episodes) -> None:
     results = []
     for budget in (1, 150, 1_000_000):
         batch = batch_of(episodes, "right", budget)
-        assert all(p.ids_B_T.numel() <= budget or len(p.ids_B_T) == 1 for p in batch.microbatches)
+        assert all(p.rows.ids_B_T.numel() <= budget or len(p.rows.ids_B_T) == 1 for p in batch.microbatches)
         assert sum(len(p.target_N) for p in batch.microbatches) == batch.tokens
         results.append(torch.cat(by_message(batch, keep_current(scorer_of(playable), batch).logp)))
     assert len(batch.microbatches) == 1
     assert torch.allclose(results[0], results[2], atol=2e-5) and torch.allclose(results[1], results[2], atol=2e-5)
+
+
+@pytest.mark.parametrize("agent", ["left", "right"])
+def test_a_shared_prefix_changes_neither_values_nor_gradients(make_team, episodes, move, agent: str) -> None:
+    playable = make_team()
+    move(playable, agent, 0.05)
+    scorer = scorer_of(playable)
+    assert scorer.pack_width == 64
+    results = []
+    for width in (None, 10**6):  # so wide that attention counts for nothing: every group is packed
+        batch = batch_of(episodes, agent, budget=2000, pack_width=width)
+        packed = [p.rows.mask_B_1_T_T is not None for p in batch.microbatches]
+        assert any(packed) == (width is not None)
+        with playable.bank.training(agent) as parameters:
+            logps = [scorer.score(p, scorer.hidden(p)).logp_N for p in batch.microbatches]
+            weights = [torch.linspace(-1, 1, 7)[p.message_N % 7] for p in batch.microbatches]
+            weighted = sum((logp * weight).sum() for logp, weight in zip(logps, weights, strict=True))
+            gradients = torch.autograd.grad(weighted, parameters)
+        results.append((torch.cat(by_message(batch, [x.detach() for x in logps])), gradients))
+    assert torch.allclose(results[0][0], results[1][0], atol=2e-5)
+    for alone, together in zip(results[0][1], results[1][1], strict=True):
+        assert torch.allclose(alone, together, atol=1e-4 * max(1.0, float(alone.abs().max())))
+
+
+def test_packing_saves_the_tokens_of_the_common_prefix(episodes) -> None:
+    alone = batch_of(episodes, "left", budget=10_000)
+    together = batch_of(episodes, "left", budget=10_000, pack_width=10**6)
+    rows = sum(len(p.rows.ids_B_T) for p in together.microbatches)
+    assert rows == len({e.group for e in episodes})
+    assert together.tokens == alone.tokens
+    computed = [sum(p.rows.ids_B_T.numel() for p in batch.microbatches) for batch in (alone, together)]
+    assert computed[1] < 0.6 * computed[0]
 
 
 def test_a_batch_says_whose_message_is_whose(episodes) -> None:

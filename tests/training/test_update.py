@@ -173,14 +173,15 @@ def test_no_reward_variance_no_update(updater: Updater, episodes, state_of, conf
 
 def test_too_few_informative_groups_are_skipped(updater: Updater, episodes) -> None:
     playable, update = updater(min_informative_groups=3)
-    fit = sorted(
-        {b for batch in update._split("left", episodes, update._advantages(episodes), 0).fit for b in batch.group_M.tolist()}
-    )
-    for episode in episodes:  # rewards vary in two of the groups the gradient sees, and in all that are held out
-        if episode.group in fit[2:]:
+    telling = {0, 1, 2}
+    for episode in episodes:  # rewards vary in three groups only; both sides get some of them
+        if episode.group not in telling:
             episode.rewards = [0.0, 1.0]
     assert update.update("left", episodes, 0).decision == "skipped"
     _, enough = updater(min_informative_groups=2)
+    split = enough._split("left", episodes, enough._advantages(episodes), 0)
+    assert split is not None and split.informative_groups == 2
+    assert set(split.held.group_M.tolist()) & telling, "a gate without reward variance would reject everything"
     assert enough.update("left", episodes, 0).decision != "skipped"
 
 
