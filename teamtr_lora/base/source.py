@@ -62,6 +62,12 @@ def resolve(source: str, revision: str | None = None, progress: Progress | None 
     raise UserError(_unknown_source(source, path))
 
 
+def beside(source: str, folder: Path) -> str:
+    """The source as seen from here: a relative path in a recipe starts at the recipe's own folder."""
+    named = source == NANO or source.startswith(WHEEL_PREFIX)
+    return source if named or not (folder / source).exists() else str((folder / source).resolve())
+
+
 def cache_root() -> Path:
     """Where converted bases are kept: TEAMTR_LORA_CACHE, else the user's cache folder."""
     if own := os.environ.get("TEAMTR_LORA_CACHE"):

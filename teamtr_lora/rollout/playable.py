@@ -8,6 +8,7 @@ from pathlib import Path
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.load import FrozenBase, load_base
+from teamtr_lora.base.source import beside
 from teamtr_lora.base.versions import AdapterVersion, read_version
 from teamtr_lora.code_paths import load_callable
 from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection
@@ -50,7 +51,7 @@ def open_team(
 ) -> PlayableTeam:
     """Loads the base and puts a fresh adapter on it for every agent; `folder` is the recipe's."""
     base = load_base(
-        base_section.source if not (folder / base_section.source).exists() else str(folder / base_section.source),
+        beside(base_section.source, folder),
         precision=base_section.precision,
         device=base_section.device,
         quantization=base_section.quantization,

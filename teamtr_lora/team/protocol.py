@@ -67,7 +67,9 @@ class TeamProtocol:
     def visible(self, token_ids: list[int]) -> list[int]:
         """The tokens others see: the end token goes, and with `strip` every reasoning block, cut at token boundaries."""
         ids = token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids
-        return ids if self.keep_reasoning else _cut_reasoning(ids, self._plain, inside=self._opens_thinking)
+        if self.keep_reasoning or not (self._opens_thinking or REASONING_OPEN in self._plain(ids)):
+            return ids
+        return _cut_reasoning(ids, self._plain, inside=self._opens_thinking)
 
     def _plain(self, ids: list[int]) -> str:
         # special tokens kept: several tokenizers make <think> one of them

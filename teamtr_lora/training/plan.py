@@ -10,7 +10,7 @@ import accelerate.optimizer  # noqa: F401  (what a run imports, so that this pro
 import torch
 
 from teamtr_lora.base.load import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
-from teamtr_lora.base.source import resolve
+from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.code_paths import load_callable
 from teamtr_lora.recipe import Recipe, ScriptTask
 from teamtr_lora.tasks import build_task
@@ -84,8 +84,7 @@ class Plan:
 
 
 def make_plan(recipe: Recipe) -> Plan:
-    beside = recipe.folder / recipe.base.source
-    folder = resolve(str(beside) if beside.exists() else recipe.base.source, recipe.base.revision)
+    folder = resolve(beside(recipe.base.source, recipe.folder), recipe.base.revision)
     facts = base_facts(folder)
     device = resolve_device(recipe.base.device)
     dtype = resolve_dtype(recipe.base.precision, device)

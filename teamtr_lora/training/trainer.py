@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transformers.trainer_callback import TrainerCallback
 
+from teamtr_lora.base.source import beside
 from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation import Evaluation, evaluate
 from teamtr_lora.recipe import (
@@ -177,9 +178,7 @@ def _team_parts(team: TeamSpec | dict[str, Any] | str | Path) -> tuple[dict[str,
     """base section, team section, and the run whose adapters the team starts from."""
     if isinstance(team, (str, Path)):
         recipe, _ = read_team(Path(team))
-        base = recipe.base.model_dump()
-        if (recipe.folder / recipe.base.source).exists():  # a base beside that run's recipe, named from here
-            base["source"] = str((recipe.folder / recipe.base.source).resolve())
+        base = recipe.base.model_dump() | {"source": beside(recipe.base.source, recipe.folder)}
         return base, recipe.team.model_dump(), Path(team)
     try:
         spec = team if isinstance(team, TeamSpec) else TeamSpec(**team)
