@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +30,7 @@ def two_proportion_p(before: float, after: float, episodes: int) -> float:
     """One-sided: how likely a rise this large is if nothing changed."""
     pooled = (before + after) / 2
     spread = math.sqrt(2 * pooled * (1 - pooled) / episodes)
-    return 1 - NormalDist().cdf((after - before) / spread) if spread else 1.0
+    return 0.5 * math.erfc((after - before) / spread / math.sqrt(2)) if spread else 1.0
 
 
 def line(name: str, result: dict[str, Any]) -> str:

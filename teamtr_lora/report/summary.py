@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,9 +34,17 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
     )
     run = shlex.quote(summary.run_dir)
     console.print(f"run directory: {escape(summary.run_dir)}\n\nnext:")
-    console.print(f"  teamtr-lora ask {run} {escape(shlex.quote(example))}")
-    console.print(f"  teamtr-lora eval {run} --k 4")
-    console.print("  teamtr-lora init my-team        # a recipe and a reward function of your own")
+    program = _program()
+    console.print(f"  {program} ask {run} {escape(shlex.quote(example))}")
+    console.print(f"  {program} eval {run} --k 4")
+    console.print(f"  {program} init my-team        # a recipe and a reward function of your own")
+
+
+def _program() -> str:
+    """What to type to run this program again: its path where it is not on the shell's."""
+    if shutil.which("teamtr-lora"):
+        return "teamtr-lora"
+    return shlex.quote(os.path.relpath(sys.argv[0])) if os.path.isfile(sys.argv[0]) else "teamtr-lora"
 
 
 def _share(value: float | None) -> str:
