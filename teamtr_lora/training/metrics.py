@@ -63,6 +63,7 @@ class UpdateRow(_Row):
     groups: int
     zero_variance_groups: int
     advantage_abs_max: float = Field(description="largest unclipped |advantage|")
+    advantage_overflow: float = Field(description="mean |unclipped - clipped advantage|: what clipping took away (lem:clipbias)")
     sampler_gap: dict[str, float] = Field(description="sampler against trainer log-probabilities: mean_abs, max_abs, message_kl")
     episodes: int
     messages: int = Field(description="of the updated agent")

@@ -9,6 +9,7 @@ from collections import defaultdict
 from teamtr_lora.evaluation import standard_error
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.team import Episode
+from teamtr_lora.training.gate import CandidateReading
 from teamtr_lora.training.metrics import KLReading, UpdateRow
 from teamtr_lora.training.update import UpdateOutcome
 
@@ -40,10 +41,7 @@ def update_row(
         alpha=accepted.alpha if accepted else None,
         alphas_tried=[r.alpha for r in outcome.step.readings],
         out_of_region=accepted is not None and accepted.kl.bound > delta,
-        kl={
-            name: KLReading(mean=_finite(kl.mean), standard_error=_finite(kl.standard_error), bound=_finite(kl.bound))
-            for name, kl in (reading.kl.items() if reading else ())
-        },
+        kl=_kl(reading),
         kl_message_sum=_finite(reading.message_sum_kl) if reading else None,
         kl_token_mean=_finite(reading.token_mean_kl) if reading else None,
         kl_discounted=_finite(reading.discounted_kl) if reading else None,
@@ -62,6 +60,7 @@ def update_row(
         groups=outcome.advantages.groups,
         zero_variance_groups=outcome.advantages.zero_variance_groups,
         advantage_abs_max=float(outcome.advantages.unclipped_E.abs().max()),
+        advantage_overflow=float((outcome.advantages.unclipped_E - outcome.advantages.clipped_E).abs().mean()),
         sampler_gap=outcome.gap,
         episodes=len(episodes),
         messages=outcome.messages,
@@ -73,6 +72,13 @@ def update_row(
         tokens_per_second=tokens / max(seconds["rollout"], 1e-9),
         time=time.time(),
     )
+
+
+def _kl(reading: CandidateReading | None) -> dict[str, KLReading]:
+    return {
+        name: KLReading(mean=_finite(kl.mean), standard_error=_finite(kl.standard_error), bound=_finite(kl.bound))
+        for name, kl in (reading.kl.items() if reading else ())
+    }
 
 
 def _finite(value: float) -> float | None:
