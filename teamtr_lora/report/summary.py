@@ -42,9 +42,8 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
 
 def _program() -> str:
     """What to type to run this program again: its path where it is not on the shell's."""
-    if shutil.which("teamtr-lora"):
-        return "teamtr-lora"
-    return shlex.quote(os.path.relpath(sys.argv[0])) if os.path.isfile(sys.argv[0]) else "teamtr-lora"
+    on_path = shutil.which("teamtr-lora") is not None or os.path.basename(sys.argv[0]) != "teamtr-lora"
+    return "teamtr-lora" if on_path else shlex.quote(os.path.relpath(sys.argv[0]))
 
 
 def _share(value: float | None) -> str:

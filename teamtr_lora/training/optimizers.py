@@ -29,12 +29,18 @@ def flatten_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], 
     """The optimiser's state as tensors for safetensors, and what is no tensor as JSON."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Any] = {}
-    for index, state in optimizer.state_dict()["state"].items():
+
+    def walk(prefix: str, state: dict[Any, Any]) -> None:  # bitsandbytes nests its quantisation maps
         for key, value in state.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}/{key}"] = value.detach().cpu().contiguous()
+            if isinstance(value, dict):
+                walk(f"{prefix}{key}/", value)
+            elif isinstance(value, Tensor):
+                # a copy: optimisers of one process share maps, and safetensors stores no tensor twice
+                tensors[f"{prefix}{key}"] = value.detach().cpu().clone().contiguous()
             elif isinstance(value, (int, float, str)) or value is None:
-                scalars[f"{index}/{key}"] = value
+                scalars[f"{prefix}{key}"] = value
+
+    walk("", optimizer.state_dict()["state"])
     return tensors, scalars
 
 
@@ -42,6 +48,10 @@ def restore_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], 
     """The recipe's learning rate and weight decay stand; the moments come back bit for bit."""
     state: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **scalars}.items():
-        index, _, key = name.partition("/")
-        state.setdefault(int(index), {})[key] = value
+        index, *nested, key = name.split("/")
+        place = state.setdefault(int(index), {})
+        for part in nested:
+            place = place.setdefault(part, {})
+        # a tensor read from a file lies anywhere in memory, and vectorised kernels round by alignment: a copy is aligned again
+        place[key] = value.clone() if isinstance(value, Tensor) else value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -11,10 +11,11 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPE = str(ROOT / "recipes" / "quickstart.yaml")
 
 MEASURE = """
-import resource, sys
+import sys, torch
 from teamtr_lora.cli import main
+from teamtr_lora.training.memory import peak_memory
 code = main(sys.argv[1:])
-print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, file=sys.stderr)
+print("peak", peak_memory(torch.device("cpu")), file=sys.stderr)
 sys.exit(code)
 """
 
