@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         if args.debug:
             traceback.print_exc()
-        print(f"teamtr-lora: {error}", file=sys.stderr)
+        # only a recipe's list of problems has several lines
+        text = str(error) if hasattr(error, "problems") else " ".join(str(error).split())
+        print(f"teamtr-lora: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("teamtr-lora: interrupted; what was saved is intact, train continues with --resume", file=sys.stderr)
@@ -158,8 +160,12 @@ def _train(args: argparse.Namespace) -> None:
 
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)
     console.print(f"teamtr-lora {__version__}: {args.recipe}")
-    trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[LiveView(console)])
-    summary = trainer.train(resume=args.resume, name=Path(args.recipe).stem)
+    view = LiveView(console)
+    trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[view])
+    try:
+        summary = trainer.train(resume=args.resume, name=Path(args.recipe).stem)
+    finally:
+        view.close()
     if args.json:
         _print_json(summary.as_dict())
     else:

@@ -1,7 +1,7 @@
 """Dotted paths to the user's own Python: reward functions and custom routers.
 
-A recipe holds names, never code. A name is looked up first in the recipe's own folder, then on Python's path, and must be a
-function or class written in Python, so that a recipe cannot point at a builtin such as `os:system`.
+A recipe holds names, never code. A name is looked up first in the recipe's own folder, then among installed packages; Python's
+own library is refused, so that a recipe and its data cannot make a shell out of `subprocess:getoutput`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def _import(module_name: str, folder: Path | None) -> Any:
     """A file beside the recipe wins over an installed module; it gets a name of its own, so it can never replace one."""
     file = folder / (module_name.replace(".", "/") + ".py") if folder else None
     if folder is None or file is None or not file.is_file():
+        if module_name.partition(".")[0] in sys.stdlib_module_names:
+            raise ImportError(f"{module_name} is part of Python itself; name a function of your own")
         return importlib.import_module(module_name)
     private_name = f"teamtr_lora_user.{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}.{module_name}"
     if private_name in sys.modules:

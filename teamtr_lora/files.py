@@ -31,7 +31,9 @@ def disk_errors(path: Path) -> Iterator[None]:
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise UserError(f"{path}: cannot write here ({error.strerror}); choose another folder with --run-dir") from error
-        raise
+        if isinstance(error, FileExistsError):
+            raise
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -243,7 +243,7 @@ class DatasetTask(RewardedTask):
     hub: Text | None = Field(default=None, description="Hub id of a dataset. Give either path or hub.")
     hub_config: Text | None = Field(default=None, description="Configuration (subset) of the hub dataset.")
     train_split: Text = Field(default="train", description="Hub split to train on.")
-    test_split: Text = Field(default="test", description="Hub split to evaluate on.")
+    test_split: Text | None = Field(default="test", description="Hub split to evaluate on; null holds out test_fraction instead.")
     test_path: Annotated[str, Field(pattern=DATA_FILE)] | None = Field(
         default=None, description="Local file to evaluate on, relative to the recipe."
     )

@@ -24,9 +24,11 @@ class LiveView(TrainerCallback):
         self._bar: Any = None
         self._started = 0.0
         self._done_at_start = 0
+        self._estimator = "exact"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._started, self._done_at_start = time.monotonic(), state.global_step
+        self._estimator = args.trust_region.estimator
         self._bar = self._progress.add_task("starting", total=max(1, state.max_steps), completed=state.global_step, note="")
         if self._console.is_terminal:
             self._progress.start()
@@ -46,14 +48,17 @@ class LiveView(TrainerCallback):
             self._stage_line(logs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
+        self.close()
+
+    def close(self) -> None:
+        """Gives the terminal back; also called when the run ends by an error or an interrupt."""
+        self._progress.stop()
 
     def _update_line(self, row: dict[str, Any], state: Any) -> None:
         done = state.global_step - self._done_at_start
         left = (time.monotonic() - self._started) / max(1, done) * (state.max_steps - state.global_step)
-        kl = row["kl"].get("exact")
-        bound = f"KL {kl['mean']:.4f} (bound {kl['bound']:.4f}) of {row['delta']:g}" if kl else "KL -"
+        kl = row["kl"].get(self._estimator)
+        bound = f"KL {_number(kl['mean'])} (bound {_number(kl['bound'])}) of {row['delta']:g}" if kl else "KL -"
         decision = row["decision"] if row["alpha"] is None else f"{row['decision']} x{row['alpha']:.2f}"
         self._progress.update(self._bar, completed=state.global_step)
         self._console.print(
@@ -71,6 +76,10 @@ class LiveView(TrainerCallback):
             label = "before training" if row["stage"] == 0 else f"after stage {row['stage']}"
             spread = f" ± {error:.3f}" if error is not None else ""
             self._console.print(f"  [bold]held-out accuracy {label}: {evaluation['avg_at_k']:.3f}{spread}[/]")
+
+
+def _number(value: float | None) -> str:
+    return "inf" if value is None else f"{value:.4f}"
 
 
 def _clock(seconds: float) -> str:

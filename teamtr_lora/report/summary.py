@@ -76,7 +76,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
 
 
 def print_transcript(episode: Episode) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     console.print(f"[bold]question[/]\n{escape(episode.prompt)}")
     for message in episode.messages:
         cut = " [yellow](cut off by the token limit)[/]" if message.truncated else ""

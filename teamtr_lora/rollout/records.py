@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ def read_team(folder: Path) -> tuple[Recipe, dict[str, AdapterVersion]]:
         recipe = recipe.placed_in(Path(json.loads((folder / "origin.json").read_text())["recipe_folder"]))
         team = json.loads((folder / "team.json").read_text())
         versions = {a: AdapterVersion(a, v["number"], v["content_hash"]) for a, v in team.items()}
+        for version in versions.values():  # they become a path
+            if not isinstance(version.number, int) or not re.fullmatch("[0-9a-f]{64}", str(version.content_hash)):
+                raise ValueError(f"{version.agent} has no proper version")
     except FileNotFoundError as error:
         raise UserError(
             f"{folder}: the run has no team yet ({Path(str(error.filename)).name} is missing); let train reach its first stage"

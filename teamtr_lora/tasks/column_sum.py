@@ -5,7 +5,7 @@
                     3+2+1=6    (hundreds)
 
 The team's sum is read column by column from all messages, so every message is needed; and a message needs the carry of the
-one before it. Procedural, seeded and unlimited; a pair of numbers belongs to train or to test by a hash, never to both.
+one before it. Procedural, seeded and unlimited; a pair of numbers, in either order, belongs to train or to test by a hash.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def column_totals(first: int, second: int, digits: int) -> list[int]:
 
 
 def split_of(first: int, second: int) -> Split:
-    digest = hashlib.sha256(f"{first}+{second}".encode()).digest()
+    digest = hashlib.sha256(f"{min(first, second)}+{max(first, second)}".encode()).digest()
     return "test" if digest[0] < 256 * TEST_SHARE else "train"
 
 
@@ -53,7 +53,7 @@ class ColumnItems:
             first, second = rng.randint(low, high), rng.randint(low, high)
             if split_of(first, second) == self._split:
                 return Item(
-                    id=f"{self._split}-{position}:{first}+{second}",
+                    id=f"{self._split}:{first}+{second}",
                     prompt=f"{first}+{second}",
                     data={"totals": column_totals(first, second, self._digits), "answer": str(first + second)},
                 )

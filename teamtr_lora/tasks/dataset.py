@@ -37,9 +37,9 @@ class RowItems:
         data["prompt"] = row[self._prompt]
         if self._answer:
             data["answer"] = row[self._answer]
-        return Item(
-            id=str(row.get("id", f"{self._split}-{self._positions[position]}")), prompt=_text(row[self._prompt]), data=data
-        )
+        # a position is unique where a column called id may not be
+        named = f" ({row['id']})" if row.get("id") is not None else ""
+        return Item(id=f"{self._split}-{self._positions[position]}{named}", prompt=_text(row[self._prompt]), data=data)
 
 
 class DatasetTask(Task):
@@ -95,7 +95,7 @@ class DatasetTask(Task):
 
 
 def read_rows(path: Path, key: str) -> Any:
-    """The rows of a local JSONL, CSV (all columns text) or Parquet file; JSONL and CSV may be gzipped."""
+    """The rows of a local JSONL, CSV (all columns text) or Parquet file; JSONL may be gzipped."""
     kind = (path.suffixes[-2:-1] if path.suffix == ".gz" else [path.suffix])[-1:]
     reader = READERS.get(kind[0] if kind else "")
     if reader is None:

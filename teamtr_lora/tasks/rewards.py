@@ -19,6 +19,10 @@ logger = logging.getLogger(__name__)
 RewardFunction = Callable[..., Any]
 
 
+# What TRL also passes; a run's own log is metrics.jsonl, so these take what they are given and keep nothing.
+TRL_EXTRAS: dict[str, Any] = {"trainer_state": None, "log_extra": lambda *_, **__: None, "log_metric": lambda *_, **__: None}
+
+
 class RewardError(UserError):
     """A reward function raised, returned a wrong length, or returned something that is no finite number."""
 
@@ -126,16 +130,18 @@ def _columns(episodes: Sequence[Episode]) -> dict[str, Any]:
         for prompt, text in zip(prompts, texts, strict=True)
     ]
     columns["completion_ids"] = [episode.messages[-1].token_ids if episode.messages else [] for episode in episodes]
-    columns["messages"] = [
-        [{"role": "assistant", "name": m.agent, "content": m.text} for m in episode.messages] for episode in episodes
-    ]
-    columns["episodes"] = list(episodes)
+    columns.setdefault(
+        "messages",
+        [[{"role": "assistant", "name": m.agent, "content": m.text} for m in episode.messages] for episode in episodes],
+    )
+    columns.setdefault("episodes", list(episodes))
     return columns
 
 
 def _accepted(function: RewardFunction, columns: dict[str, Any]) -> dict[str, Any]:
     """All columns for a function that takes **kwargs (TRL's habit); else only the arguments it names."""
     parameters = inspect.signature(function).parameters
+    columns = {**TRL_EXTRAS, **columns}
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return columns
     return {key: value for key, value in columns.items() if key in parameters}

@@ -8,6 +8,7 @@ blocks). An agent's view must be append-only, so only the pieces between content
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 from teamtr_lora.errors import UserError
@@ -16,6 +17,7 @@ MARK = "\u2063mark\u2063"  # invisible separators: no template or tokenizer trea
 SECOND_MARK = "\u2063second\u2063"
 
 CACHED_TEXTS = 4096
+FIXED_DAY = datetime.date(2024, 7, 26)
 
 
 class ChatPieces:
@@ -88,7 +90,13 @@ class ChatPieces:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    turns, tokenize=False, add_generation_prompt=generation_prompt, enable_thinking=self._reasoning
+                    turns,
+                    tokenize=False,
+                    add_generation_prompt=generation_prompt,
+                    enable_thinking=self._reasoning,
+                    # some templates print the date: a run must not depend on the day it is resumed
+                    date_string=FIXED_DAY.strftime("%d %b %Y"),
+                    strftime_now=FIXED_DAY.strftime,
                 )
             )
         except Exception as error:  # template errors are jinja2's or ValueError: all mean "this template cannot do it"

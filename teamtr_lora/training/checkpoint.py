@@ -42,7 +42,7 @@ class RunState:
     cursor: int = 0  # training items taken by complete stages
     versions: dict[str, dict[str, Any]] = field(default_factory=dict)
     betas: dict[str, float] = field(default_factory=dict)
-    loss_scale: float = 1.0
+    loss_scaler: dict[str, float] = field(default_factory=dict)  # empty where no half precision needs one
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     sampled_tokens: int = 0
     seconds: float = 0.0

@@ -43,7 +43,9 @@ class UpdateRow(_Row):
     delta: float
     alpha: float | None = Field(description="accepted step length; null when nothing was accepted")
     alphas_tried: list[float]
-    out_of_region: bool = Field(description="accepted with a bound above delta; false by construction of the gate")
+    out_of_region: bool = Field(
+        description="accepted with an exact-KL bound above delta; false by construction where the exact KL gates"
+    )
     kl: dict[str, KLReading] = Field(description="by estimator, at the accepted alpha, else at the last one tried")
     kl_message_sum: float | None = Field(description="held-out mean of the message-sum exact KL, nats per message")
     kl_token_mean: float | None = Field(description="held-out exact KL, nats per token")
@@ -64,7 +66,9 @@ class UpdateRow(_Row):
     zero_variance_groups: int
     advantage_abs_max: float = Field(description="largest unclipped |advantage|")
     advantage_overflow: float = Field(description="mean |unclipped - clipped advantage|: what clipping took away (lem:clipbias)")
-    sampler_gap: dict[str, float] = Field(description="sampler against trainer log-probabilities: mean_abs, max_abs, message_kl")
+    sampler_gap: dict[str, float] | None = Field(
+        description="sampler against trainer log-probabilities: mean_abs, max_abs, message_kl"
+    )
     episodes: int
     messages: int = Field(description="of the updated agent")
     truncated_messages: int = Field(description="of the whole team, cut off by the token limit")

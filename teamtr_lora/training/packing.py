@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -97,7 +97,19 @@ def packs(rows: list[Row], budget: int) -> Iterator[list[Row]]:
 class RowTensors:
     ids_B_T: Tensor
     position_B_T: Tensor
-    mask_B_1_T_T: Tensor | None = field(default=None)  # None: plain causal attention is right
+    segment_B_T: Tensor | None = None  # None: plain causal attention is right
+
+    def mask(self) -> Tensor | None:
+        """[B, 1, T, T], made when it is used: one micro-batch's at a time."""
+        if self.segment_B_T is None:
+            return None
+        key, query = self.segment_B_T[:, None, :], self.segment_B_T[:, :, None]
+        causal = torch.ones(key.shape[-1], key.shape[-1], dtype=torch.bool, device=key.device).tril()
+        return (((key == query) | (key == 0)) & causal)[:, None]
+
+    def to(self, device: torch.device) -> RowTensors:
+        segment = None if self.segment_B_T is None else self.segment_B_T.to(device)
+        return RowTensors(self.ids_B_T.to(device), self.position_B_T.to(device), segment)
 
 
 def row_tensors(rows: list[Row]) -> RowTensors:
@@ -111,8 +123,5 @@ def row_tensors(rows: list[Row]) -> RowTensors:
         ids_B_T[index, : len(ids)] = torch.tensor(ids)
         position_B_T[index, : len(ids)] = torch.tensor(positions)
         segment_B_T[index, : len(ids)] = torch.tensor(segments)
-    if not any(row.prefix for row in rows):
-        return RowTensors(ids_B_T, position_B_T)
-    same = (segment_B_T[:, None, :] == segment_B_T[:, :, None]) | (segment_B_T[:, None, :] == 0)
-    causal = torch.ones(width, width, dtype=torch.bool).tril()
-    return RowTensors(ids_B_T, position_B_T, (same & causal)[:, None])
+    packed = any(row.prefix for row in rows)
+    return RowTensors(ids_B_T, position_B_T, segment_B_T if packed else None)

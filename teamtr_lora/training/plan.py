@@ -12,6 +12,7 @@ import torch
 from teamtr_lora.base.load import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
 from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.code_paths import load_callable
+from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import Recipe, ScriptTask
 from teamtr_lora.tasks import build_task
 from teamtr_lora.team import Team, build_team
@@ -132,7 +133,9 @@ def _prompt_tokens(recipe: Recipe, team: Team) -> int:
     if isinstance(recipe.task, ScriptTask):
         prompts = [""]
     else:
-        items = build_task(recipe.task, recipe.folder).items("train")
+        task = build_task(recipe.task, recipe.folder)
+        task.check_agents(team.names, team.router.max_messages)
+        items = task.items("train")
         prompts = [items[i].prompt for i in range(SAMPLE_ITEMS if items.size is None else min(SAMPLE_ITEMS, items.size))]
     return max(len(team.protocol.begin(prompt).prompt_for(team.names[0])) for prompt in prompts)
 
@@ -146,6 +149,12 @@ def _turn_tokens(team: Team) -> int:
 def _adapter_parameters(lora: Any, facts: BaseFacts) -> int:
     wanted = lora.targets
     chosen = [m for m in facts.linears if wanted == "all-linear" or m.name in wanted or m.name.rpartition(".")[2] in wanted]
+    if not chosen:
+        names = ", ".join(sorted({m.name.rpartition(".")[2] for m in facts.linears}))
+        raise UserError(f"team.agents: lora.targets = {wanted!r} names no linear layer of this base; it has {names}")
+    narrow = min(min(m.in_features, m.out_features) for m in chosen)
+    if lora.rank > narrow:
+        raise UserError(f"team.agents: lora.rank = {lora.rank} is larger than a layer is wide; use at most {narrow}")
     return sum(lora.rank * (m.in_features + m.out_features) for m in chosen)
 
 

@@ -40,7 +40,7 @@ def update_row(
         delta=delta,
         alpha=accepted.alpha if accepted else None,
         alphas_tried=[r.alpha for r in outcome.step.readings],
-        out_of_region=accepted is not None and accepted.kl.bound > delta,
+        out_of_region=accepted is not None and reading is not None and reading.kl["exact"].bound > delta,
         kl=_kl(reading),
         kl_message_sum=_finite(reading.message_sum_kl) if reading else None,
         kl_token_mean=_finite(reading.token_mean_kl) if reading else None,

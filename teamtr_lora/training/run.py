@@ -80,7 +80,7 @@ class TrainingRun:
             restore_state(self.updater.optimizers[agent], tensors, scalars)
         self.updater.betas.update(self.state.betas)
         if self.updater.scaler.is_enabled():
-            self.updater.scaler.load_state_dict({**self.updater.scaler.state_dict(), "scale": self.state.loss_scale})
+            self.updater.scaler.load_state_dict(self.state.loss_scaler)
         self.run_dir.metrics.truncate(self.state.metrics_bytes)
         self.events.state.global_step = self.state.counts["updates"]
 
@@ -184,7 +184,7 @@ class TrainingRun:
         current = {agent: self.playable.bank.version(agent) for agent in self.agents}
         state.versions = {a: {"number": v.number, "content_hash": v.content_hash} for a, v in current.items()}
         state.betas = dict(self.updater.betas)
-        state.loss_scale = float(self.updater.scaler.get_scale())
+        state.loss_scaler = self.updater.scaler.state_dict()
         state.metrics_bytes = self.run_dir.metrics.size
         state.seconds += self._lap()
         self.run_dir.checkpoints.save(state, {agent: flatten_state(o) for agent, o in self.updater.optimizers.items()})

@@ -94,9 +94,8 @@ def _microbatch(part: list[Row], numbers: dict[int, list[int]], device: torch.de
                 target += sequence.ids[span.start : span.end]
                 message += [number] * (span.end - span.start)
                 sampler_logp += span.message.sampler_logprobs
-    mask = tensors.mask_B_1_T_T
     return Microbatch(
-        RowTensors(tensors.ids_B_T.to(device), tensors.position_B_T.to(device), None if mask is None else mask.to(device)),
+        tensors.to(device),
         torch.tensor(place, device=device),
         torch.tensor(target, device=device),
         torch.tensor(message, device=device),
@@ -136,7 +135,7 @@ class Scorer:
         """[N, D]: the last hidden state at each position that predicts a message token."""
         rows = batch.rows
         hidden_B_T_D = self._bank.decoder(
-            input_ids=rows.ids_B_T, position_ids=rows.position_B_T, attention_mask=rows.mask_B_1_T_T, use_cache=False
+            input_ids=rows.ids_B_T, position_ids=rows.position_B_T, attention_mask=rows.mask(), use_cache=False
         ).last_hidden_state
         return hidden_B_T_D.flatten(0, 1)[batch.place_N]
 

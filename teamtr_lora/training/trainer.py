@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from accelerate import Accelerator
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -86,7 +87,10 @@ class TeamTRTrainer:
         args: TeamTRConfig | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
-        callbacks: Sequence[TrainerCallback] = (),
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
+        *,
+        on_reward_error: Literal["stop", "zero"] = "stop",
+        success_at_least: float = 1.0,
     ) -> None:
         functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
         if not functions:
@@ -97,10 +101,14 @@ class TeamTRTrainer:
         base, section, self._start_from = _team_parts(team)
         data = args.model_dump() | {"base": base, "team": section, "task": {"name": "script"}}
         recipe = _checked_recipe(data)
-        self._set_up(recipe, DatasetTask(train_dataset, eval_dataset, Rewards(functions)), callbacks)
+        rewards = Rewards(functions, on_reward_error)
+        task = DatasetTask(train_dataset, eval_dataset, rewards, success_at_least=success_at_least)
+        self._set_up(recipe, task, callbacks)
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe, callbacks: Sequence[TrainerCallback] = ()) -> TeamTRTrainer:
+    def from_recipe(
+        cls, recipe: Recipe, callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None
+    ) -> TeamTRTrainer:
         if isinstance(recipe.task, ScriptTask):
             raise UserError("task.name = 'script': this run's items and rewards live in a Python script; go on from there")
         trainer = cls.__new__(cls)
@@ -108,8 +116,9 @@ class TeamTRTrainer:
         trainer._set_up(recipe, build_task(recipe.task, recipe.folder), callbacks)
         return trainer
 
-    def _set_up(self, recipe: Recipe, task: Task, callbacks: Sequence[TrainerCallback]) -> None:
-        self.recipe, self.task, self._callbacks = recipe, task, list(callbacks)
+    def _set_up(self, recipe: Recipe, task: Task, callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None) -> None:
+        self.recipe, self.task = recipe, task
+        self._callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks or ()]
         self.playable: PlayableTeam | None = None
         self.run: TrainingRun | None = None
 
@@ -198,11 +207,17 @@ def _checked_recipe(data: dict[str, Any]) -> Recipe:
 
 def _accelerator(recipe: Recipe, playable: PlayableTeam, run_dir: RunDir) -> Accelerator:
     trackers = list(recipe.tracking.trackers)
+    for tracker in trackers:
+        if importlib.util.find_spec(tracker) is None:
+            raise UserError(f"tracking.trackers: {tracker} is not installed; pip install {tracker}, or leave it out")
     try:
         accelerator = Accelerator(
             cpu=playable.base.device.type == "cpu",
             log_with=trackers or None,
             project_dir=str(run_dir.path),
+            # said, because the environment would otherwise decide: precision and accumulation are the recipe's
+            mixed_precision="no",
+            gradient_accumulation_steps=1,
         )
         if trackers:
             accelerator.init_trackers(recipe.tracking.project, config={"recipe": dump_recipe(recipe)})

@@ -37,7 +37,7 @@ class UpdateOutcome:
     optimised: OptimiseReport
     step: StepDecision
     readings: dict[float, CandidateReading]  # everything measured on held-out messages, by alpha
-    gap: dict[str, float]
+    gap: dict[str, float] | None  # None: nothing was measured
     seconds: dict[str, float]
     messages: int
     trained_tokens: int
@@ -92,21 +92,16 @@ class AgentUpdater:
         gap = self._sampler_gap(agent, split.fit, current)
         before, optimizer_before = bank.snapshot(agent), copy.deepcopy(self.optimizers[agent].state_dict())
         clock.lap("current")
-        with bank.training(agent) as parameters:
-            optimised = optimise(
-                self._accelerator,
-                self.scorer,
-                self.optimizers[agent],
-                parameters,
-                list(zip(split.fit, current, strict=True)),
-                self._config,
-                beta=self.betas[agent],
-                scaler=self.scaler,
-            )
+        try:
+            optimised = self._optimise(agent, list(zip(split.fit, current, strict=True)))
+            clock.lap("optimise")
+            candidate = bank.snapshot(agent)
+            step, readings = self._search(agent, split.held, before, candidate)
+        except BaseException:  # an interrupt too: half an update is no version of the agent
+            bank.restore(agent, before)
+            self.optimizers[agent].load_state_dict(optimizer_before)
+            raise
         self.betas[agent] = optimised.beta
-        clock.lap("optimise")
-        candidate = bank.snapshot(agent)
-        step, readings = self._search(agent, split.held, before, candidate)
         decision = self._conclude(agent, step, before, candidate, optimizer_before)
         clock.lap("gate")
         return UpdateOutcome(
@@ -121,6 +116,19 @@ class AgentUpdater:
             messages=sum(len(batch.messages) for batch in split.fit) + len(split.held.messages),
             trained_tokens=sum(batch.tokens for batch in split.fit),
         )
+
+    def _optimise(self, agent: str, minibatches: list[tuple[MessageBatch, CurrentPolicy]]) -> OptimiseReport:
+        with self._playable.bank.training(agent) as parameters:
+            return optimise(
+                self._accelerator,
+                self.scorer,
+                self.optimizers[agent],
+                parameters,
+                minibatches,
+                self._config,
+                beta=self.betas[agent],
+                scaler=self.scaler,
+            )
 
     def _search(
         self, agent: str, held: MessageBatch, before: Snapshot, candidate: Snapshot
@@ -216,7 +224,7 @@ class AgentUpdater:
             OptimiseReport(beta=self.betas[agent]),
             StepDecision(None),
             {},
-            {"mean_abs": 0.0, "max_abs": 0.0, "message_kl": 0.0},
+            None,
             {},
             messages,
             0,

@@ -46,7 +46,7 @@ def test_every_message_comes_from_the_version_current_at_its_update(tmp_path: Pa
 
 
 def test_the_quickstart_team_learns(tmp_path: Path) -> None:
-    """Three stages of the quickstart: already a rise that chance does not explain (the full claim is measured by tools/claims.py)."""
+    """Three stages of the quickstart: a rise that chance does not explain (tools/claims.py measures the full claim)."""
     trainer, rows = train(tmp_path, "quickstart.yaml", "training.stages=3", "evaluation.every_stages=0")
     assert trainer.run is not None
     state = trainer.run.state

@@ -1,4 +1,4 @@
-"""4-bit and 8-bit bases and 8-bit optimisers through bitsandbytes: a real run each, and the optimiser's state through a checkpoint."""
+"""4-bit and 8-bit bases and 8-bit optimisers through bitsandbytes: real runs, and the state in a checkpoint."""
 
 from __future__ import annotations
 

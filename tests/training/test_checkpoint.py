@@ -27,7 +27,7 @@ def state_at(step: int) -> RunState:
         cursor=48,
         versions={"left": {"number": 2, "content_hash": "ab" * 32}},
         betas={"left": 0.1 + 0.2, "right": 1e-4},
-        loss_scale=4096.0,
+        loss_scaler={"scale": 4096.0},
         counts={"updates": 7, "accepted": 5, "shrunk": 2, "rejected": 1, "skipped": 1, "out_of_region_accepted": 0},
         sampled_tokens=12345,
         seconds=1 / 3,

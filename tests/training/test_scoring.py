@@ -95,7 +95,7 @@ def test_a_shared_prefix_changes_neither_values_nor_gradients(make_team, episode
     results = []
     for width in (None, 10**6):  # so wide that attention counts for nothing: every group is packed
         batch = batch_of(episodes, agent, budget=2000, pack_width=width)
-        packed = [p.rows.mask_B_1_T_T is not None for p in batch.microbatches]
+        packed = [p.rows.mask() is not None for p in batch.microbatches]
         assert any(packed) == (width is not None)
         with playable.bank.training(agent) as parameters:
             logps = [scorer.score(p, scorer.hidden(p)).logp_N for p in batch.microbatches]
