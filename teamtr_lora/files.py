@@ -31,7 +31,7 @@ def disk_errors(path: Path) -> Iterator[None]:
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise UserError(f"{path}: cannot write here ({error.strerror}); choose another folder with --run-dir") from error
-        if isinstance(error, FileExistsError):
+        if error.errno is None:  # raised by us: a folder that must not be replaced
             raise
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
 

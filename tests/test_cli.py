@@ -301,7 +301,7 @@ def test_recipe_mistakes(work: Path, user_error: Callable[..., str], override: s
         (["task.answer_column=solution"], ["no column 'solution'", "prompt, answer"]),
         (["task.reward=cli_rewards:odd"], ["task.reward", "odd", "even"]),
         (["task.reward=cli_reward:even"], ["task.reward", "cannot import"]),
-        (["task.reward=os:system"], ["task.reward", "written in Python"]),
+        (["task.reward=os:system"], ["task.reward", "part of Python itself"]),
         (["task.reward=cli_rewards:raises"], ["no reward today", "test-0", "on_reward_error"]),
         (["task.reward=cli_rewards:nan"], ["nan", "test-0", "on_reward_error"]),
         (

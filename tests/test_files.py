@@ -80,11 +80,14 @@ def test_a_folder_that_cannot_be_written_is_the_users_to_choose(tmp_path: Path, 
             write_atomic(tmp_path / "file.txt", "new")
 
 
-def test_other_errors_are_not_dressed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_other_write_error_is_one_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="Not a directory"):
+        write_atomic(tmp_path / "file" / "inside.txt", "new")
     monkeypatch.setattr(files.os, "fsync", fail_on(1, errno.EIO))
-    with pytest.raises(OSError) as caught:
-        write_atomic(tmp_path / "file.txt", "new")
-    assert caught.value.errno == errno.EIO and list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match="cannot be written"):
+        write_atomic(tmp_path / "other.txt", "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_folder_appears_whole_and_is_never_replaced(tmp_path: Path) -> None:

@@ -269,3 +269,41 @@ def test_a_script_run_says_where_it_goes_on(team: dict[str, Any], config: Callab
         TeamTRTrainer.from_recipe(load_recipe(tmp_path / "run" / "recipe.yaml"))
     assert main(["eval", str(tmp_path / "run")]) == 2
     assert main(["ask", str(tmp_path / "run"), "hello"]) == 0, "talking to the team needs no reward"
+
+
+def test_callbacks_may_be_none_or_classes_as_in_transformers(team: dict[str, Any], config: Callable[..., TeamTRConfig]) -> None:
+    class Counting(TrainerCallback):
+        begun = 0
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            Counting.begun += 1
+
+    assert TeamTRTrainer(team, even, config(), ROWS, callbacks=None)._callbacks == []
+    TeamTRTrainer(team, even, config(), ROWS, callbacks=[Counting]).train()
+    assert Counting.begun == 1
+
+
+def test_a_null_or_repeated_id_column_does_not_make_one_item_of_all(
+    team: dict[str, Any], config: Callable[..., TeamTRConfig]
+) -> None:
+    for value in (None, "same"):
+        trainer = TeamTRTrainer(team, even, config(), [{**row, "id": value} for row in ROWS])
+        items = trainer.task.items("train")
+        assert items.size is not None and len({items[i].id for i in range(items.size)}) == items.size
+
+
+def test_a_tracker_that_is_not_installed_is_named(team: dict[str, Any], config: Callable[..., TeamTRConfig]) -> None:
+    with pytest.raises(UserError, match="wandb is not installed"):
+        TeamTRTrainer(team, even, config(trackers=["wandb"]), ROWS).train()
+
+
+def test_a_tampered_team_file_is_one_line(team: dict[str, Any], config: Callable[..., TeamTRConfig]) -> None:
+    summary = TeamTRTrainer(team, even, config(), ROWS).train()
+    file = Path(summary.run_dir) / "team.json"
+    stored = json.loads(file.read_text())
+    for key, value in (("number", "x"), ("content_hash", 5), ("content_hash", "../../../etc")):
+        broken = json.loads(json.dumps(stored))
+        next(iter(broken.values()))[key] = value
+        file.write_text(json.dumps(broken))
+        with pytest.raises(UserError, match="damaged"):
+            TeamTRTrainer(summary.run_dir, even, config(), ROWS)

@@ -69,7 +69,7 @@ def test_rows_in_memory(rows: Any) -> None:
 
 def test_another_prompt_column_and_ids() -> None:
     task = DatasetTask([{"q": "hi", "id": "row-a"}], [{"q": "ho"}], ZERO, prompt_column="q")
-    assert task.items("train")[0] == Item("row-a", "hi", {"id": "row-a", "prompt": "hi"})
+    assert task.items("train")[0] == Item("train-0 (row-a)", "hi", {"id": "row-a", "prompt": "hi"})
     assert task.items("test")[0].id == "test-0"
 
 

@@ -166,3 +166,12 @@ def test_an_error_message_of_several_lines_stays_one_line() -> None:
         Rewards([chatty])(EPISODES)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value.__cause__, ValueError), "the traceback is there under --debug"
+
+
+def test_what_trl_passes_beside_the_columns_is_there() -> None:
+    def reward(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **columns):  # noqa: ANN001
+        log_extra("note", completions)
+        log_metric("length", 1.0)
+        return [0.5 for _ in completions]
+
+    assert Rewards([reward])(EPISODES) == [0.5] * len(EPISODES)

@@ -186,3 +186,12 @@ def test_encoding_is_cached_but_never_shared(make_tokenizer: Callable[..., Any])
     for i in range(5000):
         chat.encode(str(i))
     assert chat.encode("abc") == first[:-1]
+
+
+def test_a_template_that_prints_the_date_gives_the_same_prompt_every_day(make_tokenizer: Callable[..., Any]) -> None:
+    template = (
+        "{{ strftime_now('%Y-%m-%d') }} {{ date_string }}\n{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    pieces = ChatPieces(make_tokenizer(template), reasoning=False)
+    assert pieces.prologue("s", "q").startswith("2024-07-26 26 Jul 2024\n")

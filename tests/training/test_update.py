@@ -363,3 +363,18 @@ def test_gradient_checkpointing_changes_memory_and_not_the_result(updater: Updat
         versions.append(playable.bank.snapshot("left"))
     assert counts[1] == 2 * counts[0]
     assert all(torch.allclose(versions[0][n], versions[1][n], atol=1e-4) for n in versions[0])
+
+
+def test_an_interrupted_update_leaves_no_trace(updater: Updater, episodes, state_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    playable, update = updater()
+    before, moments = state_of(playable.bank.model), flat(update.optimizers["left"].state_dict())
+
+    def interrupt(*_: Any) -> None:
+        assert state_of(playable.bank.model) != before, "the interrupt must come after a step to prove anything"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(update, "_search", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        update.update("left", episodes, 0)
+    assert state_of(playable.bank.model) == before
+    assert flat(update.optimizers["left"].state_dict()) == moments
