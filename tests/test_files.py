@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_written_is_the_users_to_choose(tmp_path: Path, 
 
 def test_any_other_write_error_is_one_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="Not a directory"):
+    with pytest.raises(UserError, match="cannot be written"):
         write_atomic(tmp_path / "file" / "inside.txt", "new")
     monkeypatch.setattr(files.os, "fsync", fail_on(1, errno.EIO))
     with pytest.raises(UserError, match="cannot be written"):

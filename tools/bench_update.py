@@ -43,7 +43,8 @@ def timed_update(
 def decode_seconds(playable: PlayableTeam, prompt: list[int], rows: int, tokens: int, mixed: bool) -> float:
     """`rows` requests for every agent, all of the same length; no request stops early."""
     params = SamplingParams(1.0, tokens, ())
-    saved, transformers_engine.MIXED_ROWS = transformers_engine.MIXED_ROWS, 10**9 if mixed else 0
+    limits, saved = transformers_engine.MIXED_ROWS, dict(transformers_engine.MIXED_ROWS)
+    limits.update(dict.fromkeys(limits, 10**9 if mixed else 0))
     try:
         for agent in playable.team.names:
             for seed in range(rows):
@@ -54,7 +55,7 @@ def decode_seconds(playable: PlayableTeam, prompt: list[int], rows: int, tokens:
             left -= len(playable.sampler.poll())
         return time.perf_counter() - started
     finally:
-        transformers_engine.MIXED_ROWS = saved
+        limits.update(saved)
 
 
 def main() -> None:

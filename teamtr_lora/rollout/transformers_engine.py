@@ -1,7 +1,7 @@
 """Sampler `transformers`: batched decoding with a KV cache on the trainer's own model. The default on CPU.
 
-Batches what is queued. Requests of several agents share a batch where that pays (few rows each): a decoding step costs nearly
-the same for 8 rows as for 64, so three small batches cost three times as much as one mixed batch.
+Batches what is queued. Requests of several agents share a batch where that pays: a decoding step costs nearly the same for 8
+rows as for 64, so a few requests of each agent are cheaper together.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats
 
-# Mixing agents in one batch makes PEFT split every layer by agent: above this many rows an agent's own batch is faster.
-MIXED_ROWS = 48
+# Up to this many queued requests share a batch whatever their agents, by device. Mixing makes PEFT split every layer by agent:
+# on a CPU that is cheaper than another batch, on a GPU its many small kernels are not (tools/bench_update.py measures both).
+MIXED_ROWS = {"cpu": 48, "cuda": 0}
 # Rows that finished are dropped from the cache when they are at least this share of it.
 COMPACT_SHARE = 0.5
 
@@ -88,7 +89,7 @@ class TransformersSampler:
 
     def _next_batch(self) -> list[int]:
         """All queued agents together while they are few; else the agent with the most queued, in order of submission."""
-        if len(self._queue) <= MIXED_ROWS:
+        if len(self._queue) <= MIXED_ROWS.get(next(self._bank.model.parameters()).device.type, 0):
             return list(self._queue)[: self._rows]
         agent = Counter(r.agent for r in self._queue.values()).most_common(1)[0][0]
         return [t for t, r in self._queue.items() if r.agent == agent][: self._rows]

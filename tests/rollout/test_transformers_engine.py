@@ -104,7 +104,7 @@ def test_an_episode_does_not_depend_on_its_batch_mates(make_sampler: MakeSampler
 def test_mixed_and_single_agent_batches_agree(make_sampler: MakeSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [request(p, agent, seed=i) for i, p in enumerate(PROMPTS) for agent in ("a", "b", "c")]
     mixed = run(make_sampler(), requests)
-    monkeypatch.setattr(transformers_engine, "MIXED_ROWS", 0)
+    monkeypatch.setattr(transformers_engine, "MIXED_ROWS", {"cpu": 0})
     single = run(make_sampler(), requests)
     assert [c.token_ids for c in mixed] == [c.token_ids for c in single]
     by_agent = [[c.token_ids for c, r in zip(mixed, requests, strict=True) if r.agent == agent] for agent in ("a", "b", "c")]
