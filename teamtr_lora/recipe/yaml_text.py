@@ -30,6 +30,7 @@ _RESOLVERS = [
     ("tag:yaml.org,2002:merge", re.compile(r"^<<$"), "<"),
 ]
 _TEXT = "tag:yaml.org,2002:str"
+_BREAKS = re.compile("[\\r\\x85\\u2028\\u2029\\ufeff]")
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -75,6 +76,12 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_text(self, text: str) -> Any:
+        """Double quotes where text has a line break YAML would fold (or one it knows and Python's files do not)."""
+        return self.represent_scalar(_TEXT, text, style='"' if _BREAKS.search(text) else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 for _tag, _pattern, _first in _RESOLVERS:
     _Loader.add_implicit_resolver(_tag, _pattern, list(_first))

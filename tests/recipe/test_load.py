@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from teamtr_lora.errors import UserError
@@ -244,6 +244,8 @@ def test_dump_and_load_round_trip(
 
 @settings(max_examples=100, deadline=None)
 @given(text_values)
+@example("\x85")
+@example("a\u2028b\r\ufeff")
 def test_any_text_survives_yaml(text: str) -> None:
     assert parse(write({"k": [text]}), "x") == {"k": [text]}
 
