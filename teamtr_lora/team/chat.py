@@ -9,9 +9,12 @@ blocks). An agent's view must be append-only, so only the pieces between content
 from __future__ import annotations
 
 import datetime
+import logging
 from typing import Any
 
 from teamtr_lora.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 MARK = "\u2063mark\u2063"  # invisible separators: no template or tokenizer treats them specially
 SECOND_MARK = "\u2063second\u2063"
@@ -27,6 +30,8 @@ class ChatPieces:
         self._tokenizer, self._reasoning = tokenizer, reasoning
         self._encoded: dict[str, list[int]] = {}
         self._system_role = self._accepts_system()
+        if not self._system_role:
+            logger.warning("this base's chat template takes no system role: the system text opens the first user turn instead")
         user = [{"role": "user", "content": MARK}]
         opened = self._render(user, generation_prompt=True)
         closed = self._render(user, generation_prompt=False)
