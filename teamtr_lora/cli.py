@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   teamtr-lora train recipes/quickstart.yaml --run-dir runs/try --resume
   teamtr-lora eval runs/quickstart --k 4
   teamtr-lora ask runs/quickstart "347+285"
+  teamtr-lora serve runs/quickstart --port 8000
 """
 OVERRIDES = "section.key=value, for example training.stages=4 or team.agents.planner.lora.rank=16"
 
@@ -129,6 +130,22 @@ def _add_team_commands(command: Any) -> None:
     ask.add_argument("--seed", type=int, default=0, help="another seed, another answer (default: 0)")
     ask.add_argument("--json", action="store_true", help="print the transcript as JSON")
 
+    serve = command("serve", _serve, "Serve a team by vLLM's OpenAI API: the base and every agent, each a model by its name.")
+    serve.add_argument(
+        "team",
+        type=Path,
+        metavar="RUN_OR_TEAM",
+        help="the run directory that train printed (with --accept-adapters a recipe will do)",
+    )
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)")
+    serve.add_argument("--port", type=_port, default=8000, help="port to listen at (default: 8000)")
+    serve.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    serve.add_argument("--memory-share", type=_share, default=0.9, metavar="S", help="share of the GPU's memory (default: 0.9)")
+    serve.add_argument(
+        "--accept-adapters", action="store_true", help="let training runs with rollout.engine=vllm_server put adapters here"
+    )
+    serve.add_argument("--api-key-variable", metavar="NAME", help="environment variable that holds the API key to ask for")
+
 
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
@@ -143,6 +160,22 @@ def _temperature(text: str) -> float:
         value = -1.0
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a temperature; use 0 or a positive number")
+    return value
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; use a number from 1 to 65535")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; use a number between 0 and 1")
     return value
 
 
@@ -235,6 +268,22 @@ def _ask(args: argparse.Namespace) -> None:
         _print_json(episode_record(episode))
         return
     print_transcript(episode)
+
+
+def _serve(args: argparse.Namespace) -> None:
+    from teamtr_lora.rollout.serve import ServeOptions, serve
+
+    serve(
+        args.team,
+        ServeOptions(
+            host=args.host,
+            port=args.port,
+            device=args.device,
+            memory_share=args.memory_share,
+            accept_adapters=args.accept_adapters,
+            api_key_variable=args.api_key_variable,
+        ),
+    )
 
 
 def _print_json(value: Any) -> None:

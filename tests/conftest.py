@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -22,30 +26,34 @@ if os.environ.get("CI"):
 
 torch.set_num_threads(2)
 
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 VOCAB = 272  # more rows than the tokenizer has tokens, as real bases have
 CONTEXT = 512
 
 
+def load_tool(name: str) -> ModuleType:
+    """A script of tools/ as a module (they are no package), loaded once."""
+    path = Path(__file__).resolve().parent.parent / "tools" / f"{name}.py"
+    if path.name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(path.name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[path.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[path.name])
+    return sys.modules[path.name]
+
+
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """One token a byte, plus ChatML's special tokens."""
-    tokens = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    nano = load_tool("make_nano_base")
+    tokens = [*nano.SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-        chat_template=TEMPLATE,
-        model_max_length=CONTEXT,
-        clean_up_tokenization_spaces=False,
-    )
+    return nano.chat_tokenizer(tokenizer, CONTEXT)
+
+
+@pytest.fixture(scope="session")
+def tool() -> Callable[[str], ModuleType]:
+    return load_tool
 
 
 @pytest.fixture(scope="session")

@@ -101,13 +101,18 @@ def make_tokenizer(rng: random.Random) -> PreTrainedTokenizerFast:
         vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
+    return chat_tokenizer(tokenizer, CONTEXT)
+
+
+def chat_tokenizer(tokenizer: Tokenizer, context: int) -> PreTrainedTokenizerFast:
+    """A tokenizer that has the SPECIAL tokens, with ChatML's template; the tests build theirs here too."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
         chat_template=TEMPLATE,
-        model_max_length=CONTEXT,
+        model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
 

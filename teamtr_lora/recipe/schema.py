@@ -12,17 +12,20 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from teamtr_lora.recipe.sections import (
+    SERVER_URL,
     AgentSection,
     BaseSection,
     ColumnSumTask,
     DatasetTask,
     LoraSection,
+    Mistake,
     ProtocolSection,
     RouterSection,
     ScriptTask,
     Section,
     TaskSection,
     TeamSection,
+    Text,
     refuse,
 )
 
@@ -39,21 +42,72 @@ __all__ = [
     "RolloutSection",
     "RouterSection",
     "ScriptTask",
+    "ServerSection",
     "TaskSection",
     "TeamSection",
     "TeamTRConfig",
     "TrackingSection",
     "TrainingSection",
     "TrustRegionSection",
+    "VllmSection",
 ]
 
+ServerUrl = Annotated[str, Field(pattern=SERVER_URL)]
+
+MAX_VLLM_RANK = 512
+
 _TRUNCATION = "truncation changes the policy under the ratio: training uses the full softmax(z/T)"
+
+
+class VllmSection(Section):
+    """rollout.engine: vllm only. How the engine shares the machine with the trainer."""
+
+    memory_share: float = Field(
+        default=0.3,
+        gt=0,
+        lt=1,
+        description="On a GPU: share of its memory for vLLM (its copy of the base, the adapters and the KV cache).",
+    )
+    kv_cache_gib: int = Field(default=1, ge=1, description="On a CPU: memory for the KV cache, in GiB.")
+    offload: Literal["auto", "never", "always"] = Field(
+        default="auto",
+        description="On a GPU: whether vLLM sleeps, its memory lent to the trainer, during updates; auto where memory is short.",
+    )
+    cuda_graphs: bool = Field(
+        default=True, description="On a GPU: capture CUDA graphs, for a slower start and much faster small batches."
+    )
+    publish: Literal["auto", "disk"] = Field(
+        default="auto", description="auto: new adapters go straight into the engine's memory; disk: through an adapter folder."
+    )
+
+
+class ServerSection(Section):
+    """rollout.engine: vllm_server only. OpenAI-compatible vLLM servers, possibly on other hosts."""
+
+    urls: list[ServerUrl] = Field(
+        default_factory=list, description="Addresses such as http://host:8000; requests are shared among them."
+    )
+    adapter_root: Text | None = Field(
+        default=None,
+        description="Folder under which the servers find adapter versions (a shared mount); null uploads them, which servers "
+        "started by `teamtr-lora serve` accept.",
+    )
+    timeout_seconds: float = Field(default=600.0, gt=0, description="Longest wait for one answer before a server counts as dead.")
+    api_key_variable: Text = Field(
+        default="VLLM_API_KEY", description="Environment variable that holds the servers' API key, if they ask for one."
+    )
 
 
 class RolloutSection(Section):
     """How episodes are sampled."""
 
-    engine: Literal["transformers"] = Field(default="transformers", description="What generates the messages.")
+    engine: Literal["transformers", "vllm", "vllm_server"] = Field(
+        default="transformers",
+        description="What generates the messages: transformers (in the trainer's own model), vllm (in this process, all agents "
+        "as LoRA on one base), or vllm_server (servers by URL).",
+    )
+    vllm: VllmSection = Field(default_factory=VllmSection, description="engine: vllm only.")
+    server: ServerSection = Field(default_factory=ServerSection, description="engine: vllm_server only.")
     items_per_stage: int = Field(default=16, ge=1, description="Task items per stage; each is one group of episodes.")
     episodes_per_item: int = Field(
         default=8, ge=2, description="Episodes per item: the group over which advantages are normalised."
@@ -66,12 +120,19 @@ class RolloutSection(Section):
         default="score",
         description="Messages cut at max_message_tokens: score them like any other, or mask them out of the update.",
     )
-    requests_per_batch: int = Field(default=256, ge=1, description="Largest batch of the transformers engine, in requests.")
+    requests_per_batch: int = Field(default=256, ge=1, description="Largest batch of an engine in this process, in requests.")
     importance_cap: float | None = Field(
         default=None,
         ge=1,
         description="Cap on the sampler-to-trainer importance weight of a message; null uses no such weights.",
     )
+
+    @model_validator(mode="after")
+    def _servers_are_named(self) -> Self:
+        if self.engine == "vllm_server" and not self.server.urls:
+            fix = 'list them, as in rollout.server.urls=["http://localhost:8000"]; `teamtr-lora serve` starts one'
+            refuse("rollout", [(("server", "urls"), [], "is empty, but rollout.engine is vllm_server", fix)])
+        return self
 
     @field_validator("top_p")
     @classmethod
@@ -149,6 +210,11 @@ class TrustRegionSection(Section):
         default=0.01,
         gt=0,
         description="Radius of the trust region in nats of KL, per message or per token as `reduction` says.",
+    )
+    radii: Literal["equal", "gain_weighted"] = Field(
+        default="equal",
+        description="equal: every agent has radius delta; gain_weighted: the same total, shared anew after each stage by the "
+        "surrogate gain that each agent's updates had per distance (every agent keeps at least half of delta).",
     )
     reduction: Literal["message_sum", "token_mean"] = Field(
         default="message_sum", description="KL summed over a message's tokens, or averaged over them."
@@ -281,6 +347,21 @@ class Recipe(TeamTRConfig):
     base: BaseSection = Field(default_factory=BaseSection, description="The frozen model that every agent shares.")
     team: TeamSection = Field(description="The agents and how they talk.")
     task: TaskSection = Field(default_factory=ColumnSumTask, description="What the team is trained on; `name` selects the kind.")
+
+    @model_validator(mode="after")
+    def _engine_serves_the_base(self) -> Self:
+        mistakes: list[Mistake] = []
+        if self.rollout.engine == "vllm" and self.base.quantization == "8bit":
+            mistakes.append((("base", "quantization"), "8bit", "vLLM cannot serve LoRA on a base quantised to 8 bit in flight",
+                             "use 4bit or none, or rollout.engine=transformers"))  # fmt: skip
+        if self.rollout.engine != "transformers":
+            for i, agent in enumerate(self.team.agents):
+                if agent.lora.rank > MAX_VLLM_RANK:
+                    mistakes.append((("team", "agents", i, "lora", "rank"), agent.lora.rank,
+                                     f"vLLM serves ranks up to {MAX_VLLM_RANK}",
+                                     f"use at most {MAX_VLLM_RANK}, or rollout.engine=transformers"))  # fmt: skip
+        refuse("recipe", mistakes)
+        return self
 
     _folder: Path = PrivateAttr(default_factory=Path)
 

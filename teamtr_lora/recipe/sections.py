@@ -17,11 +17,14 @@ DEVICE = r"^(auto|cpu|cuda(:[0-9]+)?)$"
 DOTTED_PATH = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*[:.][A-Za-z_][A-Za-z0-9_]*$"
 DATA_FILE = r"\.(jsonl|jsonl\.gz|csv|parquet)$"
 
+SERVER_URL = r"^https?://[^/\s@]+(/[^\s]*)?$"
+
 # What a value that misses the pattern should have been, in words.
 PATTERN_WORDS = {
     SAFE_NAME: "a safe file name: a lower-case letter, then up to 31 of a-z, 0-9, _ and -",
     DEVICE: "auto, cpu, cuda or cuda:N",
     DOTTED_PATH: "a Python callable written module:function",
+    SERVER_URL: "an address such as http://host:8000",
     DATA_FILE: "a file that ends in .jsonl, .jsonl.gz, .csv or .parquet",
 }
 

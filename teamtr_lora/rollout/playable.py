@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from teamtr_lora.base.versions import AdapterVersion, read_version
 from teamtr_lora.code_paths import load_callable
 from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection
 from teamtr_lora.rollout.collector import PlayPlan, Progress, play
+from teamtr_lora.rollout.engines import open_sampler
 from teamtr_lora.rollout.sampler import Sampler
-from teamtr_lora.rollout.transformers_engine import TransformersSampler
+from teamtr_lora.rollout.vllm_start import SharedMemory
 from teamtr_lora.tasks import Task
 from teamtr_lora.team import Episode, Team, build_team
 
@@ -36,6 +38,14 @@ class PlayableTeam:
     def publish_all(self) -> None:
         for agent in self.team.names:
             self.sampler.publish(self.bank.version(agent))
+
+    def training_memory(self) -> AbstractContextManager[None]:
+        """Around an update: an engine that shares the trainer's GPU may lend its memory."""
+        memory: SharedMemory | None = getattr(self.sampler, "memory", None)
+        return memory.lent() if memory else nullcontext()
+
+    def close(self) -> None:
+        self.sampler.close()
 
     def play(self, task: Task, plan: PlayPlan, progress: Progress | None = None) -> list[Episode]:
         return play(self.team, task, self.sampler, plan, self.versions(), progress)
@@ -59,16 +69,12 @@ def open_team(
     )
     router = team_section.router
     custom = load_callable(router.callable, key="team.router.callable", folder=folder) if router.callable else None
-    team = build_team(team_section, base.tokenizer, base_context_tokens=base.context_tokens, custom_router=custom)
+    team = build_team(
+        team_section, base.tokenizer, base_context_tokens=base.context_tokens, custom_router=custom, end_ids=base.eos_ids
+    )
     specs = {agent.name: agent.lora for agent in team_section.agents}
     bank = AdapterBank(base.model, specs, base_name=base_section.source, seed=seed)
-    sampler = TransformersSampler(
-        bank,
-        vocab_size=base.vocab_size,
-        context_tokens=team.context_tokens,
-        pad_id=base.pad_id,
-        requests_per_batch=rollout.requests_per_batch,
-    )
+    sampler = open_sampler(base, bank, rollout, context_tokens=team.context_tokens)
     playable = PlayableTeam(base, bank, team, sampler)
     playable.publish_all()
     return playable

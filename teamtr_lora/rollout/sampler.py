@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -58,6 +59,17 @@ class Sampler(Protocol):
     def stats(self) -> SamplerStats: ...
 
     def close(self) -> None: ...
+
+
+def request_problem(request: Request, agents: Container[str], *, vocab_size: int, context_tokens: int) -> str | None:
+    """Why no engine could serve this request; it then fails alone."""
+    if request.agent not in agents:
+        return f"no version of agent {request.agent!r} has been published"
+    if not request.prompt_ids or not all(0 <= token < vocab_size for token in request.prompt_ids):
+        return f"the prompt is empty or has a token id outside 0..{vocab_size - 1}"
+    if len(request.prompt_ids) + request.params.max_tokens > context_tokens:
+        return f"{len(request.prompt_ids)} prompt + {request.params.max_tokens} new tokens exceed the context of {context_tokens}"
+    return None
 
 
 def derive_seed(*parts: object) -> int:

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats
+from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, request_problem
 
 # Up to this many queued requests share a batch whatever their agents, by device. Mixing makes PEFT split every layer by agent:
 # on a CPU that is cheaper than another batch, on a GPU its many small kernels are not (tools/bench_update.py measures both).
@@ -48,7 +48,7 @@ class TransformersSampler:
 
     def submit(self, request: Request) -> int:
         self._tickets += 1
-        error = self._problem(request)
+        error = request_problem(request, self._published, vocab_size=self._vocab_size, context_tokens=self._context)
         if error:
             self._failed.append(Completion(self._tickets, error=error))
         else:
@@ -75,17 +75,6 @@ class TransformersSampler:
     def close(self) -> None:
         self._queue.clear()
         self._failed.clear()
-
-    def _problem(self, request: Request) -> str | None:
-        if request.agent not in self._published:
-            return f"unknown agent {request.agent!r}; published: {', '.join(self._published) or 'none'}"
-        if not request.prompt_ids or not all(0 <= token < self._vocab_size for token in request.prompt_ids):
-            return f"the prompt is empty or has a token id outside 0..{self._vocab_size - 1}"
-        if len(request.prompt_ids) + request.params.max_tokens > self._context:
-            return (
-                f"{len(request.prompt_ids)} prompt + {request.params.max_tokens} new tokens exceed the context of {self._context}"
-            )
-        return None
 
     def _next_batch(self) -> list[int]:
         """All queued agents together while they are few; else the agent with the most queued, in order of submission."""

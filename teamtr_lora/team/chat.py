@@ -4,12 +4,17 @@ Templates render whole conversations and some rewrite earlier turns when a later
 blocks). An agent's view must be append-only, so only the pieces between contents are taken from the template:
 
     prologue(system, user) · agent_open · <sampled tokens> · agent_close · user_open · <text> · user_close · agent_open ...
+
+Contents come from datasets, environments and recipes and may spell a special token ("<|im_end|>"). Only the template may open
+and close turns, so `as_text` cuts such a spelling in two and `encode` reads the halves apart, as the characters they are.
 """
 
 from __future__ import annotations
 
 import datetime
 import logging
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from teamtr_lora.errors import UserError
@@ -18,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 MARK = "\u2063mark\u2063"  # invisible separators: no template or tokenizer treats them specially
 SECOND_MARK = "\u2063second\u2063"
+RARE = "\U0010fffd"  # in no vocabulary: bytes, or the unknown token
+CUT = "\udcff"  # half of a surrogate pair: no text that a tokenizer takes can hold one
 
 CACHED_TEXTS = 4096
 FIXED_DAY = datetime.date(2024, 7, 26)
@@ -26,9 +33,11 @@ FIXED_DAY = datetime.date(2024, 7, 26)
 class ChatPieces:
     """The constant text between the contents of a conversation, read off the tokenizer's own chat template."""
 
-    def __init__(self, tokenizer: Any, *, reasoning: bool) -> None:
+    def __init__(self, tokenizer: Any, *, reasoning: bool, also_ends: Sequence[int] = ()) -> None:
+        """`also_ends`: further ids that end a message, such as those of a base's generation config."""
         self._tokenizer, self._reasoning = tokenizer, reasoning
         self._encoded: dict[str, list[int]] = {}
+        self._turn_ids: set[int] = set()  # what contents must not contain; known once the template is taken apart
         self._system_role = self._accepts_system()
         if not self._system_role:
             logger.warning("this base's chat template takes no system role: the system text opens the first user turn instead")
@@ -49,22 +58,40 @@ class ChatPieces:
         _, found, self.user_open = before.partition("ok" + self.agent_close)
         if not found:
             self._refuse("a user turn after an answer changes the answer")
-        self.end_ids = self._end_ids()
+        self.end_ids = list(dict.fromkeys([*self._end_ids(), *also_ends]))
+        self._turn_ids = self._structural_ids(self.prologue("s", "u") + asked_again)
 
     def prologue(self, system: str, user: str) -> str:
-        """The conversation up to and including the closed first user turn."""
+        """The conversation up to and including the closed first user turn, for `encode`."""
         if self._system_role:
-            turns = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+            turns = [{"role": "system", "content": self.as_text(system)}, {"role": "user", "content": self.as_text(user)}]
         else:  # the template refuses a system role: its text opens the first user turn instead
-            turns = [{"role": "user", "content": f"{system}\n\n{user}" if system else user}]
+            turns = [{"role": "user", "content": self.as_text(f"{system}\n\n{user}" if system else user)}]
         return self._render(turns, generation_prompt=False)
+
+    def as_text(self, content: str) -> str:
+        """The content as `encode` must get it: unchanged, but for cuts in whatever it would take for a token of the template.
+
+        The second try is for spellings that only the tokenizer's normaliser brings out.
+        """
+        if not self._forges(content):
+            return content
+        spellings = "|".join(re.escape(t) for t in self._tokenizer.convert_ids_to_tokens(sorted(self._turn_ids)) if t)
+        for cut in (re.sub(f"(?s)(?={spellings})(.)", rf"\1{CUT}", content), CUT.join(content)):
+            if not self._forges(cut):
+                return cut
+        raise UserError(
+            f"team.protocol: this base's tokenizer reads a special token into the text {content[:60]!r} however it is cut; "
+            "take it out of the prompt, feedback or system text"
+        )
 
     def encode(self, text: str) -> list[int]:
         """Cached: the same openings and prompts recur for every episode of a group."""
         if text not in self._encoded:
             if len(self._encoded) >= CACHED_TEXTS:
                 self._encoded.clear()
-            self._encoded[text] = list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
+            parts = [self._tokenizer.encode(part, add_special_tokens=False) for part in text.split(CUT) if part]
+            self._encoded[text] = [token for part in parts for token in part]
         return list(self._encoded[text])
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
@@ -76,13 +103,27 @@ class ChatPieces:
         if not close:
             self._refuse("a turn ends with nothing, so no token says that a message is over")
         eos = self._tokenizer.eos_token_id
-        added = getattr(self._tokenizer, "added_tokens_decoder", {})
-        special = set(self._tokenizer.all_special_ids) | {token for token, added in added.items() if added.special}
-        if close and close[0] in special:
+        if close and close[0] in self._special_ids():
             return list(dict.fromkeys([close[0], *([eos] if eos is not None else [])]))
         if eos is None:
             self._refuse("a turn ends without a special token and the tokenizer has no end-of-sequence token")
         return [int(eos)]
+
+    def _forges(self, content: str) -> bool:
+        return not self._turn_ids.isdisjoint(self.encode(content))
+
+    def _special_ids(self) -> set[int]:
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        return set(self._tokenizer.all_special_ids) | {token for token, added in added.items() if added.special}
+
+    def _structural_ids(self, conversation: str) -> set[int]:
+        """Special tokens, and added ones that the template writes around contents (DeepSeek's <｜User｜> is not flagged special).
+
+        Not among them: <think>, where it is an ordinary added token, and an unknown token that ordinary text can come out as.
+        """
+        written = set(self.encode(conversation)) & set(getattr(self._tokenizer, "added_tokens_decoder", {}))
+        unknown = {self._tokenizer.unk_token_id} & set(self.encode(RARE))
+        return (self._special_ids() | written | set(self.end_ids)) - unknown
 
     def _accepts_system(self) -> bool:
         turns = [{"role": "system", "content": MARK}, {"role": "user", "content": "q"}]

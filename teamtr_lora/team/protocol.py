@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Literal, Protocol
 
@@ -39,10 +39,11 @@ class TeamProtocol:
         view: Literal["shared", "per_agent"] = "shared",
         reasoning_tags: Literal["strip", "keep"] = "strip",
         system: str = "",
+        also_ends: Sequence[int] = (),
     ) -> None:
         self.roles, self.view, self.system = roles, view, system
         self.keep_reasoning = reasoning_tags == "keep"
-        self.chat = ChatPieces(tokenizer, reasoning=self.keep_reasoning)
+        self.chat = ChatPieces(tokenizer, reasoning=self.keep_reasoning, also_ends=also_ends)
         self.end_ids = self.chat.end_ids
         self.close_ids = self.chat.encode(self.chat.agent_close)
         opened = self.chat.agent_open
@@ -115,7 +116,7 @@ class _SharedTranscript:
 
     def add_feedback(self, text: str) -> None:
         chat = self._protocol.chat
-        self._ids = self._ids + chat.encode(chat.user_open + text + chat.user_close)
+        self._ids = self._ids + chat.encode(chat.user_open + chat.as_text(text) + chat.user_close)
 
 
 class _PerAgentTranscript:
@@ -157,8 +158,9 @@ class _PerAgentTranscript:
         return chat.decode(visible)
 
     def add_feedback(self, text: str) -> None:
+        chat = self._protocol.chat
         for heard in self._heard.values():
-            heard.append(self._protocol.chat.encode(text))
+            heard.append(chat.encode(chat.as_text(text)))
 
 
 def check_prefix_stability(protocol: TeamProtocol, *, rounds: int = 2) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +35,17 @@ class Team:
 
 
 def build_team(
-    section: TeamSection, tokenizer: Any, *, base_context_tokens: int, custom_router: Callable[..., str | None] | None = None
+    section: TeamSection,
+    tokenizer: Any,
+    *,
+    base_context_tokens: int,
+    custom_router: Callable[..., str | None] | None = None,
+    end_ids: Sequence[int] = (),
 ) -> Team:
-    """Renders nothing yet, but refuses here, before any training, a protocol this tokenizer cannot carry."""
+    """Renders nothing yet, but refuses here, before any training, a protocol this tokenizer cannot carry.
+
+    `end_ids`: what ends a message for this base beside its template's own end of turn.
+    """
     roles = {agent.name: agent.role for agent in section.agents}
     protocol = TeamProtocol(
         tokenizer,
@@ -45,6 +53,7 @@ def build_team(
         view=section.protocol.view,
         reasoning_tags=section.protocol.reasoning_tags,
         system=section.protocol.system,
+        also_ends=end_ids,
     )
     check_prefix_stability(protocol)
     router = section.router

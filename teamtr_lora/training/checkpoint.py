@@ -42,6 +42,8 @@ class RunState:
     cursor: int = 0  # training items taken by complete stages
     versions: dict[str, dict[str, Any]] = field(default_factory=dict)
     betas: dict[str, float] = field(default_factory=dict)
+    radii: dict[str, float] = field(default_factory=dict)  # of the stage in progress
+    slopes: dict[str, float | None] = field(default_factory=dict)  # what gain_weighted radii go by
     loss_scaler: dict[str, float] = field(default_factory=dict)  # empty where no half precision needs one
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     sampled_tokens: int = 0

@@ -40,7 +40,7 @@ class UpdateRow(_Row):
     version: str = Field(description="the agent's version after the update")
     content_hash: str
     team_versions: dict[str, str] = Field(description="the versions the episodes were sampled from")
-    delta: float
+    delta: float = Field(description="the radius this update had to stay in")
     alpha: float | None = Field(description="accepted step length; null when nothing was accepted")
     alphas_tried: list[float]
     out_of_region: bool = Field(

@@ -34,13 +34,13 @@ def optimise(
     minibatches: list[tuple[MessageBatch, CurrentPolicy]],
     config: TeamTRConfig,
     *,
+    delta: float,
     beta: float,
     scaler: torch.amp.GradScaler,
 ) -> OptimiseReport:
     """Steps until the epochs are done or the in-sample KL reaches delta. KL is measured by the same pass that makes the
     gradient, so a step is never taken from outside the region."""
     report = OptimiseReport(beta=beta)
-    delta = config.trust_region.delta
     for _ in range(config.training.inner_epochs):
         for batch, current in minibatches:
             kl = _accumulate(accelerator, scorer, batch, current, config, report, scaler)

@@ -1,4 +1,4 @@
-"""`plan`: what a recipe costs, from configuration files alone: no weights are read."""
+"""`plan`: what a recipe costs, from configuration files alone: no weights are read, nor fetched from a hub."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import accelerate.optimizer  # noqa: F401  (what a run imports, so that this pro
 import torch
 
 from teamtr_lora.base.load import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
-from teamtr_lora.base.source import beside, resolve
+from teamtr_lora.base.source import beside, describe
 from teamtr_lora.code_paths import load_callable
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import Recipe, ScriptTask
@@ -85,8 +85,8 @@ class Plan:
 
 
 def make_plan(recipe: Recipe) -> Plan:
-    folder = resolve(beside(recipe.base.source, recipe.folder), recipe.base.revision)
-    facts = base_facts(folder)
+    folder, stored = describe(beside(recipe.base.source, recipe.folder), recipe.base.revision)
+    facts = base_facts(folder, stored)
     device = resolve_device(recipe.base.device)
     dtype = resolve_dtype(recipe.base.precision, device)
     team = _team(recipe, folder, facts)

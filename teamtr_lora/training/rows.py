@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 
 from teamtr_lora.evaluation import standard_error
-from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.team import Episode
 from teamtr_lora.training.gate import CandidateReading
 from teamtr_lora.training.metrics import KLReading, UpdateRow
@@ -21,14 +20,12 @@ def update_row(
     episodes: list[Episode],
     versions: dict[str, str],
     outcome: UpdateOutcome,
-    config: TeamTRConfig,
     seconds: dict[str, float],
 ) -> UpdateRow:
     accepted = outcome.step.accepted
     shown = accepted or (outcome.step.readings[-1] if outcome.step.readings else None)
     reading = outcome.readings[shown.alpha] if shown else None
     tokens = sum(e.tokens for e in episodes)
-    delta = config.trust_region.delta
     return UpdateRow(
         stage=stage,
         update=update,
@@ -37,10 +34,10 @@ def update_row(
         version=outcome.version.name,
         content_hash=outcome.version.content_hash,
         team_versions=versions,
-        delta=delta,
+        delta=outcome.delta,
         alpha=accepted.alpha if accepted else None,
         alphas_tried=[r.alpha for r in outcome.step.readings],
-        out_of_region=accepted is not None and reading is not None and reading.kl["exact"].bound > delta,
+        out_of_region=accepted is not None and reading is not None and reading.kl["exact"].bound > outcome.delta,
         kl=_kl(reading),
         kl_message_sum=_finite(reading.message_sum_kl) if reading else None,
         kl_token_mean=_finite(reading.token_mean_kl) if reading else None,

@@ -8,6 +8,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from teamtr_lora.algorithm.radii import KEPT_SHARE
 from teamtr_lora.base.versions import write_version
 from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation import Evaluation
@@ -79,6 +80,8 @@ class TrainingRun:
         for agent, (tensors, scalars) in optimizers.items():
             restore_state(self.updater.optimizers[agent], tensors, scalars)
         self.updater.betas.update(self.state.betas)
+        self.updater.radii.update(self.state.radii)
+        self.updater.slopes.update(self.state.slopes)
         if self.updater.scaler.is_enabled():
             self.updater.scaler.load_state_dict(self.state.loss_scaler)
         self.run_dir.metrics.truncate(self.state.metrics_bytes)
@@ -101,7 +104,7 @@ class TrainingRun:
             tokens_per_microbatch=self.config.training.tokens_per_microbatch,
             reduction=region.reduction,
         )
-        check_floors(floors, region.delta)
+        check_floors(floors, region.delta * (KEPT_SHARE if region.radii == "gain_weighted" else 1.0))
         self.state.accuracy_before = self.state.accuracy_after = evaluation.avg_at_k
         self.state.started = True
         self._log_stage(0, [], evaluation, floors)
@@ -132,7 +135,8 @@ class TrainingRun:
 
     def update(self, agent: str, rollout: Rollout, stage: int, update: int) -> UpdateOutcome:
         self.events.progress("update", 0, 1, 0)
-        return self.updater.update(agent, rollout.episodes, derive_seed(self.config.seed, "holdout", stage, update))
+        with self.playable.training_memory():
+            return self.updater.update(agent, rollout.episodes, derive_seed(self.config.seed, "holdout", stage, update))
 
     def publish(self, outcome: UpdateOutcome) -> None:
         started = time.monotonic()
@@ -143,7 +147,7 @@ class TrainingRun:
 
     def record_update(self, stage: int, update: int, agent: str, rollout: Rollout, outcome: UpdateOutcome) -> None:
         phases = {"rollout": rollout.seconds, **outcome.seconds, "publish": self._publish_seconds}
-        row = update_row(stage, update + 1, agent, rollout.episodes, rollout.versions, outcome, self.config, phases)
+        row = update_row(stage, update + 1, agent, rollout.episodes, rollout.versions, outcome, phases)
         state, counts = self.state, self.state.counts
         counts["updates"] += 1
         counts["accepted"] += outcome.accepted
@@ -166,6 +170,7 @@ class TrainingRun:
         evaluation = self._evaluate()[0] if last or (every and stage % every == 0) else None
         if evaluation:
             self.state.accuracy_after = evaluation.avg_at_k
+        self.updater.share_radii()
         self.state.stage, self.state.update = stage, 0
         self.state.cursor += self.config.rollout.items_per_stage
         self._log_stage(stage, order, evaluation, None)
@@ -183,7 +188,7 @@ class TrainingRun:
         state.step += 1
         current = {agent: self.playable.bank.version(agent) for agent in self.agents}
         state.versions = {a: {"number": v.number, "content_hash": v.content_hash} for a, v in current.items()}
-        state.betas = dict(self.updater.betas)
+        state.betas, state.radii, state.slopes = dict(self.updater.betas), dict(self.updater.radii), dict(self.updater.slopes)
         state.loss_scaler = self.updater.scaler.state_dict()
         state.metrics_bytes = self.run_dir.metrics.size
         state.seconds += self._lap()

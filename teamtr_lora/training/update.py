@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 
 from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages
+from teamtr_lora.algorithm.radii import gain_slope, gain_weighted_radii, smoothed
 from teamtr_lora.algorithm.trust_region import GateReading, StepDecision, choose_step
 from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion
@@ -33,6 +34,7 @@ Decision = Literal["accepted", "shrunk", "rejected", "skipped"]
 class UpdateOutcome:
     decision: Decision  # shrunk is an acceptance at alpha < 1
     version: AdapterVersion  # the agent's version afterwards
+    delta: float  # the agent's radius in this stage
     advantages: GroupAdvantages
     optimised: OptimiseReport
     step: StepDecision
@@ -57,7 +59,7 @@ class _Split:
 
 
 class AgentUpdater:
-    """Holds what lasts between updates: each agent's optimiser and penalty."""
+    """Holds what lasts between updates: each agent's optimiser, penalty and radius."""
 
     def __init__(self, playable: PlayableTeam, config: TeamTRConfig, accelerator: Accelerator) -> None:
         self._playable, self._config, self._accelerator = playable, config, accelerator
@@ -73,6 +75,8 @@ class AgentUpdater:
         if training.gradient_checkpointing:
             playable.bank.enable_gradient_checkpointing()
         self.betas = dict.fromkeys(playable.team.names, config.trust_region.beta_initial)
+        self.radii = dict.fromkeys(playable.team.names, config.trust_region.delta)
+        self.slopes: dict[str, float | None] = dict.fromkeys(playable.team.names)
         self.optimizers = {
             agent: build_optimizer(training, list(playable.bank.parameters(agent).values())) for agent in playable.team.names
         }
@@ -102,11 +106,13 @@ class AgentUpdater:
             self.optimizers[agent].load_state_dict(optimizer_before)
             raise
         self.betas[agent] = optimised.beta
+        self._note_slope(agent, step, readings)
         decision = self._conclude(agent, step, before, candidate, optimizer_before)
         clock.lap("gate")
         return UpdateOutcome(
             decision,
             bank.version(agent),
+            self.radii[agent],
             advantages,
             optimised,
             step,
@@ -117,6 +123,16 @@ class AgentUpdater:
             trained_tokens=sum(batch.tokens for batch in split.fit),
         )
 
+    def share_radii(self) -> None:
+        """The next stage's radii; with `equal` they stay what they are."""
+        if self._config.trust_region.radii == "gain_weighted":
+            self.radii = gain_weighted_radii(self._config.trust_region.delta, self.slopes)
+
+    def _note_slope(self, agent: str, step: StepDecision, readings: dict[float, CandidateReading]) -> None:
+        reading = readings[(step.accepted or step.readings[-1]).alpha]
+        gain = reading.gain if step.accepted else 0.0
+        self.slopes[agent] = smoothed(self.slopes[agent], gain_slope(gain, reading.kl["exact"].mean))
+
     def _optimise(self, agent: str, minibatches: list[tuple[MessageBatch, CurrentPolicy]]) -> OptimiseReport:
         with self._playable.bank.training(agent) as parameters:
             return optimise(
@@ -126,6 +142,7 @@ class AgentUpdater:
                 parameters,
                 minibatches,
                 self._config,
+                delta=self.radii[agent],
                 beta=self.betas[agent],
                 scaler=self.scaler,
             )
@@ -147,7 +164,7 @@ class AgentUpdater:
 
             step = choose_step(
                 measure,
-                delta=region.delta,
+                delta=self.radii[agent],
                 fill=region.step == "fill",
                 max_stretch=region.max_stretch,
                 evaluations=region.backtracks,
@@ -202,11 +219,11 @@ class AgentUpdater:
             "max_abs": max(g["max_abs"] for g in gaps),
             "message_kl": sum(g["message_kl"] for g in gaps) / len(gaps),
         }
-        if gap["message_kl"] > self._config.trust_region.delta:
+        if gap["message_kl"] > self.radii[agent]:
             logger.warning(
                 "%s: the sampler is KL %.2g per message away from the trainer, more than delta = %.2g: its samples are not from "
                 "the policy being updated; use the same precision on both sides or set rollout.importance_cap",
-                agent, gap["message_kl"], self._config.trust_region.delta,
+                agent, gap["message_kl"], self.radii[agent],
             )  # fmt: skip
         cap = self._config.rollout.importance_cap
         if cap is not None:
@@ -220,6 +237,7 @@ class AgentUpdater:
         return UpdateOutcome(
             "skipped",
             self._playable.bank.version(agent),
+            self.radii[agent],
             advantages,
             OptimiseReport(beta=self.betas[agent]),
             StepDecision(None),

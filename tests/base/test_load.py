@@ -209,8 +209,8 @@ def test_facts_agree_with_the_loaded_model(made: Path) -> None:
     assert (facts.hidden_size, facts.layers, facts.intermediate_size) == (64, 2, 96)
     assert (facts.heads, facts.kv_heads, facts.head_dim) == (4, 2, 32)
     assert (facts.vocab_size, facts.context_tokens, facts.model_type) == (272, 640, "qwen3")
-    assert facts.stored_dtypes == ("F32",) and facts.stored_quantization == "none"
-    assert facts.stored_bytes == (made / "model.safetensors").stat().st_size
+    assert facts.stored.dtypes == ("F32",) and facts.stored_quantization == "none"
+    assert facts.stored.size == (made / "model.safetensors").stat().st_size
 
 
 def test_facts_read_no_weights(folder: Path) -> None:

@@ -195,3 +195,11 @@ def test_a_template_that_prints_the_date_gives_the_same_prompt_every_day(make_to
     )
     pieces = ChatPieces(make_tokenizer(template), reasoning=False)
     assert pieces.prologue("s", "q").startswith("2024-07-26 26 Jul 2024\n")
+
+
+def test_build_team_passes_the_bases_end_ids_on(make_tokenizer: Callable[..., Any]) -> None:
+    section = TeamSection.model_validate({"agents": [{"name": "planner"}]})
+    tokenizer = make_tokenizer(eos="<|im_end|>", added=("<|eom|>",))
+    own = build_team(section, tokenizer, base_context_tokens=64).protocol.end_ids
+    eom = tokenizer.convert_tokens_to_ids("<|eom|>")
+    assert build_team(section, tokenizer, base_context_tokens=64, end_ids=(*own, eom)).protocol.end_ids == [*own, eom]

@@ -43,7 +43,7 @@ def flat(state: Any) -> Any:
 
 
 def row_of(outcome: UpdateOutcome, episodes: list[Episode], values: Any) -> UpdateRow:
-    return update_row(1, 1, outcome.version.agent, episodes, {}, outcome, values, {"rollout": 1.0})
+    return update_row(1, 1, outcome.version.agent, episodes, {}, outcome, {"rollout": 1.0})
 
 
 @pytest.mark.parametrize("agent", ["left", "right"])

@@ -1,0 +1,220 @@
+"""ASGI middleware by which a vLLM server takes adapters over HTTP, for trainers that share no disk with it.
+
+`--middleware teamtr_lora.rollout.adapter_upload.AdapterUpload` (vLLM's own option) adds to the server:
+
+    GET    /v1/teamtr/adapters         says that uploads are taken here
+    PUT    /v1/teamtr/adapters/NAME    stores an adapter and answers with its folder on the server; never overwrites (409)
+    DELETE /v1/teamtr/adapters/NAME    removes it
+
+The body is one safetensors file whose metadata holds the adapter's config as JSON. Files are only stored here: loading them is
+vLLM's `/v1/load_lora_adapter`. Nothing that is uploaded is ever run or unpickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from teamtr_lora.files import TEMPORARY, dump_json, sync_folder, write_synced
+
+PATH = "/v1/teamtr/adapters"
+CONFIG_KEY = "adapter_config"  # in the metadata of the safetensors file
+UPLOADS = "TEAMTR_LORA_UPLOADS"  # environment variable: where to store; a temporary folder if it is not set
+MAX_BYTES = 4 << 30
+MAX_RANK = 512
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # one path segment that no file system reads in another way
+_TENSOR = re.compile(r"base_model\.model\.[\w.]+\.lora_([AB])\.weight", re.ASCII)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+# Every field of PEFT's config that plain LoRA needs, and no other: what is not listed could change the base or name code.
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "peft_type": lambda value: value == "LORA",
+    "r": lambda value: type(value) is int and 1 <= value <= MAX_RANK,
+    "lora_alpha": lambda value: type(value) in (int, float) and math.isfinite(value) and value > 0,
+    "use_rslora": lambda value: type(value) is bool,
+    "bias": lambda value: value == "none",
+    "target_modules": lambda value: isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value),
+}
+
+
+def plain_config(config: Mapping[str, Any]) -> str:
+    """What an upload says of its adapter."""
+    return json.dumps({key: config[key] for key in _FIELDS}, sort_keys=True, allow_nan=False)
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class AdapterUpload:
+    """vLLM puts a middleware of this option before its own authentication: the server's API keys are checked here."""
+
+    max_bytes = MAX_BYTES
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self.app = app
+        if given := os.environ.get(UPLOADS):
+            self.root = Path(given).expanduser().absolute()
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        else:
+            self._own = tempfile.TemporaryDirectory(prefix="teamtr-lora-uploads-")  # goes when the server ends
+            self.root = Path(self._own.name)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = str(scope.get("path", "")).removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or not (path == PATH or path.startswith(f"{PATH}/")):
+            await self.app(scope, receive, send)
+            return
+        try:
+            status, answer = await self._answer(scope, receive, path.removeprefix(PATH).removeprefix("/"))
+        except _RefusedError as refused:
+            status, answer = refused.status, {"error": str(refused)}
+        except OSError as error:
+            status, answer = 507, {"error": f"the adapter cannot be stored: {error.strerror or type(error).__name__}"}
+        body = json.dumps(answer).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: Scope, receive: Receive, name: str) -> tuple[int, dict[str, Any]]:
+        headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
+        if not _authorised(headers.get("authorization", ""), _keys(scope)):
+            raise _RefusedError(401, "Unauthorized")
+        if "origin" in headers:  # a page in somebody's browser is no trainer, and vLLM's defaults let any page in
+            raise _RefusedError(403, "uploads from web pages are refused")
+        if not name and scope["method"] == "GET":
+            return 200, {"max_bytes": self.max_bytes}
+        if not NAME.fullmatch(name):
+            raise _RefusedError(400, f"not an adapter name: it must match {NAME.pattern}")
+        folder = self.root / name
+        if scope["method"] == "DELETE":
+            await asyncio.to_thread(_remove, folder)
+            return 200, {"removed": name}
+        if scope["method"] != "PUT":
+            raise _RefusedError(405, "use PUT or DELETE")
+        if folder.exists():
+            raise _RefusedError(409, f"{name} is here already, and an adapter is never overwritten")
+        declared = headers.get("content-length", "0")
+        if not declared.isdigit() or int(declared) > self.max_bytes:
+            raise _RefusedError(413, f"more than {self.max_bytes} bytes")
+        await self._store(folder, receive)
+        return 200, {"path": str(folder)}
+
+    async def _store(self, folder: Path, receive: Receive) -> None:
+        """Whole or absent: written beside, checked, renamed."""
+        unfinished = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=self.root))
+        try:
+            weights = unfinished / "adapter_model.safetensors"
+            with weights.open("wb") as file:
+                await self._receive_body(receive, file.write)
+                file.flush()
+                await asyncio.to_thread(os.fsync, file.fileno())
+            config = await asyncio.to_thread(_check, weights)
+            await asyncio.to_thread(_publish, unfinished, folder, config)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    async def _receive_body(self, receive: Receive, write: Callable[[bytes], object]) -> None:
+        received = 0
+        while True:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                raise _RefusedError(400, "the upload was cut short")
+            received += len(event.get("body", b""))
+            if received > self.max_bytes:
+                raise _RefusedError(413, f"more than {self.max_bytes} bytes")
+            write(event.get("body", b""))
+            if not event.get("more_body", False):
+                return
+
+
+def _keys(scope: Scope) -> list[str]:
+    """The server's API keys, by vLLM's own rule: --api-key, else VLLM_API_KEY."""
+    try:
+        given = scope["app"].state.args.api_key
+    except (KeyError, AttributeError):  # whether there is a key cannot be told: then nobody may
+        raise _RefusedError(503, "uploads need a vLLM server that shows its arguments (0.26 to 0.32)") from None
+    return [key for key in (given or [os.environ.get("VLLM_API_KEY")]) if key]
+
+
+def _authorised(header: str, keys: list[str]) -> bool:
+    scheme, _, given = header.partition(" ")
+    digest = hashlib.sha256(given.encode()).digest()
+    # every key is compared, and in constant time: how long it takes says nothing of any of them
+    matches = [hmac.compare_digest(digest, hashlib.sha256(key.encode()).digest()) for key in keys]
+    return not keys or (scheme.lower() == "bearer" and any(matches))
+
+
+def _check(weights: Path) -> dict[str, Any]:
+    """The config of an uploaded adapter, if it and the tensors are those of a plain LoRA."""
+    try:
+        with safe_open(weights, framework="numpy") as file:  # refuses a header that does not fit the file
+            config = _check_config((file.metadata() or {}).get(CONFIG_KEY))
+            names = list(file.keys())
+            shapes = {name: (file.get_slice(name).get_shape(), file.get_slice(name).get_dtype()) for name in names}
+    except SafetensorError as error:
+        raise _RefusedError(400, f"not a safetensors file: {error}") from error
+    if not shapes:
+        raise _RefusedError(400, "the file holds no tensors")
+    for name, (shape, dtype) in shapes.items():
+        match = _TENSOR.fullmatch(name)
+        if match is None or dtype not in ("F32", "F16", "BF16") or len(shape) != 2:
+            raise _RefusedError(400, f"{name[:200]} is no LoRA matrix")
+        if shape[0 if match[1] == "A" else 1] != config["r"]:
+            raise _RefusedError(400, f"{name[:200]} has shape {shape}, the config says rank {config['r']}")
+    return config
+
+
+def _check_config(text: str | None) -> dict[str, Any]:
+    try:
+        config = json.loads(text or "")
+    except (ValueError, RecursionError) as error:
+        raise _RefusedError(400, f"the metadata key {CONFIG_KEY} holds no JSON") from error
+    if not isinstance(config, dict):
+        raise _RefusedError(400, f"{CONFIG_KEY} is no JSON object")
+    if odd := sorted(config.keys() ^ _FIELDS.keys()):
+        raise _RefusedError(400, f"{CONFIG_KEY}: {odd[0][:64]!r} is missing or not a field of plain LoRA")
+    for key, allowed in _FIELDS.items():
+        if not allowed(config[key]):
+            raise _RefusedError(400, f"{CONFIG_KEY}: {key} is out of bounds")
+    return config
+
+
+def _publish(unfinished: Path, folder: Path, config: dict[str, Any]) -> None:
+    write_synced(unfinished / "adapter_config.json", dump_json(config).encode())
+    sync_folder(unfinished)
+    try:
+        unfinished.rename(folder)
+    except OSError as error:
+        if folder.exists():  # another upload of the same name was faster
+            raise _RefusedError(409, f"{folder.name} is here already, and an adapter is never overwritten") from error
+        raise
+
+
+def _remove(folder: Path) -> None:
+    doomed = folder.with_name(f"{TEMPORARY}removed-{folder.name}")
+    try:
+        folder.rename(doomed)  # gone in one step, whatever happens to the rest
+    except FileNotFoundError as error:
+        raise _RefusedError(404, f"no adapter {folder.name} here") from error
+    with contextlib.suppress(OSError):
+        shutil.rmtree(doomed)

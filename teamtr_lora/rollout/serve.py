@@ -1,0 +1,218 @@
+"""`teamtr-lora serve`: a vLLM OpenAI server for a team, the base and every agent a model of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import ipaddress
+import json
+import os
+import shlex
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from teamtr_lora.base.load import base_facts, load_tokenizer, resolve_device, resolve_dtype
+from teamtr_lora.base.source import beside, resolve
+from teamtr_lora.base.versions import read_version, version_folder
+from teamtr_lora.errors import UserError
+from teamtr_lora.recipe import Recipe, load_recipe
+from teamtr_lora.rollout.records import read_team
+from teamtr_lora.rollout.vllm_start import DTYPES, GRAPH_SIZES, RANKS, TOKENS_PER_STEP
+
+UPLOAD_MIDDLEWARE = "teamtr_lora.rollout.adapter_upload.AdapterUpload"
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The command's own options."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    device: str = "auto"
+    memory_share: float = 0.9
+    accept_adapters: bool = False
+    api_key_variable: str | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is started, and what the user is told before."""
+
+    command: list[str]
+    environment: dict[str, str]
+    greeting: str
+
+
+def serve(team: Path, options: ServeOptions) -> NoReturn:
+    """Becomes the server: this process is replaced, so signals and exit codes are vLLM's own."""
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError("serve needs vLLM; pip install 'teamtr-lora[vllm]'")
+    launch = plan_launch(team, options)
+    _check_port(options)
+    print(launch.greeting, flush=True)
+    sys.stdout.flush()
+    os.execve(launch.command[0], launch.command, launch.environment)
+
+
+def plan_launch(team: Path, options: ServeOptions) -> Launch:
+    """Everything that can be found wrong without starting vLLM is found here."""
+    recipe, adapters, rank = _read(team, options)
+    key = _api_key(options)
+    on_gpu = _on_gpu(options.device)
+    folder = resolve(beside(recipe.base.source, recipe.folder), recipe.base.revision)
+    load_tokenizer(folder, recipe.base.source)  # refuses a base without a chat template
+    facts = base_facts(folder)
+    quantization = recipe.base.quantization if facts.stored_quantization == "none" else facts.stored_quantization
+    if quantization != "none" and not (on_gpu and quantization == "4bit"):
+        raise UserError(
+            f"base.quantization: vLLM cannot serve LoRA on a base quantised to {quantization}{'' if on_gpu else ' on a CPU'}; "
+            f"serve needs {'4bit or none' if on_gpu else 'none'}"
+        )
+    agents = [agent.name for agent in recipe.team.agents]
+    name = recipe.base.source + ("-base" if recipe.base.source in agents else "")
+    context = min(recipe.team.protocol.context_tokens or facts.context_tokens, facts.context_tokens)
+    rows = recipe.rollout.requests_per_batch
+    # One slot stays empty: on a CPU, vLLM gives tokens without an adapter the last slot's. Uploads need one per agent and one for
+    # the version that replaces another.
+    slots = len(adapters) + 1 + (len(agents) + 1 if options.accept_adapters else 0)
+    device = "cuda" if on_gpu else "cpu"
+    # fmt: off
+    flags = [
+        "--model", str(folder), "--served-model-name", name, "--host", options.host, "--port", str(options.port),
+        "--dtype", DTYPES[resolve_dtype(recipe.base.precision, resolve_device(device))],
+        "--max-model-len", str(context), "--max-num-seqs", str(rows),
+        "--max-num-batched-tokens", str(max(TOKENS_PER_STEP[device], context)),
+        "--enable-lora", "--max-loras", str(slots), "--max-cpu-loras", str(slots), "--max-lora-rank", str(rank),
+        "--logprobs-mode", "processed_logprobs",  # at the sampling temperature, which is the policy
+        "--generation-config", "vllm",  # the base's own sampling defaults are not what the team was trained with
+        "--disable-uvicorn-access-log",
+    ]
+    # fmt: on
+    if on_gpu:
+        sizes = sorted({*GRAPH_SIZES, rows})
+        flags += ["--gpu-memory-utilization", str(options.memory_share)]
+        flags += ["--compilation-config", json.dumps({"cudagraph_capture_sizes": sizes})]
+        flags += ["--quantization", "bitsandbytes"] if quantization == "4bit" else []
+    else:
+        # a seeded request whose prompt is cut into chunks fails there: CPU generators have no offset to turn back
+        flags += ["--enforce-eager", "--no-enable-chunked-prefill"]
+    if options.accept_adapters:
+        flags += ["--middleware", UPLOAD_MIDDLEWARE]
+    if adapters:
+        flags += ["--lora-modules", *(json.dumps({"name": agent, "path": path}) for agent, path in adapters.items())]
+    # -P: nothing of the folder this is started in can stand in for vLLM
+    command = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server", *flags]
+    greeting = _greeting(name, list(adapters), options, key)
+    return Launch(command, _environment(recipe, options, key, on_gpu), greeting)
+
+
+def _read(team: Path, options: ServeOptions) -> tuple[Recipe, dict[str, str], int]:
+    """The recipe, each agent's adapter folder (checked against its hash) and the rank that vLLM must make room for."""
+    adapters: dict[str, str] = {}
+    if team.is_file():
+        if not options.accept_adapters:
+            raise UserError(f"{team}: a recipe has no adapters to serve; give a run directory, or add --accept-adapters")
+        recipe = load_recipe(team)
+        ranks = [agent.lora.rank for agent in recipe.team.agents]
+    else:
+        recipe, versions = read_team(team)
+        ranks = []
+        for agent, version in versions.items():
+            tensors = read_version(team / "adapters", version)
+            ranks += [tensor.shape[0] for name, tensor in tensors.items() if name.endswith(".lora_A.weight")]
+            adapters[agent] = str(version_folder(team / "adapters", version).resolve())
+    if max(ranks) > RANKS[-1]:
+        raise UserError(f"{team}: an adapter has rank {max(ranks)}; vLLM serves ranks up to {RANKS[-1]}")
+    return recipe, adapters, next(rank for rank in RANKS if rank >= max(ranks))
+
+
+def _api_key(options: ServeOptions) -> str:
+    """The key that the server will ask for; empty for none."""
+    variable = options.api_key_variable or "VLLM_API_KEY"
+    key = os.environ.get(variable, "").strip()
+    if options.api_key_variable and not key:
+        raise UserError(f"--api-key-variable: the environment variable {variable} is not set")
+    if options.accept_adapters and not key and not _is_this_machine(options.host):
+        raise UserError(
+            f"--accept-adapters with --host {options.host} lets others put adapters here: put an API key into {variable} first"
+        )
+    return key
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _on_gpu(device: str) -> bool:
+    """vLLM is built for one kind of device, so that is what decides."""
+    cpu_build = _is_cpu_build()
+    if device != "auto" and cpu_build != (device == "cpu"):
+        raise UserError(f"--device {device}: the installed vLLM is built for {'CPUs' if cpu_build else 'GPUs'}")
+    if not cpu_build:
+        resolve_device("cuda" if device == "auto" else device)  # refuses a GPU that is not there
+    return not cpu_build
+
+
+def _is_cpu_build() -> bool:
+    """vLLM's own rule: by the version or the name of the package."""
+    try:
+        return "cpu" in importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return True  # `vllm-cpu`, the only other package with this module
+
+
+def _environment(recipe: Recipe, options: ServeOptions, key: str, on_gpu: bool) -> dict[str, str]:
+    """The key goes this way and not on the command line, which every user of the machine can read."""
+    defaults = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+    if on_gpu and importlib.util.find_spec("flashinfer") is None:
+        defaults["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    if not on_gpu:
+        defaults |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(recipe.rollout.vllm.kv_cache_gib),
+            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+    environment = {**defaults, **os.environ, "VLLM_API_KEY": key}
+    environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = str(options.accept_adapters)
+    _, _, index = options.device.partition(":")
+    if index:
+        environment["CUDA_VISIBLE_DEVICES"] = index
+    return environment
+
+
+def _greeting(base: str, agents: list[str], options: ServeOptions, key: str) -> str:
+    variable = options.api_key_variable or "VLLM_API_KEY"
+    body = json.dumps({"model": (agents or [base])[0], "messages": [{"role": "user", "content": "Hello"}]})
+    authorization = f' -H "Authorization: Bearer ${variable}"' if key else ""
+    lines = [
+        f"serving {', '.join([base, *agents])} at {options.url}/v1 (ready when it says: Application startup complete)",
+        f"  curl {options.url}/v1/chat/completions -H 'Content-Type: application/json'{authorization} -d {shlex.quote(body)}",
+        f'  python: openai.OpenAI(base_url="{options.url}/v1", api_key='
+        + (f'os.environ["{variable}"])' if key else '"none")')
+        + f".chat.completions.create(**{body})",
+    ]
+    if options.accept_adapters:
+        urls = f'rollout.server.urls=["{options.url}"]'
+        lines.append(f"  teamtr-lora train RECIPE rollout.engine=vllm_server {shlex.quote(urls)}")
+    return "\n".join(lines)
+
+
+def _check_port(options: ServeOptions) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((options.host, options.port))
+        except OSError as error:
+            raise UserError(
+                f"--host {options.host} --port {options.port}: cannot listen there ({error.strerror}); choose another with --port"
+            ) from error

@@ -1,0 +1,213 @@
+"""Everything that touches vLLM's internals, for the versions in KNOWN; with any other the engine keeps to public calls.
+
+- `SlotWriter`: adapters from memory. vLLM loads them from a folder, through CPU memory, one small copy per layer; ours are already
+  on the device, so publishing is a handful of grouped copies into the buffers its LoRA kernels read, and an entry in its books.
+- `DirectQueue`: requests and tokens past vLLM's text front end, whose work per request and token is most of what a small base costs.
+- On a CPU, LoRA products per adapter instead of per token.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from teamtr_lora.rollout.sampler import Request
+
+KNOWN = ("0.26", "0.32")
+
+
+def knows(version: str) -> bool:
+    return ".".join(version.split(".")[:2]) in KNOWN
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A request's tokens so far; `finish` is set when there are no more."""
+
+    ticket: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: str = ""  # stop, length, or what went wrong
+
+
+class DirectQueue:
+    """Hands requests to the engine's core and takes tokens from it, without tokenizer, detokenizer or text outputs."""
+
+    def __init__(self, engine: Any, make_params: Callable[[Request], Any]) -> None:
+        self._engine, self._make_params = engine, make_params
+        self._templates: dict[tuple[float, tuple[int, ...]], Any] = {}
+        self._open: dict[str, Sampled] = {}
+
+    def add(self, ticket: int, request: Request, lora_request: Any) -> None:
+        """Like engine.add_request, from a checked request of the same kind: one per temperature and set of stop ids."""
+        kind = (request.params.temperature, request.params.stop_ids)
+        if kind not in self._templates:
+            self._templates[kind] = self._engine.input_processor.process_inputs(
+                "template", {"type": "token", "prompt_token_ids": [0]}, self._make_params(request),
+                supported_tasks=self._engine.get_supported_tasks(),
+            )  # fmt: skip
+        asked = copy.copy(self._templates[kind])
+        asked.sampling_params = copy.copy(asked.sampling_params)
+        asked.sampling_params.seed, asked.sampling_params.max_tokens = request.seed, request.params.max_tokens
+        asked.request_id = asked.external_req_id = str(ticket)
+        asked.prompt_token_ids, asked.lora_request = request.prompt_ids, lora_request
+        self._engine.engine_core.add_request(asked)
+        self._open[asked.request_id] = Sampled(ticket)
+
+    def step(self) -> list[Sampled]:
+        """One step of the engine; what finished in it."""
+        finished = []
+        for output in self._engine.engine_core.get_output().outputs:
+            sampled = self._open.get(output.request_id)
+            if sampled is None:  # scheduled once more before it was known to be finished
+                continue
+            sampled.tokens += output.new_token_ids
+            if output.new_logprobs is not None:
+                sampled.logprobs += output.new_logprobs.logprobs[:, 0].tolist()
+            if output.finish_reason is not None:
+                sampled.finish = str(output.finish_reason)
+                finished.append(self._open.pop(output.request_id))
+        return finished
+
+    def settle(self) -> None:
+        """Takes back the step that vLLM may have scheduled ahead of the last token."""
+        core = self._engine.engine_core.engine_core
+        while core.scheduler.has_requests() or core.batch_queue:
+            self._engine.engine_core.get_output()
+
+
+class SlotWriter:
+    """Writes adapters into the LoRA slots of an engine that runs in this process."""
+
+    def __init__(self, engine: Any) -> None:
+        runner = engine.collective_rpc(lambda worker: worker.model_runner)[0]
+        self._manager = runner.lora_manager._adapter_manager
+        mapper = getattr(self._manager.model, "hf_to_vllm_mapper", None)
+        if mapper is not None:  # fused names (qkv_proj) are the engine's own affair: see `_parts`
+            mapper = mapper.get_rename_mapper() if hasattr(mapper, "get_rename_mapper") else mapper.get_unstacked_mapper()
+        self._mapper = mapper
+        self._parts = self._find_parts()
+        if next(iter(self._parts.values()))[0].device.type == "cpu":
+            for wrapper in self._manager.punica_wrapper_mapping.values():
+                _multiply_by_group(wrapper)
+        self._plans: dict[tuple[int, tuple[int, ...]], _Plan] = {}
+
+    def put(self, lora_id: int, tensors: Mapping[str, Tensor], *, rank: int, scaling: float) -> None:
+        """Makes `tensors` (PEFT names) the adapter `lora_id`. Returns when the device has it."""
+        manager = self._manager
+        if None not in manager.lora_index_to_id:
+            raise RuntimeError(f"no free LoRA slot for adapter {lora_id}: {manager.lora_index_to_id}")
+        slot = manager.lora_index_to_id.index(None)
+        plan = self._plan(slot, tensors)
+        torch._foreach_zero_(plan.slot)
+        torch._foreach_copy_(plan.into_a, plan.a)
+        torch._foreach_copy_(plan.into_b, torch._foreach_mul(plan.b, scaling))
+        if plan.slot[0].is_cuda:
+            torch.cuda.synchronize(plan.slot[0].device)
+        manager._registered_adapters[lora_id] = _in_slot(lora_id, rank)
+        manager._active_adapters[lora_id] = None
+        manager.lora_index_to_id[slot] = lora_id
+        manager.pin_adapter(lora_id)  # in neither of vLLM's caches does a live adapter make room for another
+
+    def drop(self, lora_id: int) -> None:
+        self._manager.remove_adapter(lora_id)
+
+    def registered(self) -> set[int]:
+        return set(self._manager.list_adapters())
+
+    def _plan(self, slot: int, tensors: Mapping[str, Tensor]) -> _Plan:
+        """Where each tensor goes. The trainer updates its adapters in place, so this is found once per agent and slot."""
+        key = (slot, tuple(tensor.data_ptr() for tensor in tensors.values()))
+        if key not in self._plans:
+            if len(self._plans) > 256:
+                self._plans.clear()
+            self._plans[key] = self._make_plan(slot, tensors)
+        return self._plans[key]
+
+    def _make_plan(self, slot: int, tensors: Mapping[str, Tensor]) -> _Plan:
+        from vllm.lora.utils import parse_fine_tuned_lora_name
+
+        every = [stacked[slot] for a, b in self._parts.values() for stacked in (a, b)]
+        plan = _Plan(slot=every, a=[], into_a=[], b=[], into_b=[])
+        for name, tensor in tensors.items():
+            module, is_a = parse_fine_tuned_lora_name(name, self._mapper)
+            if module not in self._parts:
+                raise ValueError(f"vLLM has no LoRA layer for {name} on this base; leave that module out of lora.targets")
+            target = self._parts[module][0 if is_a else 1][slot, 0]
+            rows, columns = tensor.shape
+            fits = (rows <= target.shape[0] and columns == target.shape[1]) if is_a else (
+                rows == target.shape[0] and columns <= target.shape[1]
+            )  # fmt: skip
+            if not fits:
+                raise ValueError(f"{name} is {tuple(tensor.shape)}, vLLM's buffer for it {tuple(target.shape)}")
+            (plan.a if is_a else plan.b).append(tensor)
+            (plan.into_a if is_a else plan.into_b).append(target[:rows, :columns])
+        return plan
+
+    def _find_parts(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The stacked buffers [slot, 1, rank, in] and [slot, 1, out, rank] by the name of the unfused module."""
+        parts: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, module in self._manager.modules.items():
+            if not hasattr(module, "lora_a_stacked") or not hasattr(module, "lora_b_stacked"):
+                raise RuntimeError(f"LoRA layer {name} ({type(module).__name__}) keeps its weights in another way")
+            names = self._manager.packed_modules.get(name, [name])
+            a, b = module.lora_a_stacked, module.lora_b_stacked
+            a, b = (a, b) if isinstance(a, (tuple, list)) else ((a,), (b,))
+            if not len(names) == len(a) == len(b):
+                raise RuntimeError(f"LoRA layer {name} has {len(a)} parts for {len(names)} modules")
+            parts |= {part: (a[i], b[i]) for i, part in enumerate(names)}
+        return parts
+
+
+@dataclass
+class _Plan:
+    slot: list[Tensor]  # every buffer of the slot: zeroed first, so that nothing of the adapter before stays
+    a: list[Tensor]
+    into_a: list[Tensor]
+    b: list[Tensor]
+    into_b: list[Tensor]
+
+
+def _in_slot(lora_id: int, rank: int) -> Any:
+    """The engine's record of an adapter whose weights are in its slot and nowhere else.
+
+    If vLLM ever dropped it from the slot and looked for weights to put back, it must not find none and serve the base instead.
+    """
+    from vllm.lora.lora_model import LoRAModel
+
+    class InSlot(LoRAModel):
+        def get_lora(self, module_name: str) -> Any:
+            raise RuntimeError(f"adapter {self.id} was dropped from its slot; publish it again")
+
+    return InSlot(lora_id, rank, {})
+
+
+def _multiply_by_group(wrapper: Any) -> None:
+    """On a CPU vLLM copies the adapter of every single token before it multiplies; here, one product per adapter in the batch.
+
+    (It also gives tokens without an adapter, index -1, the last slot's; here they get none.)
+    """
+
+    class Grouped(type(wrapper)):  # type: ignore[misc]
+        def update_metadata(self, *args: Any, **kwargs: Any) -> None:
+            super().update_metadata(*args, **kwargs)
+            index_T = self.token_lora_indices
+            self.groups = [(i, (index_T == i).nonzero()[:, 0]) for i in index_T.unique().tolist() if i >= 0]
+
+        def add_lora_linear(
+            self, y: Tensor, x: Tensor, lora_a_stacked: Any, lora_b_stacked: Any, scale: float, output_slices: Any, **_: Any
+        ) -> None:
+            y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
+            for slot, row_T in self.groups:
+                part, start = x[row_T], 0
+                for a, b, width in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
+                    y[row_T, start : start + width] += (part @ a[slot, 0].T) @ b[slot, 0].T * scale
+                    start += width
+
+    wrapper.__class__ = Grouped
+    wrapper.groups = []

@@ -1,0 +1,286 @@
+"""Sampler `vllm_server`: vLLM servers by URL, every agent a LoRA model that requests name.
+
+Token ids go out and come back. Each published version has a model name of its own, never used again, and reaches every server
+before it is sampled. A server that fails counts as dead from then on; what it had not finished is asked of the others, with the
+same seeds. Each request in flight has a (daemon) thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import save as save_safetensors
+
+from teamtr_lora.base.bank import AdapterBank
+from teamtr_lora.base.load import FrozenBase
+from teamtr_lora.base.versions import AdapterVersion, write_version
+from teamtr_lora.errors import UserError
+from teamtr_lora.recipe import RolloutSection
+from teamtr_lora.rollout.adapter_upload import CONFIG_KEY, PATH, plain_config
+from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, request_problem
+from teamtr_lora.rollout.server_client import (
+    Server,
+    ServerFailedError,
+    api_key,
+    check_server,
+    completion_body,
+    read_completion,
+    read_json,
+)
+
+logger = logging.getLogger(__name__)
+
+IN_FLIGHT = 256  # most requests at one server at a time; the rest wait here
+UNLOAD_SECONDS = 10.0
+RETRY_SECONDS = 0.5
+REFUSED = (400, 413, 422)  # what a server says of one request, not of itself
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    version: AdapterVersion
+    model: str  # the name by which requests ask for it
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    ticket: int
+    request: Request
+    published: _Published
+
+
+class ServerSampler:
+    """Implements `Sampler`."""
+
+    def __init__(self, base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *, context_tokens: int) -> None:
+        section = rollout.server
+        self._bank, self._vocab_size, self._context = bank, base.vocab_size, context_tokens
+        key = api_key(section.api_key_variable)
+        self._servers = [Server(url, key, section.timeout_seconds) for url in dict.fromkeys(section.urls)]
+        self._root = Path(section.adapter_root).expanduser().absolute() if section.adapter_root else None
+        for server in self._servers:
+            check_server(server, base, rollout, context_tokens=context_tokens)
+        self._run = secrets.token_hex(4)  # keeps this run's model names apart from any other's
+        self._names = self._tickets = self._threads = 0
+        self._live: dict[str, _Published] = {}  # by agent
+        self._retired: dict[str, _Published] = {}  # superseded, perhaps still sampling; by model name
+        self._running: Counter[str] = Counter()  # unfinished requests by model name
+        self._unfinished: dict[int, _Job] = {}
+        self._done: list[Completion] = []
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[int, Completion | Exception]] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards `outstanding` and `dead` of the servers
+        self._closed = threading.Event()
+        self._requests = self._prompt_tokens = self._sampled_tokens = 0
+        self._seconds = 0.0
+
+    def publish(self, version: AdapterVersion) -> None:
+        if self._bank.version(version.agent) != version:
+            raise RuntimeError(f"{version.agent} {version.name} was published, but the bank holds another version")
+        before = self._live.get(version.agent)
+        if before and before.version == version:
+            return
+        self._names += 1
+        published = _Published(version, f"{version.agent}.{version.name}.{self._run}-{self._names}")
+        self._deliver_everywhere(published)
+        self._live[version.agent] = published
+        if before:
+            self._retired[before.model] = before
+            self._unload_retired()
+
+    def submit(self, request: Request) -> int:
+        self._tickets += 1
+        error = request_problem(request, self._live, vocab_size=self._vocab_size, context_tokens=self._context)
+        if error:
+            self._done.append(Completion(self._tickets, error=error))
+            return self._tickets
+        job = _Job(self._tickets, request, self._live[request.agent])
+        self._unfinished[job.ticket] = job
+        self._running[job.published.model] += 1
+        self._requests += 1
+        self._prompt_tokens += len(request.prompt_ids)
+        if self._threads < min(len(self._unfinished), IN_FLIGHT * len(self._servers)):
+            self._threads += 1
+            # daemon: a run that ends by an error must not wait for answers that nobody wants
+            threading.Thread(target=self._work, name=f"rollout-{self._threads}", daemon=True).start()
+        self._jobs.put(job)
+        return job.ticket
+
+    def poll(self) -> list[Completion]:
+        started = time.monotonic()
+        try:
+            while self._unfinished and (not self._done or not self._results.empty()):
+                self._finish(*self._results.get())
+        finally:
+            self._seconds += time.monotonic() - started
+        self._unload_retired()
+        done, self._done = self._done, []
+        return done
+
+    def stats(self) -> SamplerStats:
+        return SamplerStats(self._requests, self._prompt_tokens, self._sampled_tokens, self._seconds)
+
+    def close(self) -> None:
+        """Gives up what is in flight and takes this run's adapters off the servers."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        for _ in range(self._threads):
+            self._jobs.put(None)
+        for server in self._servers:
+            server.hang_up()
+        for published in [*self._live.values(), *self._retired.values()]:
+            self._unload(published)
+        for server in self._servers:
+            server.hang_up()
+        self._unfinished.clear()
+        self._done.clear()
+        self._live.clear()
+        self._retired.clear()
+
+    # --- adapters
+
+    def _deliver_everywhere(self, published: _Published) -> None:
+        """Returns when every server that counts as alive has the version."""
+        version, agent = published.version, published.version.agent
+        tensors, config = self._bank.tensors(agent), self._bank.config(agent)
+        source: Path | bytes
+        if self._root is not None:
+            source = write_version(self._root, version, tensors, config)
+        else:
+            on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+            source = save_safetensors(on_cpu, {"format": "pt", CONFIG_KEY: plain_config(config)})
+
+        def deliver(server: Server) -> None:
+            try:
+                self._deliver(server, published, source)
+            except ServerFailedError as failed:
+                self._bury(server, f"adapter {published.model} did not reach it: {failed}")
+
+        servers = self._alive()
+        with ThreadPoolExecutor(max(1, len(servers))) as pool:
+            list(pool.map(deliver, servers))
+        if not self._alive():
+            raise self._all_dead()
+
+    def _deliver(self, server: Server, published: _Published, source: Path | bytes) -> None:
+        """By path where there is a shared folder, else by upload; twice if need be."""
+        for attempt in (1, 2):
+            try:
+                path = str(source)
+                if isinstance(source, bytes):
+                    stored = server.expect("PUT", f"{PATH}/{published.model}", source)
+                    path = stored["path"] if isinstance(stored, dict) and "path" in stored else ""
+                server.expect("POST", "/v1/load_lora_adapter", {"lora_name": published.model, "lora_path": path})
+                return
+            except ServerFailedError as failed:
+                if attempt == 2 or failed.final or self._closed.wait(RETRY_SECONDS):
+                    raise
+                self._forget(server, published)  # the first attempt may have come through in part
+
+    def _unload_retired(self) -> None:
+        for model in [model for model in self._retired if not self._running[model]]:
+            self._unload(self._retired.pop(model))
+            del self._running[model]
+
+    def _unload(self, published: _Published) -> None:
+        for server in self._alive():
+            self._forget(server, published)
+
+    def _forget(self, server: Server, published: _Published) -> None:
+        with suppress(ServerFailedError):  # if the server is dead, a request will find out
+            server.call("POST", "/v1/unload_lora_adapter", {"lora_name": published.model}, timeout=UNLOAD_SECONDS)
+            if self._root is None:
+                server.call("DELETE", f"{PATH}/{published.model}", timeout=UNLOAD_SECONDS)
+
+    # --- requests
+
+    def _finish(self, ticket: int, result: Completion | Exception) -> None:
+        job = self._unfinished.pop(ticket, None)
+        if job is None:
+            return
+        self._running[job.published.model] -= 1
+        if isinstance(result, Exception):
+            raise result
+        self._sampled_tokens += len(result.token_ids)
+        self._done.append(result)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                result: Completion | Exception = self._sample(job)
+            except Exception as error:  # poll raises it
+                result = error
+            self._results.put((job.ticket, result))
+
+    def _sample(self, job: _Job) -> Completion:
+        """Asks one server after another until one answers."""
+        while server := self._least_busy():
+            try:
+                return self._ask(server, job)
+            except ServerFailedError as failed:
+                self._bury(server, str(failed))
+            finally:
+                with self._lock:
+                    server.outstanding -= 1
+        raise self._all_dead()
+
+    def _ask(self, server: Server, job: _Job) -> Completion:
+        try:
+            return self._ask_once(server, job)
+        except ServerFailedError as failed:
+            if failed.final or server.dead or self._closed.wait(RETRY_SECONDS):
+                raise
+            return self._ask_once(server, job)
+
+    def _ask_once(self, server: Server, job: _Job) -> Completion:
+        model = job.published.model
+        status, raw = server.call("POST", "/v1/completions", completion_body(job.request, model))
+        if status in REFUSED:
+            return Completion(job.ticket, error=f"{server.url} refused the request: {server.words(raw)}")
+        if status == 404:
+            raise ServerFailedError(f"it no longer has adapter {model}; was it started again?", final=True)
+        if status != 200:
+            raise ServerFailedError(f"it answers {status}: {server.words(raw)}", final=status in (401, 403))
+        answer = read_json(raw)
+        tokens, logprobs, finish = read_completion(answer)
+        if answer.get("model") != model:
+            raise RuntimeError(f"{server.url} answered with model {answer.get('model')!r}, asked was {model!r}")
+        return Completion(job.ticket, tokens, logprobs, job.published.version.name, finish)
+
+    # --- servers
+
+    def _alive(self) -> list[Server]:
+        return [server for server in self._servers if not server.dead]
+
+    def _least_busy(self) -> Server | None:
+        with self._lock:
+            servers = [] if self._closed.is_set() else self._alive()
+            server = min(servers, key=lambda server: server.outstanding, default=None)
+            if server:
+                server.outstanding += 1
+        return server
+
+    def _bury(self, server: Server, why: str) -> None:
+        with self._lock:
+            if server.dead or self._closed.is_set():
+                return
+            server.dead = why
+        logger.warning("rollout server %s counts as dead (%s); what it had not finished goes to the others", server.url, why)
+        server.hang_up()
+
+    def _all_dead(self) -> UserError:
+        reasons = "; ".join(f"{server.url}: {server.dead}" for server in self._servers)
+        return UserError(
+            f"rollout.server.urls: no server is left ({reasons}); the last checkpoint is intact: start the servers again, then "
+            "continue with --resume"
+        )

@@ -1,0 +1,168 @@
+"""Starting vLLM in this process, and sharing a GPU with it."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+
+from teamtr_lora.base.bank import AdapterBank
+from teamtr_lora.base.load import FrozenBase
+from teamtr_lora.errors import UserError
+from teamtr_lora.recipe import RolloutSection
+
+logger = logging.getLogger(__name__)
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM's max_lora_rank may be
+DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+TOKENS_PER_STEP = {"cpu": 4096, "cuda": 16384}  # most tokens of one engine step, prompts included
+# CUDA graphs are captured for steps of these many tokens: all of vLLM's own choice take minutes to start, and without the large
+# ones every step that takes in a prompt launches its kernels one by one.
+GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048, 3072, 4096)
+
+
+def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *, context_tokens: int, lora: bool) -> Any:
+    """An engine with one LoRA slot per agent and one spare, in this process."""
+    ranks = [bank.config(agent)["r"] for agent in bank.agents]
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError("rollout.engine: vllm is not installed; pip install 'teamtr-lora[vllm]', or use engine=transformers")
+    on_gpu = base.device.type == "cuda"
+    if base.quantization != "none" and not (on_gpu and base.quantization == "4bit"):
+        raise UserError(
+            f"rollout.engine = vllm: vLLM cannot serve LoRA on a base quantised to {base.quantization} "
+            f"{'on a CPU' if not on_gpu else 'in flight'}; use base.quantization={'4bit or none' if on_gpu else 'none'}, "
+            "or rollout.engine=transformers"
+        )
+    _set_environment(rollout, on_gpu)
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    rows = rollout.requests_per_batch
+    slots = len(ranks) + 1
+    options: dict[str, Any] = {
+        "model": str(base.folder),
+        "dtype": DTYPES[base.dtype],
+        "max_model_len": context_tokens,
+        "max_num_seqs": rows,
+        "max_num_batched_tokens": max(TOKENS_PER_STEP[base.device.type], context_tokens),
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",  # at the sampling temperature, which is the policy
+        "generation_config": "vllm",  # the base's own sampling defaults would change the policy
+        "skip_tokenizer_init": True,
+        "disable_log_stats": True,
+        "trust_remote_code": False,
+        "seed": 0,
+    }
+    if lora:
+        options |= {
+            "enable_lora": True,
+            "max_loras": slots,
+            "max_cpu_loras": slots,
+            "max_lora_rank": next(r for r in RANKS if r >= max(ranks)),
+            "lora_target_modules": sorted({name.split(".")[-3] for agent in bank.agents for name in bank.parameters(agent)}),
+        }
+    if on_gpu:
+        options["gpu_memory_utilization"] = rollout.vllm.memory_share
+        options["enable_sleep_mode"] = rollout.vllm.offload != "never"
+        options["enforce_eager"] = not rollout.vllm.cuda_graphs
+        options["compilation_config"] = {"cudagraph_capture_sizes": sorted({*GRAPH_SIZES, rows})}
+        if base.quantization == "4bit":
+            options["quantization"] = "bitsandbytes"
+    else:
+        options["enforce_eager"] = True
+        options["distributed_executor_backend"] = "uni"
+        # a seeded request whose prompt is cut into chunks fails there: CPU generators have no offset to turn back
+        options["enable_chunked_prefill"] = False
+    try:
+        engine = LLMEngine.from_engine_args(EngineArgs(**options))
+    except (ValueError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        hint = "; lower or raise rollout.vllm.memory_share" if "memory" in text else ""
+        raise UserError(f"rollout.engine = vllm: the engine did not start: {text[:400]}{hint}") from error
+    # every step makes thousands of small objects: the collector must not walk the libraries' millions each time
+    gc.collect()
+    gc.freeze()
+    return engine
+
+
+def _set_environment(rollout: RolloutSection, on_gpu: bool) -> None:
+    """vLLM reads these when it is imported or started. What the user has set stays, the process layout aside."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # adapters are written from memory: the engine must be in this process
+    defaults = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    if on_gpu:
+        if importlib.util.find_spec("flashinfer") is None:
+            defaults["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    else:
+        defaults |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(rollout.vllm.kv_cache_gib),
+            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer computes on the same cores
+        }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+class SharedMemory:
+    """Lends the engine's GPU memory to the trainer between rollouts: sleep before an update, wake before the next request.
+
+    `auto` lets the engine sleep only where the memory left beside it is less than an update has needed so far; before the first
+    update that is not known, so it sleeps once.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        device: torch.device,
+        offload: Literal["auto", "never", "always"],
+        before_sleep: Callable[[], None],
+    ) -> None:
+        self._engine, self._device, self._before_sleep = engine, device, before_sleep
+        self._offload = offload if device.type == "cuda" else "never"
+        self._needed: int | None = None
+        self.asleep = False
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Around an update."""
+        if self._offload == "never":
+            yield
+            return
+        if self._offload == "always" or self._needed is None or self._free() < 1.2 * self._needed:
+            self._sleep()
+        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        try:
+            yield
+        finally:
+            self._needed = max(self._needed or 0, torch.cuda.max_memory_allocated(self._device) - before)
+
+    def wake(self) -> None:
+        if self.asleep:
+            torch.cuda.empty_cache()  # what the trainer's allocator keeps for itself, the engine needs back
+            self._engine.wake_up()
+            self.asleep = False
+
+    def close(self) -> None:
+        """Frees what the engine held."""
+        self._engine = None
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+    def _free(self) -> int:
+        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return torch.cuda.mem_get_info(self._device)[0] + kept
+
+    def _sleep(self) -> None:
+        if not self.asleep:
+            self._before_sleep()
+            self._engine.reset_prefix_cache()  # the blocks are given up
+            self._engine.sleep(level=1)  # weights, adapters among them, wait in CPU memory
+            self.asleep = True

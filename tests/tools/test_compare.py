@@ -1,0 +1,140 @@
+"""tools/compare.py: cells run once, go on after an interruption, and fail alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.training.run import TrainingRun
+
+RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
+SMALL = ["training.stages=2", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "training.inner_epochs=1",
+         "evaluation.items=8", "evaluation.every_stages=1"]  # fmt: skip
+FILL, SHRINK = "fill: trust_region.step=fill", "shrink: trust_region.step=shrink"
+
+
+@pytest.fixture(scope="module")
+def compare(tool: Callable[[str], ModuleType]) -> ModuleType:
+    return tool("compare")
+
+
+@pytest.fixture(scope="module")
+def done(compare: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+    """Two variants that work and two that do not; read only."""
+    out = tmp_path_factory.mktemp("compare")
+    varied = [FILL, SHRINK, "misspelt: trust_region.stepp=fill", "too-fine: trust_region.delta=1e-13"]
+    flags = [flag for text in varied for flag in ("--vary", text)]
+    return compare.main([RECIPE, *SMALL, "--seeds", "0,1", *flags, "--out", str(out)]), out
+
+
+def report_of(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "comparison.json").read_text())["variants"])
+
+
+def hashes(run: Path) -> dict[str, str]:
+    return {agent: version["content_hash"] for agent, version in json.loads((run / "team.json").read_text()).items()}
+
+
+def test_failing_variants_are_reported_and_the_rest_goes_on(compare: ModuleType, done: tuple[int, Path]) -> None:
+    status, out = done
+    report = report_of(out)
+    assert status == 1
+    assert "trust_region.stepp" in report["misspelt"]["errors"]["0"]
+    assert "trust_region.delta" in report["too-fine"]["errors"]["1"] and report["too-fine"]["seeds"] == []
+    for name in ("fill", "shrink"):
+        variant = report[name]
+        assert variant["seeds"] == [0, 1] and variant["errors"] == {}
+        measures = variant["measures"]
+        assert measures["rollouts"]["mean"] == 2 * 3 * 12 and measures["tokens"]["mean"] > 0
+        updates = sum(measures[kind]["total"] for kind in ("accepted", "rejected", "skipped"))
+        assert updates == 2 * 2 * 3 and measures["out_of_region"]["total"] == 0
+        assert 0 <= measures["coordination"]["mean"] <= 1 and measures["stability"]["mean"] is not None
+        before, after, rise = (measures[key]["by_seed"] for key in ("before", "after", "improvement"))
+        assert rise == pytest.approx([b - a for a, b in zip(before, after, strict=True)])
+    text = compare.table(json.loads((out / "comparison.json").read_text()))
+    lines = text.splitlines()
+    assert "coordination" in lines[0] and lines[1].startswith("fill") and "+-" in lines[1]
+    assert "failed:" in lines and any(line.startswith("too-fine, seed 0: trust_region.delta") for line in lines)
+
+
+def test_a_finished_run_is_read_not_repeated(
+    compare: ModuleType, done: tuple[int, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compare, "train", lambda recipe: pytest.fail("trained again"))
+    arguments = [RECIPE, *SMALL, "--seeds", "0,1", "--vary", FILL, "--vary", SHRINK, "--out", str(done[1]), "--json"]
+    before = report_of(done[1])
+    assert compare.main(arguments) == 0
+    printed = json.loads(capsys.readouterr().out)["variants"]
+    assert printed == {name: before[name] for name in ("fill", "shrink")}
+
+
+def test_another_recipe_in_the_same_folder_is_an_error_not_a_result(compare: ModuleType, done: tuple[int, Path]) -> None:
+    variant = compare.Variant("fill", Path(RECIPE), (*SMALL, "trust_region.step=fill", "trust_region.delta=0.03"))
+    cell = compare.run_cell(variant, 0, done[1])
+    assert cell.measures is None and "trust_region.delta is 0.02 there and 0.03 here" in cell.error
+
+
+def test_an_interrupted_comparison_goes_on_where_it_stopped(
+    compare: ModuleType, done: tuple[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And ends where the one that was not interrupted ended."""
+    arguments = [RECIPE, *SMALL, "--seeds", "1", "--vary", SHRINK, "--out", str(tmp_path)]
+    record, rows = TrainingRun.record_update, []
+
+    def interrupted(self: TrainingRun, stage: int, update: int, *rest: Any) -> None:
+        if (stage, update) == (2, 1):
+            raise KeyboardInterrupt
+        record(self, stage, update, *rest)
+
+    def counted(self: TrainingRun, stage: int, update: int, *rest: Any) -> None:
+        rows.append((stage, update))
+        record(self, stage, update, *rest)
+
+    monkeypatch.setattr(TrainingRun, "record_update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compare.main(arguments)
+    monkeypatch.setattr(TrainingRun, "record_update", counted)
+    assert compare.main(arguments) == 0
+    assert rows == [(2, 1), (2, 2)], "only what was lost is done again"
+    assert hashes(tmp_path / "shrink" / "seed-1") == hashes(done[1] / "shrink" / "seed-1")
+
+
+def test_variants_are_named_by_their_change_their_recipe_or_both(compare: ModuleType) -> None:
+    def names(words: list[str], varied: list[str]) -> list[str]:
+        return [variant.name for variant in compare.variants(words, varied)]
+
+    assert names(["a/quick.yaml", "x.y=1"], []) == ["quick"]
+    assert names(["a/quick.yaml", "b/slow.yaml"], []) == ["quick", "slow"]
+    assert names(["a/quick.yaml"], [FILL, SHRINK]) == ["fill", "shrink"]
+    assert names(["quick.yaml", "slow.yaml"], [FILL]) == ["quick-fill", "slow-fill"]
+    assert compare.variants(["q.yaml", "x.y=1"], ["n: a.b=2 'c.d=[3, 4]'"])[0].overrides == ("x.y=1", "a.b=2", "c.d=[3, 4]")
+    for words, varied in (([], []), (["a/x.yaml", "b/x.yaml"], []), (["x.yaml"], ["../up: a.b=1"]), (["x.yaml"], ["a.b=1"])):
+        with pytest.raises(UserError):
+            compare.variants(words, varied)
+
+
+def test_usage_mistakes_end_with_status_2(compare: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main([RECIPE, "--vary", "nameless", "--out", str(tmp_path)]) == 2
+    assert "NAME: section.key=value" in capsys.readouterr().err
+
+
+def test_the_interval_is_students(compare: ModuleType) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    assert compare.half_width([0.5]) is None
+    for count in (2, 3, 5, 31, 60):
+        values = [0.01 * i * (-1) ** i for i in range(count)]
+        low, high = stats.t.interval(0.95, count - 1, loc=0, scale=stats.sem(values))
+        assert compare.half_width(values) == pytest.approx((high - low) / 2, rel=0.03 if count > 31 else 1e-3)
+
+
+def test_stability_is_the_spread_of_rises_beside_its_noise(compare: ModuleType) -> None:
+    rows = compare.RunRows([])
+    rows.evaluations = [{"avg_at_k": share, "episodes": 100} for share in (0.5, 0.6, 0.5, 0.7)]
+    assert rows.stability() == pytest.approx(0.1528, abs=1e-4)
+    assert rows.stability_noise() == pytest.approx(0.0693, abs=2e-3)
+    rows.evaluations = rows.evaluations[:2]
+    assert rows.stability() is None and rows.stability_noise() is None, "one rise has no spread"

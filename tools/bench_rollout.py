@@ -1,0 +1,387 @@
+"""What rollouts cost here: engines, adapters, barriers and publishing, measured in one run on one machine.
+
+    python tools/bench_rollout.py                                          # the embedded base, on whatever device there is
+    python tools/bench_rollout.py --base PATH --episodes 512 --message-tokens 24 --json out.json
+    python tools/bench_rollout.py --base random:qwen3-1.7b --prompt-tokens 128 --message-tokens 128      # speed only
+
+Episodes here are token ids: episode e asks agent (e + turn) mod n for a message of a drawn length, appends it and goes on, so at any
+moment all agents are mixed. `even`: every message has --message-tokens; `uneven`: lengths from a long-tailed distribution with that
+mean. `text` plays the same number of episodes through the collector, protocol and a task. Each part runs in its own process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import pstats
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from teamtr_lora.base.bank import AdapterBank
+from teamtr_lora.base.load import FrozenBase, load_base
+from teamtr_lora.recipe import LoraSection, RolloutSection, TeamSection
+from teamtr_lora.rollout.collector import PlayPlan, play
+from teamtr_lora.rollout.engines import open_sampler
+from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
+from teamtr_lora.tasks import Item, Task
+from teamtr_lora.team import build_team
+
+PARTS = ("transformers", "plain", "vllm", "disk", "eight")
+MODEL_SHAPES = {
+    "qwen3-1.7b": {"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+                   "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": True},
+}  # fmt: skip
+
+
+# --- the workload
+
+
+def lengths(count: int, mean: int, *, uneven: bool, seed: int) -> list[int]:
+    """Message lengths in tokens; uneven ones are log-normal with the same mean, at most four times it."""
+    if not uneven:
+        return [mean] * count
+    rng = random.Random(seed)
+    drawn = [rng.lognormvariate(0, 1) for _ in range(count)]
+    scale = mean / statistics.mean(drawn)
+    return [max(1, min(4 * mean, round(x * scale))) for x in drawn]
+
+
+def run_episodes(sampler: Sampler, agents: list[str], args: argparse.Namespace, *, uneven: bool, barrier: bool, seed: int) -> dict:
+    """Tokens and episodes per second of --episodes episodes of --turns messages."""
+    rng = random.Random(seed)
+    plan = lengths(args.episodes * args.turns, args.message_tokens, uneven=uneven, seed=seed)
+    prompts = [[rng.randrange(8, args.vocab) for _ in range(args.prompt_tokens)] for _ in range(args.episodes)]
+    turn = [0] * args.episodes
+    waiting: dict[int, int] = {}
+
+    def ask(e: int) -> None:
+        params = SamplingParams(1.0, plan[e * args.turns + turn[e]], ())
+        agent = agents[(e + turn[e]) % len(agents)]
+        waiting[sampler.submit(Request(prompts[e], agent, params, derive_seed(seed, e, turn[e])))] = e
+
+    tokens, held = 0, []
+    started = time.perf_counter()
+    for e in range(args.episodes):
+        ask(e)
+    while waiting:
+        for done in sampler.poll():
+            assert done.error is None, done.error
+            e = waiting.pop(done.ticket)
+            tokens += len(done.token_ids)
+            prompts[e] = prompts[e] + done.token_ids
+            turn[e] += 1
+            if turn[e] < args.turns:
+                held.append(e) if barrier else ask(e)
+        if not waiting:
+            for e in held:
+                ask(e)
+            held = []
+    seconds = time.perf_counter() - started
+    return {"tokens_per_second": tokens / seconds, "episodes_per_second": args.episodes / seconds, "tokens": tokens}
+
+
+def timed(sampler: Sampler, agents: list[str], args: argparse.Namespace, **how: Any) -> dict:
+    """The second of two runs on other prompts: the first compiles, captures and fills caches."""
+    run_episodes(sampler, agents, args, seed=1, **how)
+    return run_episodes(sampler, agents, args, seed=2, **how)
+
+
+# --- pieces
+
+
+def make_base(args: argparse.Namespace) -> FrozenBase:
+    return load_base(args.base, device=args.device, precision=args.precision)
+
+
+def make_bank(base: FrozenBase, args: argparse.Namespace, agents: int) -> AdapterBank:
+    """Adapters whose B is not zero, as after training."""
+    bank = AdapterBank(base.model, {f"a{i}": LoraSection(rank=args.rank) for i in range(agents)}, base_name=args.base, seed=0)
+    for agent in bank.agents:
+        move(bank, agent, 0.01)
+    return bank
+
+
+@torch.no_grad()
+def move(bank: AdapterBank, agent: str, size: float) -> Any:
+    for name, parameter in bank.parameters(agent).items():
+        if "lora_B" in name:
+            parameter.add_(torch.randn_like(parameter) * size)
+    return bank.commit(agent)
+
+
+def open_engine(base: FrozenBase, bank: AdapterBank, args: argparse.Namespace, **section: Any) -> Sampler:
+    # a share for the engine beside the trainer's own base; more than one process is never measured at once
+    rollout = RolloutSection(requests_per_batch=max(args.episodes, 8), **section)
+    sampler = open_sampler(base, bank, rollout, context_tokens=args.context)
+    for agent in bank.agents:
+        sampler.publish(bank.version(agent))
+    return sampler
+
+
+def publish_latency(sampler: Sampler, bank: AdapterBank, device: torch.device, repeats: int = 30) -> dict:
+    """Milliseconds until a moved adapter is in place, and until its first token, for a prompt already in the prefix cache."""
+    publish, first = [], []
+    for i in range(repeats):
+        agent = bank.agents[i % len(bank.agents)]
+        version = move(bank, agent, 1e-4)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        sampler.publish(version)
+        published = time.perf_counter()
+        sampler.submit(Request(list(range(8, 40)), agent, SamplingParams(1.0, 1, ()), i))
+        while not (got := sampler.poll()):
+            pass
+        assert got[0].version == version.name
+        publish.append((published - started) * 1e3)
+        first.append((time.perf_counter() - published) * 1e3)
+    size = sum(p.numel() * p.element_size() for p in bank.parameters(bank.agents[0]).values())
+    warm = publish[len(bank.agents) * (len(bank.agents) + 1) :] or publish[-3:]
+    return {
+        "publish_ms_median": statistics.median(warm),
+        "publish_ms_max": max(warm),
+        "first_publish_ms": publish[0],
+        "first_token_ms_median": statistics.median(first),
+        "adapter_bytes": size,
+    }
+
+
+@torch.no_grad()
+def logprob_gap(sampler: Sampler, bank: AdapterBank, args: argparse.Namespace) -> dict:
+    """Sampler against trainer log-probabilities of the same sampled tokens, per token."""
+    rng = random.Random(3)
+    prompts = [[rng.randrange(8, args.vocab) for _ in range(args.prompt_tokens)] for _ in range(8)]
+    tickets = {}
+    for i, prompt in enumerate(prompts):
+        agent = bank.agents[i % len(bank.agents)]
+        request = Request(prompt, agent, SamplingParams(1.0, args.message_tokens, ()), i)
+        tickets[sampler.submit(request)] = (prompt, agent)
+    done: list[Completion] = []
+    while len(done) < len(tickets):
+        done += sampler.poll()
+    gaps: list[float] = []
+    for completion in done:
+        prompt, agent = tickets[completion.ticket]
+        bank.activate(agent)
+        ids = torch.tensor([prompt + completion.token_ids], device=next(bank.model.parameters()).device)
+        logits_T_V = bank.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+        logp_T = torch.log_softmax(logits_T_V, -1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+        gaps += (logp_T.cpu() - torch.tensor(completion.logprobs)).abs().tolist()
+    return {"logprob_gap_mean": statistics.mean(gaps), "logprob_gap_max": max(gaps)}
+
+
+def time_shares(sampler: Any, run: Callable[[], Any]) -> dict:
+    """Where the engine's time goes while `run` plays: seconds by call, in this thread."""
+    core = sampler._engine.engine_core.engine_core
+    spent: dict[str, float] = {}
+    watched = [(core.scheduler, "schedule"), (core.scheduler, "update_from_output"), (core.model_executor, "execute_model"),
+               (core.model_executor, "sample_tokens"), (sampler, "_admit"), (sampler, "_step")]  # fmt: skip
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def timed_call(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return real(*args, **kwargs)
+            finally:
+                spent[name] = spent.get(name, 0.0) + time.perf_counter() - started
+
+        setattr(owner, name, timed_call)
+
+    for owner, name in watched:
+        watch(owner, name)
+    started = time.perf_counter()
+    try:
+        run()
+    finally:
+        for owner, name in watched:
+            delattr(owner, name)
+    total = time.perf_counter() - started
+    inside = sum(seconds for name, seconds in spent.items() if name != "_step")
+    waiting = spent["_step"] - inside  # blocked on the GPU's result, and reading tokens out
+    return {**{n: s for n, s in spent.items() if n != "_step"}, "waiting and reading": waiting,
+            "outside the engine": total - spent["_step"], "total": total}  # fmt: skip
+
+
+class _Echo(Task):
+    """Prompts of a few words; nothing is right or wrong."""
+
+    name = "echo"
+
+    def items(self, split: str) -> Any:
+        return None
+
+    def score(self, episodes: Any) -> list[float]:
+        return [0.0 for _ in episodes]
+
+
+def text_episodes(base: FrozenBase, bank: AdapterBank, sampler: Sampler, args: argparse.Namespace, only: str = "") -> dict:
+    """The whole way: protocol, collector, task."""
+    section = TeamSection.model_validate({"agents": [{"name": name} for name in bank.agents]})
+    team = build_team(section, base.tokenizer, base_context_tokens=args.context)
+    versions = {agent: bank.version(agent).name for agent in bank.agents}
+    result = {}
+    for run in [only] if only else ["warm", "timed", *(["profiled"] if args.profile else [])]:
+        items = [Item(f"{run}-{i}", f"{run} question {i}: what is {i} plus {3 * i}?") for i in range(max(1, args.episodes // 8))]
+        profile = cProfile.Profile()
+        if run == "profiled":
+            profile.enable()
+        started = time.perf_counter()
+        episodes = play(team, _Echo(), sampler, PlayPlan(items, 8, 1.0, args.message_tokens, run), versions)
+        seconds = time.perf_counter() - started
+        if run == "profiled":
+            profile.disable()
+            pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(35)
+            break
+        tokens = sum(e.tokens for e in episodes)
+        result = {"tokens_per_second": tokens / seconds, "episodes_per_second": len(episodes) / seconds, "tokens": tokens,
+                  "seconds": seconds, "episodes": len(episodes)}  # fmt: skip
+    return result
+
+
+# --- the parts, each a process
+
+
+def part_transformers(args: argparse.Namespace) -> dict:
+    args.episodes = min(args.episodes, 128)
+    base = make_base(args)
+    bank = make_bank(base, args, 3)
+    sampler = open_engine(base, bank, args, engine="transformers")
+    even = timed(sampler, bank.agents, args, uneven=False, barrier=False)
+    return {"even, 3 adapters": even, "gap": logprob_gap(sampler, bank, args)}
+
+
+def part_plain(args: argparse.Namespace) -> dict:
+    from teamtr_lora.rollout.vllm_engine import VllmSampler
+
+    base = make_base(args)
+    bank = make_bank(base, args, 3)
+    rollout = RolloutSection(requests_per_batch=max(args.episodes, 8), engine="vllm", vllm=args.vllm)
+    sampler = VllmSampler(base, bank, rollout, context_tokens=args.context, lora=False)
+    for agent in bank.agents:
+        sampler.publish(bank.version(agent))
+    return {"even, no adapter": timed(sampler, bank.agents, args, uneven=False, barrier=False)}
+
+
+def part_vllm(args: argparse.Namespace) -> dict:
+    base = make_base(args)
+    bank = make_bank(base, args, 3)
+    started = time.perf_counter()
+    sampler = open_engine(base, bank, args, engine="vllm", vllm=args.vllm)
+    result: dict[str, Any] = {"start": {"seconds": time.perf_counter() - started}}
+    measures: list[tuple[str, Callable[[], dict]]] = [
+        ("even, 3 adapters", lambda: timed(sampler, bank.agents, args, uneven=False, barrier=False)),
+        ("even, 1 adapter", lambda: timed(sampler, bank.agents[:1], args, uneven=False, barrier=False)),
+        ("uneven, no barrier", lambda: timed(sampler, bank.agents, args, uneven=True, barrier=False)),
+        ("uneven, barrier", lambda: timed(sampler, bank.agents, args, uneven=True, barrier=True)),
+        ("text, 3 adapters", lambda: text_episodes(base, bank, sampler, args)),
+        ("text, seconds by call", lambda: time_shares(sampler, lambda: text_episodes(base, bank, sampler, args, only="shares"))),
+        ("publish from memory", lambda: publish_latency(sampler, bank, base.device)),
+        ("gap", lambda: logprob_gap(sampler, bank, args)),
+    ]
+    for name, measure in measures:
+        result[name] = measure()
+        print(f"  {name}: {result[name]}", file=sys.stderr, flush=True)
+    return result
+
+
+def part_disk(args: argparse.Namespace) -> dict:
+    base = make_base(args)
+    bank = make_bank(base, args, 3)
+    sampler = open_engine(base, bank, args, engine="vllm", vllm={**args.vllm, "publish": "disk", "cuda_graphs": False})
+    return {"publish through disk": publish_latency(sampler, bank, base.device)}
+
+
+def part_eight(args: argparse.Namespace) -> dict:
+    base = make_base(args)
+    bank = make_bank(base, args, 8)
+    sampler = open_engine(base, bank, args, engine="vllm", vllm=args.vllm)
+    return {"even, 8 adapters": timed(sampler, bank.agents, args, uneven=False, barrier=False)}
+
+
+def make_random_base(shape: str, folder: Path, device: str) -> None:
+    """Random weights of a known size, with the embedded base's tokenizer: for speed, not for sense."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
+
+    from teamtr_lora.base.source import resolve
+
+    config = Qwen3Config(**MODEL_SHAPES[shape], max_position_embeddings=4096)
+    torch.set_default_dtype(torch.float16)
+    with torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(resolve("nano")).save_pretrained(folder)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default="nano", help="as base.source in a recipe, or random:SHAPE (" + ", ".join(MODEL_SHAPES) + ")")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--episodes", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--message-tokens", type=int, default=16)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--memory-share", type=float, default=0.3, help="vLLM's share of the GPU")
+    parser.add_argument("--parts", default=",".join(PARTS), help="which of " + ", ".join(PARTS))
+    parser.add_argument("--profile", action="store_true", help="also profile the Python of the text episodes, to stderr")
+    parser.add_argument("--json", type=Path, help="write the numbers here")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def child(args: argparse.Namespace) -> None:
+    args.vllm = {"memory_share": args.memory_share, "kv_cache_gib": 2}
+    args.context = args.prompt_tokens + args.turns * 4 * args.message_tokens + 256
+    args.vocab = 200 if args.base == "nano" else 8000
+    result = globals()[f"part_{args.child}"](args)
+    print("RESULT " + json.dumps(result), flush=True)
+    os._exit(0)  # engines take long to tear down, and nothing here needs it
+
+
+def table(results: dict[str, dict]) -> str:
+    lines = []
+    for part, measures in results.items():
+        for name, numbers in measures.items():
+            shown = ", ".join(f"{k} {v:,.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in numbers.items())
+            lines.append(f"{part:13s} {name:22s} {shown}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    args = parse()
+    if args.child:
+        child(args)
+    results: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, *sys.argv]
+        if args.base.startswith("random:"):
+            make_random_base(args.base.removeprefix("random:"), Path(scratch), args.device)
+            command += ["--base", scratch]
+        for part in args.parts.split(","):
+            print(f"{part} ...", file=sys.stderr, flush=True)
+            ran = subprocess.run([*command, "--child", part], stdout=subprocess.PIPE, text=True)
+            found = [line for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
+            results[part] = json.loads(found[0].removeprefix("RESULT ")) if found else {"failed": {"exit status": ran.returncode}}
+            print(table({part: results[part]}), flush=True)
+            if args.json:
+                args.json.write_text(json.dumps({"arguments": {k: str(v) for k, v in vars(args).items()}, **results}, indent=2))
+    print("\n" + table(results))
+    return int(any("failed" in r for r in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
