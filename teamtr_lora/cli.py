@@ -121,6 +121,7 @@ def _add_team_commands(command: Any) -> None:
     evaluate.add_argument("--k", type=_positive, metavar="K", help="samples per item (default: the recipe's)")
     evaluate.add_argument("--temperature", type=_temperature, metavar="T", help="0 is greedy (default: the recipe's)")
     evaluate.add_argument("--limit", type=_positive, metavar="N", help="items (default: the recipe's)")
+    evaluate.add_argument("--engine", choices=["transformers", "vllm"], help="what samples (default: the recipe's)")
     evaluate.add_argument("--json", action="store_true", help="print the same fields as JSON")
 
     ask = command("ask", _ask, "Play one episode with your own question and print the transcript.")
@@ -199,6 +200,7 @@ def _train(args: argparse.Namespace) -> None:
         summary = trainer.train(resume=args.resume, name=Path(args.recipe).stem)
     finally:
         view.close()
+        trainer.close()
     if args.json:
         _print_json(summary.as_dict())
     else:
@@ -249,7 +251,13 @@ def _eval(args: argparse.Namespace) -> None:
 
     with progress_bar("evaluating") as progress:
         evaluation = evaluate_team(
-            args.team, split=args.split, k=args.k, temperature=args.temperature, limit=args.limit, progress=progress
+            args.team,
+            split=args.split,
+            k=args.k,
+            temperature=args.temperature,
+            limit=args.limit,
+            engine=args.engine,
+            progress=progress,
         )
     if args.json:
         _print_json(evaluation.as_dict())

@@ -4,9 +4,11 @@
     python tools/bench_rollout.py --base PATH --episodes 512 --message-tokens 24 --json out.json
     python tools/bench_rollout.py --base random:qwen3-1.7b --prompt-tokens 128 --message-tokens 128      # speed only
 
-Episodes here are token ids: episode e asks agent (e + turn) mod n for a message of a drawn length, appends it and goes on, so at any
-moment all agents are mixed. `even`: every message has --message-tokens; `uneven`: lengths from a long-tailed distribution with that
-mean. `text` plays the same number of episodes through the collector, protocol and a task. Each part runs in its own process.
+Episodes here are token ids: episode e asks agent (e + turn) mod n for a message of a drawn length, appends it and goes on, so
+at any moment all agents are mixed. `even`: every message has --message-tokens; `uneven`: lengths from a long-tailed distribution
+with that mean. `one turn` compares engines on the same work; over several turns an engine without adapters also saves reading
+again what another agent has read. `text` plays the same number of episodes through the collector, protocol and a task. Each part
+runs in its own process.
 """
 
 from __future__ import annotations
@@ -57,16 +59,25 @@ def lengths(count: int, mean: int, *, uneven: bool, seed: int) -> list[int]:
     return [max(1, min(4 * mean, round(x * scale))) for x in drawn]
 
 
-def run_episodes(sampler: Sampler, agents: list[str], args: argparse.Namespace, *, uneven: bool, barrier: bool, seed: int) -> dict:
-    """Tokens and episodes per second of --episodes episodes of --turns messages."""
+def run_episodes(
+    sampler: Sampler,
+    agents: list[str],
+    args: argparse.Namespace,
+    *,
+    seed: int,
+    turns: int,
+    uneven: bool = False,
+    barrier: bool = False,
+) -> dict:
+    """Tokens and episodes per second of --episodes episodes of `turns` messages."""
     rng = random.Random(seed)
-    plan = lengths(args.episodes * args.turns, args.message_tokens, uneven=uneven, seed=seed)
+    plan = lengths(args.episodes * turns, args.message_tokens, uneven=uneven, seed=seed)
     prompts = [[rng.randrange(8, args.vocab) for _ in range(args.prompt_tokens)] for _ in range(args.episodes)]
     turn = [0] * args.episodes
     waiting: dict[int, int] = {}
 
     def ask(e: int) -> None:
-        params = SamplingParams(1.0, plan[e * args.turns + turn[e]], ())
+        params = SamplingParams(1.0, plan[e * turns + turn[e]], ())
         agent = agents[(e + turn[e]) % len(agents)]
         waiting[sampler.submit(Request(prompts[e], agent, params, derive_seed(seed, e, turn[e])))] = e
 
@@ -81,7 +92,7 @@ def run_episodes(sampler: Sampler, agents: list[str], args: argparse.Namespace, 
             tokens += len(done.token_ids)
             prompts[e] = prompts[e] + done.token_ids
             turn[e] += 1
-            if turn[e] < args.turns:
+            if turn[e] < turns:
                 held.append(e) if barrier else ask(e)
         if not waiting:
             for e in held:
@@ -259,7 +270,7 @@ def part_transformers(args: argparse.Namespace) -> dict:
     base = make_base(args)
     bank = make_bank(base, args, 3)
     sampler = open_engine(base, bank, args, engine="transformers")
-    even = timed(sampler, bank.agents, args, uneven=False, barrier=False)
+    even = timed(sampler, bank.agents, args, turns=args.turns)
     return {"even, 3 adapters": even, "gap": logprob_gap(sampler, bank, args)}
 
 
@@ -272,7 +283,10 @@ def part_plain(args: argparse.Namespace) -> dict:
     sampler = VllmSampler(base, bank, rollout, context_tokens=args.context, lora=False)
     for agent in bank.agents:
         sampler.publish(bank.version(agent))
-    return {"even, no adapter": timed(sampler, bank.agents, args, uneven=False, barrier=False)}
+    return {
+        "one turn, no adapter": timed(sampler, bank.agents, args, turns=1),
+        "even, no adapter": timed(sampler, bank.agents, args, turns=args.turns),
+    }
 
 
 def part_vllm(args: argparse.Namespace) -> dict:
@@ -282,10 +296,12 @@ def part_vllm(args: argparse.Namespace) -> dict:
     sampler = open_engine(base, bank, args, engine="vllm", vllm=args.vllm)
     result: dict[str, Any] = {"start": {"seconds": time.perf_counter() - started}}
     measures: list[tuple[str, Callable[[], dict]]] = [
-        ("even, 3 adapters", lambda: timed(sampler, bank.agents, args, uneven=False, barrier=False)),
-        ("even, 1 adapter", lambda: timed(sampler, bank.agents[:1], args, uneven=False, barrier=False)),
-        ("uneven, no barrier", lambda: timed(sampler, bank.agents, args, uneven=True, barrier=False)),
-        ("uneven, barrier", lambda: timed(sampler, bank.agents, args, uneven=True, barrier=True)),
+        ("one turn, 3 adapters", lambda: timed(sampler, bank.agents, args, turns=1)),
+        ("one turn, 1 adapter", lambda: timed(sampler, bank.agents[:1], args, turns=1)),
+        ("even, 3 adapters", lambda: timed(sampler, bank.agents, args, turns=args.turns)),
+        ("even, 1 adapter", lambda: timed(sampler, bank.agents[:1], args, turns=args.turns)),
+        ("uneven, no barrier", lambda: timed(sampler, bank.agents, args, turns=args.turns, uneven=True)),
+        ("uneven, barrier", lambda: timed(sampler, bank.agents, args, turns=args.turns, uneven=True, barrier=True)),
         ("text, 3 adapters", lambda: text_episodes(base, bank, sampler, args)),
         ("text, seconds by call", lambda: time_shares(sampler, lambda: text_episodes(base, bank, sampler, args, only="shares"))),
         ("publish from memory", lambda: publish_latency(sampler, bank, base.device)),
@@ -308,7 +324,10 @@ def part_eight(args: argparse.Namespace) -> dict:
     base = make_base(args)
     bank = make_bank(base, args, 8)
     sampler = open_engine(base, bank, args, engine="vllm", vllm=args.vllm)
-    return {"even, 8 adapters": timed(sampler, bank.agents, args, uneven=False, barrier=False)}
+    return {
+        "one turn, 8 adapters": timed(sampler, bank.agents, args, turns=1),
+        "even, 8 adapters": timed(sampler, bank.agents, args, turns=args.turns),
+    }
 
 
 def make_random_base(shape: str, folder: Path, device: str) -> None:
@@ -327,7 +346,9 @@ def make_random_base(shape: str, folder: Path, device: str) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", default="nano", help="as base.source in a recipe, or random:SHAPE (" + ", ".join(MODEL_SHAPES) + ")")
+    parser.add_argument(
+        "--base", default="nano", help="as base.source in a recipe, or random:SHAPE (" + ", ".join(MODEL_SHAPES) + ")"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--episodes", type=int, default=64)

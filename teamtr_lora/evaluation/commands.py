@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation.evaluate import Evaluation, evaluate
@@ -14,12 +17,20 @@ from teamtr_lora.tasks import Item, Task, build_task
 from teamtr_lora.tasks.task import Split
 from teamtr_lora.team import Episode
 
+Engine = Literal["transformers", "vllm"]
 
-def open_stored(folder: Path) -> tuple[Recipe, PlayableTeam]:
+
+@contextmanager
+def open_stored(folder: Path, engine: Engine | None = None) -> Iterator[tuple[Recipe, PlayableTeam]]:
+    """A stored team, ready to play on the engine of its recipe or on another one."""
     recipe, versions = read_team(folder)
-    playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
-    load_versions(playable, versions, folder / "adapters")
-    return recipe, playable
+    rollout = recipe.rollout if engine is None else recipe.rollout.model_copy(update={"engine": engine})
+    playable = open_team(recipe.base, recipe.team, rollout, seed=recipe.seed, folder=recipe.folder)
+    try:
+        load_versions(playable, versions, folder / "adapters")
+        yield recipe, playable
+    finally:
+        playable.close()
 
 
 def evaluate_team(
@@ -29,38 +40,40 @@ def evaluate_team(
     k: int | None = None,
     temperature: float | None = None,
     limit: int | None = None,
+    engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """What is left out is taken from the run's own recipe."""
-    recipe, playable = open_stored(folder)
+    recipe, _ = read_team(folder)
     if isinstance(recipe.task, ScriptTask):
         raise UserError(f"{folder}: this run's items and rewards live in a Python script; use TeamTRTrainer.evaluate() there")
-    section, rollout = recipe.evaluation, recipe.rollout
-    default = rollout.temperature if section.temperature is None else section.temperature
-    return evaluate(
-        playable,
-        build_task(recipe.task, recipe.folder),
-        items=limit or section.items,
-        k=k or section.samples_per_item,
-        temperature=default if temperature is None else temperature,
-        max_message_tokens=rollout.max_message_tokens,
-        seed=recipe.seed,
-        split=split,
-        progress=progress,
-    )
+    task, section = build_task(recipe.task, recipe.folder), recipe.evaluation
+    default = recipe.rollout.temperature if section.temperature is None else section.temperature
+    with open_stored(folder, engine) as (_, playable):
+        return evaluate(
+            playable,
+            task,
+            items=limit or section.items,
+            k=k or section.samples_per_item,
+            temperature=default if temperature is None else temperature,
+            max_message_tokens=recipe.rollout.max_message_tokens,
+            seed=recipe.seed,
+            split=split,
+            progress=progress,
+        )
 
 
 def ask_team(folder: Path, question: str, *, temperature: float | None = None, seed: int = 0) -> Episode:
     """One unscored episode on the user's own question."""
     if not question.strip():
         raise UserError("the question is empty")
-    recipe, playable = open_stored(folder)
-    rollout = recipe.rollout
-    plan = PlayPlan(
-        [Item("question", question)],
-        1,
-        rollout.temperature if temperature is None else temperature,
-        rollout.max_message_tokens,
-        f"ask/{seed}",
-    )
-    return playable.play(Task(), plan)[0]
+    with open_stored(folder, "transformers") as (recipe, playable):  # one question does not pay for starting an engine
+        rollout = recipe.rollout
+        plan = PlayPlan(
+            [Item("question", question)],
+            1,
+            rollout.temperature if temperature is None else temperature,
+            rollout.max_message_tokens,
+            f"ask/{seed}",
+        )
+        return playable.play(Task(), plan)[0]

@@ -1,4 +1,4 @@
-"""What plays: the base, team and task sections of a recipe.
+"""What plays: the base and team sections of a recipe.
 
 Descriptions are the user's documentation (they are the JSON schema's text), so each one names its unit.
 """
@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 SAFE_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
@@ -197,98 +197,3 @@ class TeamSection(Section):
                 mistakes.append((("router", "sequence", i), name, "no agent has this name", fix))
         refuse("team", mistakes)
         return self
-
-
-class RewardedTask(Section):
-    """Keys that every task has."""
-
-    on_reward_error: Literal["stop", "zero"] = Field(
-        default="stop",
-        description="A reward that raises, is NaN or has the wrong length: stop and name the item, or count it as 0.",
-    )
-    reward_range: Annotated[tuple[float, float], Strict(False)] = Field(
-        default=(0.0, 1.0), description="Lowest and highest reward an episode can get, in reward units."
-    )
-
-    @model_validator(mode="after")
-    def _range_is_ordered(self) -> Self:
-        low, high = self.reward_range
-        if low >= high:
-            refuse(
-                "task",
-                [
-                    (
-                        ("reward_range",),
-                        [low, high],
-                        "the lowest reward must be below the highest",
-                        "write [lowest, highest]; the default is [0.0, 1.0]",
-                    )
-                ],
-            )
-        return self
-
-
-class ColumnSumTask(RewardedTask):
-    """Add two numbers column by column: generated, seeded, and solved only if every agent's message is right."""
-
-    name: Literal["column_sum"] = Field(default="column_sum", description="The generated addition task of the quickstart.")
-    digits: int = Field(default=3, ge=1, le=8, description="Digits per number.")
-
-
-class DatasetTask(RewardedTask):
-    """Prompts from a file or the hub, scored by your reward function."""
-
-    name: Literal["dataset"] = Field(description="Your own prompts and reward.")
-    path: Annotated[str, Field(pattern=DATA_FILE)] | None = Field(
-        default=None,
-        description="Local .jsonl, .jsonl.gz, .csv or .parquet file, relative to the recipe. Give either path or hub.",
-    )
-    hub: Text | None = Field(default=None, description="Hub id of a dataset. Give either path or hub.")
-    hub_config: Text | None = Field(default=None, description="Configuration (subset) of the hub dataset.")
-    train_split: Text = Field(default="train", description="Hub split to train on.")
-    test_split: Text | None = Field(default="test", description="Hub split to evaluate on; null holds out test_fraction instead.")
-    test_path: Annotated[str, Field(pattern=DATA_FILE)] | None = Field(
-        default=None, description="Local file to evaluate on, relative to the recipe."
-    )
-    test_fraction: float = Field(
-        default=0.1,
-        gt=0,
-        lt=1,
-        description="Share of items held out by a hash of the prompt when there is no test split or file.",
-    )
-    prompt_column: Text = Field(default="prompt", description="Column that holds the prompt.")
-    answer_column: Text | None = Field(default=None, description="Column that holds the reference answer, if there is one.")
-    reward: CallablePath | Annotated[list[CallablePath], Field(min_length=1)] = Field(
-        description="Reward function as module:function, or a list of them, summed. TRL's signature: "
-        "f(prompts, completions, **columns) -> list[float]."
-    )
-    success_at_least: float = Field(default=1.0, description="Reward from which an episode counts as right, in reward units.")
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if self.path is None and self.hub is None:
-            refuse("task", [(("path",), None, "a dataset task needs items", "give path (a local file) or hub (a hub id)")])
-        if self.path is not None and self.hub is not None:
-            refuse(
-                "task",
-                [(("hub",), self.hub, "path is given too, and items come from one place", "keep either path or hub")],
-            )
-        return self
-
-
-class ScriptTask(RewardedTask):
-    """Items and rewards that a Python script passed to TeamTRTrainer: such a run goes on from its script."""
-
-    name: Literal["script"] = Field(description="Written by TeamTRTrainer; a recipe file cannot run it.")
-
-
-def _task_name(value: Any) -> str:
-    """The union's tag. A task without a name is the default one, so `task.digits=4` works alone."""
-    name = value.get("name", "column_sum") if isinstance(value, dict) else getattr(value, "name", "column_sum")
-    return name if isinstance(name, str) else repr(name)
-
-
-TaskSection = Annotated[
-    Annotated[ColumnSumTask, Tag("column_sum")] | Annotated[DatasetTask, Tag("dataset")] | Annotated[ScriptTask, Tag("script")],
-    Discriminator(_task_name),
-]

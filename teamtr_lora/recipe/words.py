@@ -137,7 +137,8 @@ def explain(kind: str, context: dict[str, Any], loc: Loc, node: Node, parent: No
         wrong, fix = _ABSENT.get(general, ("is required", node.get("description", "")))
         return Problem(key, MISSING, wrong, fix)
     if kind == "union_tag_invalid":
-        names = [task["properties"]["name"]["const"] for task in map(resolve, node["oneOf"])]
+        kinds = [resolve(task)["properties"]["name"] for task in node["oneOf"]]
+        names = [name for kind in kinds for name in (kind["enum"] if "enum" in kind else [kind["const"]])]
         name = value["name"]
         return Problem("task.name", name, f"must be one of {', '.join(names)}", "", nearest(str(name), names))
     suggestion = nearest(value, _choices(node)) if isinstance(value, str) else None

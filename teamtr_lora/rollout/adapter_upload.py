@@ -1,6 +1,6 @@
 """ASGI middleware by which a vLLM server takes adapters over HTTP, for trainers that share no disk with it.
 
-`--middleware teamtr_lora.rollout.adapter_upload.AdapterUpload` (vLLM's own option) adds to the server:
+`--middleware teamtr_lora.rollout.adapter_upload.AdapterUpload` (vLLM's own option) adds to the server
 
     GET    /v1/teamtr/adapters         says that uploads are taken here
     PUT    /v1/teamtr/adapters/NAME    stores an adapter and answers with its folder on the server; never overwrites (409)
@@ -65,13 +65,37 @@ class _RefusedError(Exception):
         self.status = status
 
 
-class AdapterUpload:
-    """vLLM puts a middleware of this option before its own authentication: the server's API keys are checked here."""
+class RequireKey:
+    """Asks for the server's API key, if it has one, wherever a request could change or use something.
+
+    vLLM's own check covers its /v1 paths only: /invocations samples and /adapters loads LoRA for anyone.
+    """
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+                _authorise(scope)
+            await self._handle(scope, receive, send)
+        except _RefusedError as refused:
+            await _send_json(send, refused.status, {"error": str(refused)})
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+class AdapterUpload(RequireKey):
+    """Takes uploads. vLLM puts such a middleware before its own check of the API key, so it has to check itself."""
 
     max_bytes = MAX_BYTES
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self.app = app
+        super().__init__(app)
         if given := os.environ.get(UPLOADS):
             self.root = Path(given).expanduser().absolute()
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -79,36 +103,30 @@ class AdapterUpload:
             self._own = tempfile.TemporaryDirectory(prefix="teamtr-lora-uploads-")  # goes when the server ends
             self.root = Path(self._own.name)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = str(scope.get("path", "")).removeprefix(scope.get("root_path", ""))
-        if scope["type"] != "http" or not (path == PATH or path.startswith(f"{PATH}/")):
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
+        if path != PATH and not path.startswith(f"{PATH}/"):
             await self.app(scope, receive, send)
             return
+        _authorise(scope)
         try:
-            status, answer = await self._answer(scope, receive, path.removeprefix(PATH).removeprefix("/"))
-        except _RefusedError as refused:
-            status, answer = refused.status, {"error": str(refused)}
+            answer = await self._answer(scope, receive, path.removeprefix(PATH).removeprefix("/"))
         except OSError as error:
-            status, answer = 507, {"error": f"the adapter cannot be stored: {error.strerror or type(error).__name__}"}
-        body = json.dumps(answer).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            raise _RefusedError(507, f"the adapter cannot be stored: {error.strerror or type(error).__name__}") from error
+        await _send_json(send, 200, answer)
 
-    async def _answer(self, scope: Scope, receive: Receive, name: str) -> tuple[int, dict[str, Any]]:
-        headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
-        if not _authorised(headers.get("authorization", ""), _keys(scope)):
-            raise _RefusedError(401, "Unauthorized")
+    async def _answer(self, scope: Scope, receive: Receive, name: str) -> dict[str, Any]:
+        headers = _headers(scope)
         if "origin" in headers:  # a page in somebody's browser is no trainer, and vLLM's defaults let any page in
             raise _RefusedError(403, "uploads from web pages are refused")
         if not name and scope["method"] == "GET":
-            return 200, {"max_bytes": self.max_bytes}
+            return {"max_bytes": self.max_bytes}
         if not NAME.fullmatch(name):
             raise _RefusedError(400, f"not an adapter name: it must match {NAME.pattern}")
         folder = self.root / name
         if scope["method"] == "DELETE":
             await asyncio.to_thread(_remove, folder)
-            return 200, {"removed": name}
+            return {"removed": name}
         if scope["method"] != "PUT":
             raise _RefusedError(405, "use PUT or DELETE")
         if folder.exists():
@@ -117,7 +135,7 @@ class AdapterUpload:
         if not declared.isdigit() or int(declared) > self.max_bytes:
             raise _RefusedError(413, f"more than {self.max_bytes} bytes")
         await self._store(folder, receive)
-        return 200, {"path": str(folder)}
+        return {"path": str(folder)}
 
     async def _store(self, folder: Path, receive: Receive) -> None:
         """Whole or absent: written beside, checked, renamed."""
@@ -152,16 +170,28 @@ def _keys(scope: Scope) -> list[str]:
     try:
         given = scope["app"].state.args.api_key
     except (KeyError, AttributeError):  # whether there is a key cannot be told: then nobody may
-        raise _RefusedError(503, "uploads need a vLLM server that shows its arguments (0.26 to 0.32)") from None
+        raise _RefusedError(503, "whether this server has an API key cannot be told (vLLM 0.26 to 0.32 show it)") from None
     return [key for key in (given or [os.environ.get("VLLM_API_KEY")]) if key]
 
 
-def _authorised(header: str, keys: list[str]) -> bool:
-    scheme, _, given = header.partition(" ")
-    digest = hashlib.sha256(given.encode()).digest()
+def _authorise(scope: Scope) -> None:
+    scheme, _, given = _headers(scope).get("authorization", "").partition(" ")
+    digest, keys = hashlib.sha256(given.encode()).digest(), _keys(scope)
     # every key is compared, and in constant time: how long it takes says nothing of any of them
     matches = [hmac.compare_digest(digest, hashlib.sha256(key.encode()).digest()) for key in keys]
-    return not keys or (scheme.lower() == "bearer" and any(matches))
+    if keys and not (scheme.lower() == "bearer" and any(matches)):
+        raise _RefusedError(401, "Unauthorized")
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
+
+
+async def _send_json(send: Send, status: int, answer: dict[str, Any]) -> None:
+    body = json.dumps(answer).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _check(weights: Path) -> dict[str, Any]:

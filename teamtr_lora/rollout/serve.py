@@ -22,7 +22,7 @@ from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.rollout.records import read_team
 from teamtr_lora.rollout.vllm_start import DTYPES, GRAPH_SIZES, RANKS, TOKENS_PER_STEP
 
-UPLOAD_MIDDLEWARE = "teamtr_lora.rollout.adapter_upload.AdapterUpload"
+MIDDLEWARE = "teamtr_lora.rollout.adapter_upload."
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ def plan_launch(team: Path, options: ServeOptions) -> Launch:
     else:
         # a seeded request whose prompt is cut into chunks fails there: CPU generators have no offset to turn back
         flags += ["--enforce-eager", "--no-enable-chunked-prefill"]
-    if options.accept_adapters:
-        flags += ["--middleware", UPLOAD_MIDDLEWARE]
+    if options.accept_adapters or key:
+        flags += ["--middleware", MIDDLEWARE + ("AdapterUpload" if options.accept_adapters else "RequireKey")]
     if adapters:
         flags += ["--lora-modules", *(json.dumps({"name": agent, "path": path}) for agent, path in adapters.items())]
     # -P: nothing of the folder this is started in can stand in for vLLM
     command = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server", *flags]
-    greeting = _greeting(name, list(adapters), options, key)
+    greeting = _greeting(name, list(adapters), options, key, on_gpu)
     return Launch(command, _environment(recipe, options, key, on_gpu), greeting)
 
 
@@ -124,10 +124,10 @@ def _read(team: Path, options: ServeOptions) -> tuple[Recipe, dict[str, str], in
     else:
         recipe, versions = read_team(team)
         ranks = []
-        for agent, version in versions.items():
+        for version in (versions[agent.name] for agent in recipe.team.agents):
             tensors = read_version(team / "adapters", version)
             ranks += [tensor.shape[0] for name, tensor in tensors.items() if name.endswith(".lora_A.weight")]
-            adapters[agent] = str(version_folder(team / "adapters", version).resolve())
+            adapters[version.agent] = str(version_folder(team / "adapters", version).resolve())
     if max(ranks) > RANKS[-1]:
         raise UserError(f"{team}: an adapter has rank {max(ranks)}; vLLM serves ranks up to {RANKS[-1]}")
     return recipe, adapters, next(rank for rank in RANKS if rank >= max(ranks))
@@ -173,7 +173,7 @@ def _is_cpu_build() -> bool:
 
 def _environment(recipe: Recipe, options: ServeOptions, key: str, on_gpu: bool) -> dict[str, str]:
     """The key goes this way and not on the command line, which every user of the machine can read."""
-    defaults = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+    defaults = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     if on_gpu and importlib.util.find_spec("flashinfer") is None:
         defaults["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     if not on_gpu:
@@ -190,7 +190,7 @@ def _environment(recipe: Recipe, options: ServeOptions, key: str, on_gpu: bool) 
     return environment
 
 
-def _greeting(base: str, agents: list[str], options: ServeOptions, key: str) -> str:
+def _greeting(base: str, agents: list[str], options: ServeOptions, key: str, on_gpu: bool) -> str:
     variable = options.api_key_variable or "VLLM_API_KEY"
     body = json.dumps({"model": (agents or [base])[0], "messages": [{"role": "user", "content": "Hello"}]})
     authorization = f' -H "Authorization: Bearer ${variable}"' if key else ""
@@ -204,6 +204,10 @@ def _greeting(base: str, agents: list[str], options: ServeOptions, key: str) -> 
     if options.accept_adapters:
         urls = f'rollout.server.urls=["{options.url}"]'
         lines.append(f"  teamtr-lora train RECIPE rollout.engine=vllm_server {shlex.quote(urls)}")
+        if not on_gpu:  # uploads fill the slot that would have stayed empty
+            lines.append(
+                f"  on a CPU, vLLM mixes an adapter into what {base} answers while adapters are in use: ask it at other times"
+            )
     return "\n".join(lines)
 
 

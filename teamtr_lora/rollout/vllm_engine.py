@@ -33,9 +33,9 @@ class _Published:
     lora_request: Any
 
 
-# A step that takes in new prompts costs more than one that only decodes, so new requests wait until they are this share of those
-# running, or for this many steps.
-ADMIT_SHARE, ADMIT_STEPS = 1 / 8, 2
+# A step that takes in new prompts costs more than one that only decodes, so new requests wait for company: until they are this
+# share of those running, or for this share of the steps that a message takes.
+ADMIT_SHARE, ADMIT_WAIT = 1 / 8, 0.1
 
 
 class VllmSampler:
@@ -64,6 +64,7 @@ class VllmSampler:
         self._seconds = 0.0
         self._new: list[tuple[int, Request, _Published]] = []
         self._waited = 0
+        self._message_tokens = 0.0  # of a usual message, by those that finished
         self.memory = SharedMemory(self._engine, base.device, rollout.vllm.offload, before_sleep=self._queue.settle)
 
     def publish(self, version: AdapterVersion) -> None:
@@ -122,7 +123,9 @@ class VllmSampler:
 
     def _admit(self) -> None:
         running = len(self._owner) - len(self._new)
-        if not self._new or (len(self._new) < ADMIT_SHARE * running and self._waited < ADMIT_STEPS):
+        if not self._new:
+            return
+        if len(self._new) < ADMIT_SHARE * running and self._waited < ADMIT_WAIT * self._message_tokens:
             self._waited += 1
             return
         self.memory.wake()
@@ -143,6 +146,7 @@ class VllmSampler:
             published = self._owner.pop(sampled.ticket)
             self._running[published.lora_id] -= 1
             self._sampled_tokens += len(sampled.tokens)
+            self._message_tokens += 0.02 * (len(sampled.tokens) - self._message_tokens)
             finish: Any = sampled.finish
             error = None if finish in ("stop", "length") else f"vLLM ended the request: {finish}"
             name = published.version.name
@@ -176,7 +180,6 @@ class VllmSampler:
                 self._writer.drop(lora_id)
             elif self._lora:
                 self._engine.remove_lora(lora_id)
-
 
 
 class PublicQueue:

@@ -1,8 +1,10 @@
 """Everything that touches vLLM's internals, for the versions in KNOWN; with any other the engine keeps to public calls.
 
-- `SlotWriter`: adapters from memory. vLLM loads them from a folder, through CPU memory, one small copy per layer; ours are already
-  on the device, so publishing is a handful of grouped copies into the buffers its LoRA kernels read, and an entry in its books.
-- `DirectQueue`: requests and tokens past vLLM's text front end, whose work per request and token is most of what a small base costs.
+- `SlotWriter`: adapters from memory. vLLM loads them from a folder, through CPU memory, one small copy per layer; ours are
+  already on the device, so publishing is a few grouped copies into the buffers its LoRA kernels read, and an entry in its books.
+- `DirectQueue`: requests and tokens past vLLM's text front end, whose work per request and token is most of what a small base
+  costs.
+- On a GPU, each step's map from tokens to slots is made on the CPU: vLLM asks the GPU for it, and so waits for the step before.
 - On a CPU, LoRA products per adapter instead of per token.
 """
 
@@ -13,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,9 +95,12 @@ class SlotWriter:
             mapper = mapper.get_rename_mapper() if hasattr(mapper, "get_rename_mapper") else mapper.get_unstacked_mapper()
         self._mapper = mapper
         self._parts = self._find_parts()
+        wrappers = list(self._manager.punica_wrapper_mapping.values())
         if next(iter(self._parts.values()))[0].device.type == "cpu":
-            for wrapper in self._manager.punica_wrapper_mapping.values():
+            for wrapper in wrappers:
                 _multiply_by_group(wrapper)
+        elif hasattr(runner, "lora_state") and len(wrappers) == 1:
+            _map_tokens_on_cpu(runner, self._manager, wrappers[0])
         self._plans: dict[tuple[int, tuple[int, ...]], _Plan] = {}
 
     def put(self, lora_id: int, tensors: Mapping[str, Tensor], *, rank: int, scaling: float) -> None:
@@ -185,6 +191,66 @@ def _in_slot(lora_id: int, rank: int) -> Any:
             raise RuntimeError(f"adapter {self.id} was dropped from its slot; publish it again")
 
     return InSlot(lora_id, rank, {})
+
+
+def slot_map(slot_T: np.ndarray, slots: int) -> np.ndarray:
+    """What vLLM's LoRA kernels want to know of a batch, in one array: the slot of each token (-1: none), the tokens sorted by
+    slot, then, padded to slots + 1 each, the slots present, their token counts, and (slots + 2) where each one's tokens start."""
+    present, counts = np.unique(slot_T, return_counts=True)
+    tail = np.zeros(3 * (slots + 1) + 1, dtype=np.int32)
+    tail[: slots + 1] = -1
+    tail[: len(present)] = present
+    tail[slots + 1 : slots + 1 + len(present)] = counts
+    tail[2 * (slots + 1) + 1 : 2 * (slots + 1) + 1 + len(present)] = np.cumsum(counts)
+    return np.concatenate([slot_T.astype(np.int32), np.argsort(slot_T, kind="stable").astype(np.int32), tail])
+
+
+def fill_kernel_meta(meta: Any, packed: Tensor, tokens: int, slots: int) -> None:
+    """Puts a `slot_map` that is on the device where the kernels, and the graphs that captured them, look for it."""
+    meta.token_lora_mapping[:tokens].copy_(packed[:tokens])
+    meta.token_indices_sorted_by_lora_ids[:tokens].copy_(packed[tokens : 2 * tokens])
+    tail, width = packed[2 * tokens :], slots + 1
+    meta.active_lora_ids.copy_(tail[:width])
+    meta.num_tokens_per_lora.copy_(tail[width : 2 * width])
+    meta.lora_token_start_loc.copy_(tail[2 * width :])
+
+
+def _map_tokens_on_cpu(runner: Any, manager: Any, wrapper: Any) -> None:
+    """Replaces what vLLM does before every step: it builds the map on the GPU, where counting the slots waits for all work queued
+    there. The requests' slots are known here. Adapters are pinned in their slots, so none needs loading either."""
+    state, theirs = runner.lora_state, runner._set_active_loras
+    device, slots, meta = manager.device, manager.lora_slots, wrapper.token_mapping_meta
+    last: list[np.ndarray] = []
+
+    def active(req_ids: list[str]) -> list[Any]:
+        return list({id(lora): lora for lora in map(state.lora_requests.get, req_ids) if lora is not None}.values())
+
+    def inputs(req_ids: list[str], idx_mapping: np.ndarray, num_scheduled_tokens: np.ndarray) -> tuple[Any, ...]:
+        return state.lora_ids[idx_mapping], num_scheduled_tokens, req_ids
+
+    def set_active(ids_R: Any, tokens_R: Any, which: Any, *rest: Any) -> None:
+        if not isinstance(ids_R, np.ndarray):  # a dummy run of vLLM's own
+            last.clear()
+            theirs(ids_R, tokens_R, which, *rest)
+            return
+        table = np.array([lora_id or 0 for lora_id in manager.lora_index_to_id])
+        slot_R = np.where(ids_R > 0, (ids_R[:, None] == table[None, :]).argmax(1), -1)
+        if np.any((ids_R > 0) & (table[slot_R] != ids_R)):
+            raise RuntimeError(
+                f"a request names an adapter that is in no slot: {sorted(set(ids_R.tolist()) - set(table.tolist()))}"
+            )
+        if last and np.array_equal(last[0], slot_R) and np.array_equal(last[1], tokens_R):
+            return
+        last[:] = [slot_R, tokens_R.copy()]
+        slot_T = slot_R.repeat(tokens_R)
+        packed = torch.from_numpy(slot_map(slot_T, slots)).pin_memory().to(device, non_blocking=True)
+        fill_kernel_meta(meta, packed, len(slot_T), slots)
+        meta.no_lora_flag_cpu[0] = bool((slot_T < 0).all())
+        count = len(np.unique(slot_R))
+        meta.num_active_loras_cpu[0] = next((c for c in meta.captured_lora_counts if c >= count), count)
+        wrapper.is_prefill = True
+
+    state.get_activate_loras, state.make_lora_inputs, runner._set_active_loras = active, inputs, set_active
 
 
 def _multiply_by_group(wrapper: Any) -> None:

@@ -7,6 +7,7 @@ same seeds. Each request in flight has a (daemon) thread.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import secrets
@@ -82,6 +83,7 @@ class ServerSampler:
         self._closed = threading.Event()
         self._requests = self._prompt_tokens = self._sampled_tokens = 0
         self._seconds = 0.0
+        atexit.register(self.close)  # however the run ends, the servers outlive it and should not keep its adapters
 
     def publish(self, version: AdapterVersion) -> None:
         if self._bank.version(version.agent) != version:
@@ -134,13 +136,13 @@ class ServerSampler:
         if self._closed.is_set():
             return
         self._closed.set()
+        atexit.unregister(self.close)
         for _ in range(self._threads):
             self._jobs.put(None)
         for server in self._servers:
             server.hang_up()
-        for published in [*self._live.values(), *self._retired.values()]:
-            self._unload(published)
-        for server in self._servers:
+        for server in self._alive():
+            self._forget(server, *self._live.values(), *self._retired.values())
             server.hang_up()
         self._unfinished.clear()
         self._done.clear()
@@ -189,18 +191,17 @@ class ServerSampler:
 
     def _unload_retired(self) -> None:
         for model in [model for model in self._retired if not self._running[model]]:
-            self._unload(self._retired.pop(model))
             del self._running[model]
+            published = self._retired.pop(model)
+            for server in self._alive():
+                self._forget(server, published)
 
-    def _unload(self, published: _Published) -> None:
-        for server in self._alive():
-            self._forget(server, published)
-
-    def _forget(self, server: Server, published: _Published) -> None:
+    def _forget(self, server: Server, *versions: _Published) -> None:
         with suppress(ServerFailedError):  # if the server is dead, a request will find out
-            server.call("POST", "/v1/unload_lora_adapter", {"lora_name": published.model}, timeout=UNLOAD_SECONDS)
-            if self._root is None:
-                server.call("DELETE", f"{PATH}/{published.model}", timeout=UNLOAD_SECONDS)
+            for published in versions:
+                server.call("POST", "/v1/unload_lora_adapter", {"lora_name": published.model}, timeout=UNLOAD_SECONDS)
+                if self._root is None:
+                    server.call("DELETE", f"{PATH}/{published.model}", timeout=UNLOAD_SECONDS)
 
     # --- requests
 
@@ -275,7 +276,8 @@ class ServerSampler:
             if server.dead or self._closed.is_set():
                 return
             server.dead = why
-        logger.warning("rollout server %s counts as dead (%s); what it had not finished goes to the others", server.url, why)
+        left = f"{len(self._alive())} of {len(self._servers)} are left and take over its requests"
+        logger.warning("rollout server %s counts as dead (%s); %s", server.url, why, left)
         server.hang_up()
 
     def _all_dead(self) -> UserError:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import FrozenBase
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:  # peft takes seconds to import, and `serve` needs none of it
+    from teamtr_lora.base.bank import AdapterBank
+    from teamtr_lora.base.load import FrozenBase
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM's max_lora_rank may be
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -28,8 +27,7 @@ GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512
 
 
 def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *, context_tokens: int, lora: bool) -> Any:
-    """An engine with one LoRA slot per agent and one spare, in this process."""
-    ranks = [bank.config(agent)["r"] for agent in bank.agents]
+    """An engine in this process, with one LoRA slot per agent and one spare."""
     if importlib.util.find_spec("vllm") is None:
         raise UserError("rollout.engine: vllm is not installed; pip install 'teamtr-lora[vllm]', or use engine=transformers")
     on_gpu = base.device.type == "cuda"
@@ -43,13 +41,27 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    rows = rollout.requests_per_batch
-    slots = len(ranks) + 1
-    options: dict[str, Any] = {
+    options = _options(base, rollout, context_tokens) | (_gpu_options(base, rollout) if on_gpu else _CPU_OPTIONS)
+    if lora:
+        options |= _lora_options(bank)
+    try:
+        engine = LLMEngine.from_engine_args(EngineArgs(**options))
+    except (ValueError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        hint = "; change rollout.vllm.memory_share" if "memory" in text else ""
+        raise UserError(f"rollout.engine = vllm: the engine did not start: {text[:400]}{hint}") from error
+    # every step makes thousands of small objects: the collector must not walk the libraries' millions each time
+    gc.collect()
+    gc.freeze()
+    return engine
+
+
+def _options(base: FrozenBase, rollout: RolloutSection, context_tokens: int) -> dict[str, Any]:
+    return {
         "model": str(base.folder),
         "dtype": DTYPES[base.dtype],
         "max_model_len": context_tokens,
-        "max_num_seqs": rows,
+        "max_num_seqs": rollout.requests_per_batch,
         "max_num_batched_tokens": max(TOKENS_PER_STEP[base.device.type], context_tokens),
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature, which is the policy
@@ -59,36 +71,37 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
         "trust_remote_code": False,
         "seed": 0,
     }
-    if lora:
-        options |= {
-            "enable_lora": True,
-            "max_loras": slots,
-            "max_cpu_loras": slots,
-            "max_lora_rank": next(r for r in RANKS if r >= max(ranks)),
-            "lora_target_modules": sorted({name.split(".")[-3] for agent in bank.agents for name in bank.parameters(agent)}),
-        }
-    if on_gpu:
-        options["gpu_memory_utilization"] = rollout.vllm.memory_share
-        options["enable_sleep_mode"] = rollout.vllm.offload != "never"
-        options["enforce_eager"] = not rollout.vllm.cuda_graphs
-        options["compilation_config"] = {"cudagraph_capture_sizes": sorted({*GRAPH_SIZES, rows})}
-        if base.quantization == "4bit":
-            options["quantization"] = "bitsandbytes"
-    else:
-        options["enforce_eager"] = True
-        options["distributed_executor_backend"] = "uni"
-        # a seeded request whose prompt is cut into chunks fails there: CPU generators have no offset to turn back
-        options["enable_chunked_prefill"] = False
-    try:
-        engine = LLMEngine.from_engine_args(EngineArgs(**options))
-    except (ValueError, RuntimeError) as error:
-        text = " ".join(str(error).split())
-        hint = "; lower or raise rollout.vllm.memory_share" if "memory" in text else ""
-        raise UserError(f"rollout.engine = vllm: the engine did not start: {text[:400]}{hint}") from error
-    # every step makes thousands of small objects: the collector must not walk the libraries' millions each time
-    gc.collect()
-    gc.freeze()
-    return engine
+
+
+def _lora_options(bank: AdapterBank) -> dict[str, Any]:
+    slots = len(bank.agents) + 1
+    return {
+        "enable_lora": True,
+        "max_loras": slots,
+        "max_cpu_loras": slots,
+        "max_lora_rank": next(r for r in RANKS if r >= max(bank.config(agent)["r"] for agent in bank.agents)),
+        "lora_target_modules": sorted({name.split(".")[-3] for agent in bank.agents for name in bank.parameters(agent)}),
+    }
+
+
+_CPU_OPTIONS = {
+    "enforce_eager": True,
+    "distributed_executor_backend": "uni",
+    # a seeded request whose prompt is cut into chunks fails there: CPU generators have no offset to turn back
+    "enable_chunked_prefill": False,
+}
+
+
+def _gpu_options(base: FrozenBase, rollout: RolloutSection) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "gpu_memory_utilization": rollout.vllm.memory_share,
+        "enable_sleep_mode": rollout.vllm.offload != "never",
+        "enforce_eager": not rollout.vllm.cuda_graphs,
+        "compilation_config": {"cudagraph_capture_sizes": sorted({*GRAPH_SIZES, rollout.requests_per_batch})},
+    }
+    if base.quantization == "4bit":
+        options["quantization"] = "bitsandbytes"
+    return options
 
 
 def _set_environment(rollout: RolloutSection, on_gpu: bool) -> None:
@@ -154,7 +167,8 @@ class SharedMemory:
         from vllm.distributed import cleanup_dist_env_and_memory
 
         gc.collect()
-        cleanup_dist_env_and_memory()
+        if torch.distributed.is_initialized():
+            cleanup_dist_env_and_memory()
 
     def _free(self) -> int:
         kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)

@@ -10,6 +10,7 @@ from teamtr_lora.code_paths import load_callable
 from teamtr_lora.tasks.column_sum import ColumnSum
 from teamtr_lora.tasks.dataset import DatasetTask, read_hub, read_rows
 from teamtr_lora.tasks.rewards import Rewards
+from teamtr_lora.tasks.small import SmallTask
 from teamtr_lora.tasks.task import Task
 
 
@@ -17,6 +18,10 @@ def build_task(section: Any, folder: Path) -> Task:
     """`folder` is the recipe's: data files and reward modules are looked up beside it."""
     if isinstance(section, recipes.ColumnSumTask):
         task: Task = ColumnSum(section.digits)
+        task.reward_range = section.reward_range
+        return task
+    if isinstance(section, recipes.SmallTask):
+        task = SmallTask(section.name, section.shots)
         task.reward_range = section.reward_range
         return task
     return _build_dataset(section, folder)

@@ -180,7 +180,8 @@ class TrainingRun:
 
     def end(self) -> None:
         self.events.fire("on_train_end")
-        self.accelerator.end_training()
+        for tracker in self.accelerator.trackers:
+            tracker.finish()  # not end_training: that would also end the process group of a vLLM in this process
 
     def checkpoint(self) -> None:
         """The commit point: until this returns, the update just made does not exist for a resumed run."""

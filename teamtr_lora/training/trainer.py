@@ -156,6 +156,11 @@ class TeamTRTrainer:
             lock.release()
         return self._summary(self.run)
 
+    def close(self) -> None:
+        """Ends the sampler: an engine gives its memory back, servers forget the adapters."""
+        if self.playable is not None:
+            self.playable.close()
+
     def evaluate(self, *, items: int | None = None, k: int | None = None) -> Evaluation:
         section, rollout = self.recipe.evaluation, self.recipe.rollout
         return evaluate(

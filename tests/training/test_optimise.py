@@ -37,7 +37,17 @@ def climb(make_team, episodes, config, accelerator):
         )
         scaler = torch.amp.GradScaler("cpu", enabled=False)
         with playable.bank.training("left") as parameters:
-            report = optimise(accelerator, scorer, optimizer, parameters, pairs, settings, delta=settings.trust_region.delta, beta=beta, scaler=scaler)
+            report = optimise(
+                accelerator,
+                scorer,
+                optimizer,
+                parameters,
+                pairs,
+                settings,
+                delta=settings.trust_region.delta,
+                beta=beta,
+                scaler=scaler,
+            )
         whole = batch_of(chosen)
         after = torch.cat(keep_current(scorer, whole).logp)
         message_N = torch.cat([p.message_N for p in whole.microbatches])

@@ -1,0 +1,399 @@
+"""Improvement certificates (thm:single, thm:stage, thm:stage_stale, thm:stage-hp, thm:info-lower-stage): functions of logged numbers.
+
+Everything is in units of the raw return. The theorems say less than they seem to; what a user of these numbers must know:
+- thm:single can never certify an improvement where gamma >= 1/2: its occupancy penalty is gamma / (1 - gamma) times the largest
+  surrogate gain that the same KL allows. `can_certify` says so. `certify_by_turns` is the form that can be positive.
+- L must come from groups that the candidate was not fitted to: the concentration step treats the candidate as fixed.
+- thm:stage_stale bounds a hybrid that cached episodes cannot give (stage-start occupancy, later advantages). What they do give
+  has its own, smaller penalty: `certify_cached_stage`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the constants of the bounds are made of."""
+
+    advantage_bound: float  # A_max: no |Q - V| is larger
+    gamma: float
+    return_range: float  # largest possible J - smallest possible J
+
+    @property
+    def decisions(self) -> float:
+        """1 / (1 - gamma): what one decision's error is multiplied by."""
+        return 1 / (1 - self.gamma) if self.gamma < 1 else math.inf
+
+
+def episode_setting(messages: int, reward_low: float = 0.0, reward_high: float = 1.0, gamma: float | None = None) -> Setting:
+    """For episodes of at most `messages` messages and one reward at the end; gamma is 1 - 1 / messages unless given.
+
+    A_max is the reward range, stretched to hold 0: a discounted reward lies between 0 and the reward, so rewards in [1, 2] have
+    returns that differ by up to 2.
+    """
+    span = max(reward_high, 0.0) - min(reward_low, 0.0)
+    return Setting(span, 1 - 1 / messages if gamma is None else gamma, span)
+
+
+@dataclass(frozen=True)
+class UpdateTerms:
+    """One update's logged numbers. A rejected or skipped update is all zeros: the policy did not move."""
+
+    surrogate: float  # L: mean over held-out episodes of `centred_surrogate`
+    kl: float  # def:kltok, discounted, in nats: the radius, the measured value, or its upper bound
+    zeta: float = 0.0  # estimation error per decision, ratio clipping left out
+    clip_bias: float = 0.0  # per decision; `clip_bias_bound` where L is made of clipped ratios, 0 where of min(w A, clip(w) A)
+    groups: int = 0  # independent held-out groups behind L
+    standard_error: float | None = None  # of L, clustered by group
+    turn_kl: tuple[float, ...] = ()  # KL of the agent's 1st, 2nd, ... message of an episode, 0 where it was not reached, averaged
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Every term of a bound; penalties are positive numbers that `bound` has subtracted."""
+
+    surrogate: float
+    occupancy: float
+    staleness: float  # the compounding part of stale evaluation; 0 where episodes are fresh
+    estimation: float
+    clip_bias: float
+    concentration: float  # 0 in the bounds that hold for exact surrogates
+    bound: float
+    vacuous: bool  # bound <= -return_range: no outcome at all is excluded
+    can_certify: bool  # the largest surrogate gain that the measured KL allows exceeds the penalties: bound > 0 was possible
+
+    @property
+    def penalty(self) -> float:
+        return self.occupancy + self.staleness + self.estimation + self.clip_bias + self.concentration
+
+    def shares(self) -> dict[str, float]:
+        """Each penalty as a part of their sum; empty where there is none."""
+        names = ("occupancy", "staleness", "estimation", "clip_bias", "concentration")
+        total = self.penalty
+        return {name: getattr(self, name) / total for name in names} if 0 < total < math.inf else {}
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """How an empirical L is turned into a bound on the population's (cor:empL)."""
+
+    failure: float = 0.05  # delta_conf, over the whole stage
+    ratio_range: float = 0.2  # largest |w - 1| in L; the paper's L is not centred and needs 1 + epsilon here
+    method: Literal["hoeffding", "normal"] = "hoeffding"  # normal: the logged standard error, valid for many groups only
+    block: int = 1  # length of the blocks where consecutive groups depend on each other (lem:beta-block)
+    beta: float = 0.0  # their mixing coefficient at that distance
+
+
+def occupancy_penalty(kl: float, setting: Setting) -> float:
+    """sqrt(2) gamma A_max / (1 - gamma)^2 * sqrt(KL): lem:occ in thm:single."""
+    return _times(math.sqrt(2) * setting.gamma * setting.advantage_bound * setting.decisions**2, math.sqrt(kl))
+
+
+def turn_penalty(turn_kl: Sequence[float], advantage_bound: float) -> float:
+    """What replaces the occupancy penalty in episodes without discount: A_max * sum_m sqrt(2 * KL of the messages before m).
+
+    Not in the paper. E_{a ~ new}[A] is zero where somebody else speaks (lem:activefactor with the centring identity
+    lem:centerapp), so only the shift at the agent's own later messages matters, and by the chain rule for KL and Pinsker the
+    states before its m-th message have shifted by at most sqrt(2 * sum of its earlier messages' KL), and never by more than 2.
+    An agent that speaks once an episode pays nothing: there the improvement equals L.
+    """
+    return advantage_bound * sum(min(2.0, math.sqrt(2 * before)) for before in list(accumulate(turn_kl))[:-1])
+
+
+def clip_bias_bound(kl: float, advantage_bound: float) -> float:
+    """A_clip sqrt(2 KL) per decision (cor:clipbias-tr)."""
+    return advantage_bound * math.sqrt(2 * kl)
+
+
+def hoeffding_radius(bound: float, count: int, failure: float) -> float:
+    """B sqrt(2 log(2 / delta) / N) for a mean of N independent values in [-B, B] (lem:grouphoeffding)."""
+    return bound * math.sqrt(2 * math.log(2 / failure) / count) if count > 0 and failure > 0 else math.inf
+
+
+def block_radius(bound: float, count: int, failure: float, block: int, beta: float) -> float:
+    """The same for dependent values (lem:beta-block); it holds for `odd_block_mean`, which reads half of them."""
+    blocks = count // (2 * block)
+    return hoeffding_radius(bound, blocks, failure - 2 * max(0, blocks - 1) * beta)
+
+
+def odd_block_mean(values: Sequence[float], block: int) -> float:
+    """The mean over every other block: the estimate that lem:beta-block bounds."""
+    blocks = len(values) // (2 * block)
+    if not blocks:
+        raise ValueError(f"{len(values)} values hold no two blocks of {block}")
+    return math.fsum(v for k in range(blocks) for v in values[2 * k * block : (2 * k + 1) * block]) / (blocks * block)
+
+
+def certify_update(update: UpdateTerms, setting: Setting, confidence: Confidence | None = None) -> Certificate:
+    """thm:single: J(after) - J(before) >= L - occupancy penalty - zeta / (1 - gamma); with `confidence` cor:empL's terms too."""
+    return certify_stage([update], setting, confidence)
+
+
+def certify_stage(updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None) -> Certificate:
+    """thm:stage, and thm:stage-hp with `confidence`: the sum of the updates' bounds, each with its share of the failure."""
+    return _certificate(updates, setting, confidence, occupancy=math.fsum(occupancy_penalty(u.kl, setting) for u in updates))
+
+
+def certify_stale_stage(updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None) -> Certificate:
+    """thm:stage_stale: L is evaluated on stage-start occupancy but with advantages of the intermediate team; KL is on fresh
+    occupancy. Update i pays for all updates before it."""
+    own = [occupancy_penalty(u.kl, setting) for u in updates]
+    return _certificate(
+        updates, setting, confidence, occupancy=math.fsum(own), staleness=math.fsum(list(accumulate(own, initial=0.0))[:-1])
+    )
+
+
+def certify_cached_stage(updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None) -> Certificate:
+    """For updates that only ever see stage-start episodes (joint, or sequential without resampling): L, advantages and KL are
+    all the stage-start team's.
+
+    Not in the paper. One agent is active at a state, so the updates are one step of one team policy: its surrogate is the sum of
+    theirs, its KL the sum of theirs, and thm:single holds for it. The penalty grows with the root of the number of agents.
+    """
+    total = math.fsum(u.kl for u in updates)
+    return _certificate(updates, setting, confidence, occupancy=occupancy_penalty(total, setting))
+
+
+def certify_by_turns(updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None) -> Certificate:
+    """The stage certificate for episodes that end, in undiscounted return, from the KL of each of the agent's messages.
+
+    Needs `turn_kl`, an L from undiscounted returns, and fresh episodes for every update; `setting.gamma` is not used.
+    """
+    occupancy = math.fsum(turn_penalty(u.turn_kl, setting.advantage_bound) for u in updates)
+    return _certificate(updates, setting, confidence, occupancy=occupancy, by_turns=True)
+
+
+def _certificate(
+    updates: Sequence[UpdateTerms],
+    setting: Setting,
+    confidence: Confidence | None,
+    *,
+    occupancy: float,
+    staleness: float = 0.0,
+    by_turns: bool = False,
+) -> Certificate:
+    bound_A = setting.advantage_bound
+    decisions = [float(len(u.turn_kl)) if by_turns else setting.decisions for u in updates]
+    surrogate = math.fsum(u.surrogate for u in updates)
+    estimation = math.fsum(_times(d, u.zeta) for d, u in zip(decisions, updates, strict=True))
+    clip_bias = math.fsum(_times(d, u.clip_bias) for d, u in zip(decisions, updates, strict=True))
+    concentration = 0.0
+    if confidence is not None:
+        moved = [(d, u) for d, u in zip(decisions, updates, strict=True) if u.kl > 0 or any(u.turn_kl)]
+        concentration = math.fsum(_concentration(u, d * bound_A, confidence, len(updates)) for d, u in moved)
+    if by_turns:
+        largest = math.fsum(bound_A * min(2.0, math.sqrt(2 * kl)) for u in updates for kl in u.turn_kl)
+    else:
+        largest = math.fsum(_times(setting.decisions, clip_bias_bound(u.kl, bound_A)) for u in updates)
+    penalty = occupancy + staleness + estimation + clip_bias + concentration
+    bound = surrogate - penalty
+    return Certificate(
+        surrogate,
+        occupancy,
+        staleness,
+        estimation,
+        clip_bias,
+        concentration,
+        bound,
+        vacuous=bound <= -setting.return_range,
+        can_certify=largest > penalty,
+    )
+
+
+def _concentration(update: UpdateTerms, unit: float, confidence: Confidence, updates: int) -> float:
+    """One update's sampling error: `failure` is shared by all of the stage's (the union bound of thm:stage-hp)."""
+    failure = confidence.failure / updates
+    if confidence.method == "normal":
+        return math.inf if update.standard_error is None else NormalDist().inv_cdf(1 - failure) * update.standard_error
+    bound = confidence.ratio_range * unit
+    if confidence.block == 1 and confidence.beta == 0:
+        return hoeffding_radius(bound, update.groups, failure)
+    return block_radius(bound, update.groups, failure, confidence.block, confidence.beta)
+
+
+def _times(factor: float, value: float) -> float:
+    """A product in which nothing costs nothing, also where gamma = 1 makes the factor infinite."""
+    return factor * value if value else 0.0
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """The surrogate near the current policy (thm:info-lower-stage): gain <= slope sqrt(delta), less curvature delta."""
+
+    slope: float  # kappa = sqrt(2 g' F^-1 g)
+    curvature: float  # a = L_loc / smallest eigenvalue of F
+
+    def gain(self, radius: float) -> float:
+        """A gain that *some* update within the radius has; one particular update may have less."""
+        return self.slope * math.sqrt(radius) - self.curvature * radius
+
+    def best_radius(self, setting: Setting) -> float:
+        """Where gain minus occupancy penalty is largest; 0 where the penalty outweighs the slope at every radius."""
+        net = self.slope - occupancy_penalty(1.0, setting)
+        return (net / (2 * self.curvature)) ** 2 if net > 0 else 0.0
+
+
+def local_slope(gradient: ArrayLike, fisher: ArrayLike) -> float:
+    """kappa of lem:lin-quad: the best linear gain in {x' F x / 2 <= delta} is kappa sqrt(delta)."""
+    g = np.asarray(gradient, dtype=np.float64)
+    return math.sqrt(2 * float(g @ np.linalg.solve(np.asarray(fisher, dtype=np.float64), g)))
+
+
+def tightens(before: UpdateTerms, after: UpdateTerms) -> bool:
+    """prop:tight: no less surrogate and no more KL cannot lower the bound. The other penalties must not rise either, which the
+    proposition leaves to its proof."""
+    return after.surrogate >= before.surrogate and all(
+        getattr(after, name) <= getattr(before, name) for name in ("kl", "zeta", "clip_bias")
+    )
+
+
+def leave_one_out(returns: ArrayLike, group: ArrayLike) -> Array:
+    """R - mean of the group's other episodes: unbiased where the mean of all shrinks by 1 - 1/G (lem:shrinkage)."""
+    returns_E = np.asarray(returns, dtype=np.float64)
+    _, index_E = np.unique(np.asarray(group), return_inverse=True)
+    size_E = np.bincount(index_E)[index_E]
+    if (size_E < 2).any():
+        raise ValueError("leave-one-out needs at least two episodes a group")
+    return (returns_E - np.bincount(index_E, weights=returns_E)[index_E] / size_E) * size_E / (size_E - 1)
+
+
+def centred_surrogate(log_ratio: ArrayLike, episode: ArrayLike, advantage: ArrayLike) -> Array:
+    """Per episode: sum over the agent's messages of (w - 1) * advantage. Its mean is L, without bias and without clipping.
+
+    `advantage` is one number an episode: its return from the start minus a baseline that does not depend on it. With discounted
+    returns this is L of eq:surrogate, and no further gamma^t belongs in the sum: gamma^t times the return from t on is the
+    return from the start, and what was earned before t meets a factor w - 1 of mean zero. With raw returns it is L at gamma = 1.
+    """
+    advantage_E = np.asarray(advantage, dtype=np.float64)
+    weight_M = np.expm1(np.asarray(log_ratio, dtype=np.float64))
+    return np.bincount(np.asarray(episode), weights=weight_M, minlength=len(advantage_E)) * advantage_E
+
+
+@dataclass(frozen=True)
+class ZetaProxies:
+    """app:exp:zeta, in units of the normalised advantage: diagnostics, not bounds."""
+
+    clip: float
+    ratio: float
+    norm: float
+
+    @property
+    def total(self) -> float:
+        return self.clip + self.ratio + self.norm
+
+
+def zeta_proxies(
+    returns: ArrayLike,
+    group: ArrayLike,
+    episode: ArrayLike,
+    log_ratio: ArrayLike,
+    *,
+    ratio_clip: float,
+    advantage_clip: float,
+    eps: float,
+) -> ZetaProxies:
+    """clip: mean |unclipped - clipped advantage|. ratio: mean |advantage| |w - clip(w)| over messages. norm: half the mean
+    difference between advantages normalised by either half of their group.
+
+    Half of it, because a half's mean and deviation have twice the variance of the whole group's, and two of them are compared.
+    Both are clipped first: where all returns of a half are equal its deviation is sqrt(eps), and only clipping keeps it finite.
+    """
+    returns_E, group_E = np.asarray(returns, dtype=np.float64), np.asarray(group)
+    unclipped_E, halves_E = np.zeros(len(returns_E)), np.zeros(len(returns_E))
+    for name in np.unique(group_E):
+        mine = group_E == name
+        values = returns_E[mine]
+        unclipped_E[mine] = _standardised(values, values, eps)
+        if len(values) >= 2:
+            one, other = (np.clip(_standardised(values, values[k::2], eps), -advantage_clip, advantage_clip) for k in (0, 1))
+            halves_E[mine] = np.abs(one - other) / 2
+    clipped_E = np.clip(unclipped_E, -advantage_clip, advantage_clip)
+    ratio_M = np.exp(np.asarray(log_ratio, dtype=np.float64))
+    moved_M = np.abs(ratio_M - np.clip(ratio_M, 1 - ratio_clip, 1 + ratio_clip)) * np.abs(clipped_E[np.asarray(episode)])
+    return ZetaProxies(
+        clip=float(np.abs(unclipped_E - clipped_E).mean()),
+        ratio=float(moved_M.mean()) if moved_M.size else 0.0,
+        norm=float(halves_E.mean()),
+    )
+
+
+def _standardised(values: Array, reference: Array, eps: float) -> Array:
+    return (values - reference.mean()) / np.sqrt(reference.var() + eps)
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Spearman's, ties at their mean rank; None where fewer than three pairs or no spread leave nothing to correlate."""
+    first, second = _ranks(np.asarray(one, dtype=np.float64)), _ranks(np.asarray(other, dtype=np.float64))
+    if len(first) < 3 or not first.std() or not second.std():
+        return None
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: Array) -> Array:
+    _, index, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    return ((last - count + last - 1) / 2)[index]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One update's or stage's certificate beside what happened, both in the certificate's return."""
+
+    certificate: Certificate
+    improvement: float
+    standard_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How the certificate did over a run (app:tightness). Zero violations of vacuous bounds are no evidence: see both rates."""
+
+    rows: int
+    vacuous_rate: float
+    can_certify_rate: float
+    violation_rate: float  # bound > measured improvement
+    informative_violation_rate: float | None  # the same among bounds that exclude something; None: there were none
+    significant_violation_rate: float  # bound > improvement + z * its standard error; a missing standard error counts as 0
+    mean_slack: float  # improvement - bound
+    smallest_slack: float
+    rank_correlation: float | None  # of bound and improvement
+    surrogate_rank_correlation: float | None  # of L alone: with equal radii the penalties are constants and this is all there is
+    penalty_shares: dict[str, float]  # mean over rows
+
+
+def calibrate(rows: Sequence[Measured], z: float = 1.645) -> Calibration:
+    if not rows:
+        raise ValueError("nothing to calibrate: no certificate with a measured improvement")
+    slack = [row.improvement - row.certificate.bound for row in rows]
+    telling = [s for s, row in zip(slack, rows, strict=True) if not row.certificate.vacuous]
+    shares = [row.certificate.shares() for row in rows if row.certificate.shares()]
+    improvements = [row.improvement for row in rows]
+    return Calibration(
+        rows=len(rows),
+        vacuous_rate=_rate([row.certificate.vacuous for row in rows]),
+        can_certify_rate=_rate([row.certificate.can_certify for row in rows]),
+        violation_rate=_rate([s < 0 for s in slack]),
+        informative_violation_rate=_rate([s < 0 for s in telling]) if telling else None,
+        significant_violation_rate=_rate([s < -z * (row.standard_error or 0.0) for s, row in zip(slack, rows, strict=True)]),
+        mean_slack=math.fsum(slack) / len(slack),
+        smallest_slack=min(slack),
+        rank_correlation=rank_correlation([row.certificate.bound for row in rows], improvements),
+        surrogate_rank_correlation=rank_correlation([row.certificate.surrogate for row in rows], improvements),
+        penalty_shares={name: math.fsum(s[name] for s in shares) / len(shares) for name in shares[0]} if shares else {},
+    )
+
+
+def _rate(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags)

@@ -1,0 +1,163 @@
+"""What the team is trained on: the task sections of a recipe, one a family; `name` selects the kind.
+
+Descriptions are the user's documentation (they are the JSON schema's text), so each one names its unit.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import Discriminator, Field, Strict, Tag, model_validator
+
+from teamtr_lora.recipe.sections import DATA_FILE, CallablePath, Section, Text, refuse
+
+DataFile = Annotated[str, Field(pattern=DATA_FILE)]
+
+
+class RewardedTask(Section):
+    """Keys that every task has."""
+
+    on_reward_error: Literal["stop", "zero"] = Field(
+        default="stop",
+        description="A reward that raises, is NaN or has the wrong length: stop and name the item, or count it as 0.",
+    )
+    reward_range: Annotated[tuple[float, float], Strict(False)] = Field(
+        default=(0.0, 1.0), description="Lowest and highest reward an episode can get, in reward units."
+    )
+
+    @model_validator(mode="after")
+    def _range_is_ordered(self) -> Self:
+        low, high = self.reward_range
+        if low >= high:
+            refuse(
+                "task",
+                [
+                    (
+                        ("reward_range",),
+                        [low, high],
+                        "the lowest reward must be below the highest",
+                        "write [lowest, highest]; the default is [0.0, 1.0]",
+                    )
+                ],
+            )
+        return self
+
+
+class ColumnSumTask(RewardedTask):
+    """Add two numbers column by column: generated, seeded, and solved only if every agent's message is right."""
+
+    name: Literal["column_sum"] = Field(default="column_sum", description="The generated addition task of the quickstart.")
+    digits: int = Field(default=3, ge=1, le=8, description="Digits per number.")
+
+
+class SmallTask(RewardedTask):
+    """Generated questions with a number for an answer, a few solved examples before each; the last message answers."""
+
+    name: Literal["arithmetic", "products", "largest", "letter_count"] = Field(
+        description="arithmetic: sums of three numbers; products: of a small and a two-digit number; largest: of four numbers; "
+        "letter_count: how often a letter is in a word."
+    )
+    shots: int = Field(default=4, ge=0, description="Solved examples before the question.")
+
+
+class ItemSource(RewardedTask):
+    """Where a task's items come from, for tasks that read them from a file or the hub."""
+
+    path: DataFile | None = Field(
+        default=None,
+        description="Local .jsonl, .jsonl.gz, .csv or .parquet file, relative to the recipe. Give either path or hub.",
+    )
+    hub: Text | None = Field(default=None, description="Hub id of a dataset. Give either path or hub.")
+    hub_config: Text | None = Field(default=None, description="Configuration (subset) of the hub dataset.")
+    train_split: Text = Field(default="train", description="Hub split to train on.")
+    test_split: Text | None = Field(default="test", description="Hub split to evaluate on; null holds out test_fraction instead.")
+    test_path: DataFile | None = Field(default=None, description="Local file to evaluate on, relative to the recipe.")
+    test_fraction: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="Share of items held out by a hash of the prompt when there is no test split or file.",
+    )
+    on_overlap: Literal["refuse", "drop"] = Field(
+        default="refuse",
+        description="Train items that are test items too (the same text up to spacing, case and punctuation): refuse to start and "
+        "name them, or train without them.",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.path is None and self.hub is None and self._needs_items():
+            refuse("task", [(("path",), None, f"a {self._kind()} task needs items", "give path (a local file) or hub (a hub id)")])
+        if self.path is not None and self.hub is not None:
+            refuse(
+                "task",
+                [(("hub",), self.hub, "path is given too, and items come from one place", "keep either path or hub")],
+            )
+        return self
+
+    def _needs_items(self) -> bool:
+        return True
+
+    def _kind(self) -> str:
+        return str(getattr(self, "name", "dataset"))
+
+
+class DatasetTask(ItemSource):
+    """Prompts from a file or the hub, scored by your reward function."""
+
+    name: Literal["dataset"] = Field(description="Your own prompts and reward.")
+    prompt_column: Text = Field(default="prompt", description="Column that holds the prompt.")
+    answer_column: Text | None = Field(default=None, description="Column that holds the reference answer, if there is one.")
+    reward: CallablePath | Annotated[list[CallablePath], Field(min_length=1)] = Field(
+        description="Reward function as module:function, or a list of them, summed. TRL's signature: "
+        "f(prompts, completions, **columns) -> list[float]."
+    )
+    success_at_least: float = Field(default=1.0, description="Reward from which an episode counts as right, in reward units.")
+
+
+class MathTask(ItemSource):
+    """Problems with one answer, in a box or after the benchmark's marker; compared symbolically by math-verify."""
+
+    name: Literal["gsm8k", "math500", "aime24", "aime25", "dapo_math"] = Field(
+        description="gsm8k: a number in a box or after ####; math500, aime24, aime25: in a box; dapo_math: in a box or on an "
+        "Answer: line. Rows need problem (or question) and answer."
+    )
+    instruction: str | None = Field(
+        default=None, description="Text after each problem that says how to answer; null takes the task's own, empty adds none."
+    )
+    answer_seconds: float = Field(
+        default=3.0, gt=0, description="Longest time to compare one answer, in seconds; one that takes longer is wrong."
+    )
+
+
+class ScriptTask(RewardedTask):
+    """Items and rewards that a Python script passed to TeamTRTrainer: such a run goes on from its script."""
+
+    name: Literal["script"] = Field(description="Written by TeamTRTrainer; a recipe file cannot run it.")
+
+
+FAMILIES: tuple[type[RewardedTask], ...] = (ColumnSumTask, SmallTask, DatasetTask, MathTask, ScriptTask)
+
+
+def names_of(family: type[RewardedTask]) -> tuple[str, ...]:
+    return get_args(family.model_fields["name"].annotation)
+
+
+# A family goes by its first name, so that the tag in an error is one of the names in the family's schema.
+_TAGS = {name: names_of(family)[0] for family in FAMILIES for name in names_of(family)}
+
+
+def _task_name(value: Any) -> str:
+    """The union's tag. A task without a name is the default one, so `task.digits=4` works alone."""
+    name = value.get("name", "column_sum") if isinstance(value, dict) else getattr(value, "name", "column_sum")
+    return _TAGS.get(name, name) if isinstance(name, str) else repr(name)
+
+
+TaskSection = Annotated[
+    Annotated[ColumnSumTask, Tag("column_sum")]
+    | Annotated[SmallTask, Tag("arithmetic")]
+    | Annotated[DatasetTask, Tag("dataset")]
+    | Annotated[MathTask, Tag("gsm8k")]
+    | Annotated[ScriptTask, Tag("script")],
+    Discriminator(_task_name),
+]

@@ -1,0 +1,95 @@
+"""Benchmark tasks: items from a file or hub dataset in the benchmark's own format, or from a generator."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.overlap import OnOverlap, normalised, refuse_overlap, shared_items
+from teamtr_lora.tasks.task import Item, Items, Split, Task, item_of
+from teamtr_lora.team import Episode
+
+
+class BenchTask(Task):
+    """Override `row_item` and `verdict`, and `generated` where items can be made. Rows come by `use_rows`."""
+
+    _splits: dict[str, Items] | None = None
+
+    def row_item(self, row: Mapping[str, Any], name: str) -> Item:
+        """A row in the benchmark's format as an item; raises UserError for a row that is none."""
+        raise TypeError(f"{type(self).__name__} reads no rows")
+
+    def generated(self, split: Split) -> Items:
+        raise UserError(f"task.name = {self.name!r} needs items: give task.path (a local file) or task.hub (a hub id)")
+
+    def items(self, split: Split) -> Items:
+        return self._splits[split] if self._splits is not None else self.generated(split)
+
+    def use_rows(self, train: Any, test: Any | None, test_fraction: float, on_overlap: OnOverlap = "refuse") -> None:
+        """Without test rows, a share of the train rows is held out by a hash of the text."""
+        everything = BenchItems(self, train, "train", range(len(train)))
+        if test is None:
+            held = [_held_out(self.text(item), test_fraction) for item in everything]
+            places = {side: [i for i, out in enumerate(held) if out is side] for side in (False, True)}
+            if not places[False] or not places[True]:
+                raise UserError(
+                    f"task.test_fraction = {test_fraction}: holding that share of {len(train)} items out leaves the "
+                    f"{'test' if places[False] else 'train'} split empty; give a test file or another fraction"
+                )
+            self._splits = {
+                "train": BenchItems(self, train, "train", places[False]),
+                "test": BenchItems(self, train, "test", places[True]),
+            }
+            return
+        tested = BenchItems(self, test, "test", range(len(test)))
+        pairs = shared_items(((i.id, self.text(i)) for i in everything), ((i.id, self.text(i)) for i in tested))
+        if on_overlap == "refuse":
+            refuse_overlap(pairs)
+        shared = {name for name, _ in pairs}
+        kept = [place for place, item in enumerate(everything) if item.id not in shared]
+        if not kept:
+            raise UserError("every train item is a test item too; nothing is left to train on")
+        self._splits = {"train": BenchItems(self, train, "train", kept), "test": tested}
+
+    def text(self, item: Item) -> str:
+        """What makes two items the same problem."""
+        return str(item.data.get("problem", item.prompt))
+
+    def verdict(self, item: Item, text: str) -> float:
+        """The reward of a last message."""
+        raise TypeError(f"{type(self).__name__} has no verdict")
+
+    def score(self, episodes: Sequence[Episode]) -> list[float]:
+        return [self.verdict(item_of(e), e.messages[-1].text) if e.messages else 0.0 for e in episodes]
+
+
+class BenchItems:
+    """Rows of a split by position; a row becomes an item when it is asked for."""
+
+    def __init__(self, task: BenchTask, rows: Any, split: Split, places: Sequence[int]) -> None:
+        self._task, self._rows, self._split, self._places = task, rows, split, places
+        self.size: int | None = len(places)
+
+    def __getitem__(self, position: int) -> Item:
+        place = self._places[position]  # an IndexError here ends a loop over the items
+        row = self._rows[place]
+        named = f" ({row['id']})" if row.get("id") is not None else ""
+        return self._task.row_item(row, f"{self._split}-{place}{named}")
+
+
+def field(row: Mapping[str, Any], name: str, columns: Sequence[str], kind: type | tuple[type, ...] = str) -> Any:
+    """The first of `columns` that the row has, whatever the case of its name."""
+    lower = {str(key).lower(): value for key, value in row.items()}
+    for column in columns:
+        value = lower.get(column)
+        if isinstance(value, kind) and value != "":
+            return value
+    raise UserError(f"item {name}: has no {' or '.join(columns)}; it has {', '.join(map(str, row)) or 'no columns'}")
+
+
+def _held_out(text: str, fraction: float) -> bool:
+    """By the normalised text's hash: copies of one problem never fall on both sides."""
+    digest = hashlib.sha256(normalised(text).encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64

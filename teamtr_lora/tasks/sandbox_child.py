@@ -1,0 +1,130 @@
+"""Runs inside the sandbox process, as a script of its own: `python -I -S sandbox_child.py < request`.
+
+Layers, each of which holds when another is missing: no network and no other processes in sight (namespaces, where the kernel
+lends them), rlimits, a list of modules that may be imported, and an audit hook that ends the process at the first event that a
+checking program has no need of (sockets, processes, files outside the working folder).
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import json
+import os
+import resource
+import sys
+from typing import Any
+
+USEFUL = ["bisect", "calendar", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools"]
+USEFUL += ["heapq", "itertools", "json", "math", "numbers", "operator", "random", "re", "statistics", "string", "time", "typing"]
+HIDDEN = ["_strptime", "locale", "collections.abc", "encodings.idna"]  # what the useful ones load late
+HARMLESS = {"compile", "exec", "import", "object.__getattr__", "object.__setattr__", "object.__delattr__", "builtins.id"}
+HARMLESS |= {"sys._getframe", "sys._getframemodulename", "code.__new__", "function.__new__", "time.sleep", "cpython.run_string"}
+BREACH = 77  # exit status of a program that reached for something it must not have
+
+
+def isolate() -> None:
+    """New user, network, process and IPC namespaces, where allowed; the child of the new process namespace goes on."""
+    import ctypes
+
+    new_user, new_pid, new_net, new_ipc = 0x10000000, 0x20000000, 0x40000000, 0x08000000
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(new_user | new_pid | new_net | new_ipc) != 0:
+        return
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+
+
+def limit(cpu_seconds: int, memory_bytes: int, file_bytes: int) -> None:
+    for what, most in (
+        (resource.RLIMIT_CPU, cpu_seconds),
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, 16),
+        (resource.RLIMIT_NPROC, 1),
+    ):
+        hard = resource.getrlimit(what)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (most, most))
+
+
+def guard(folder: str) -> None:
+    inside = os.path.realpath(folder) + os.sep
+    realpath, leave, known = os.path.realpath, os._exit, set(sys.modules)
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event == "import":
+            if args[0] in known:
+                return
+        elif event in HARMLESS or (event == "open" and isinstance(args[0], str) and realpath(args[0]).startswith(inside)):
+            return
+        leave(BREACH)  # not an exception: the program could catch that
+
+    sys.addaudithook(hook)
+
+
+def checked_import(name: str, *rest: Any) -> Any:
+    if name.split(".")[0] not in USEFUL:
+        os._exit(BREACH)
+    return _import(name, *rest)
+
+
+_import = builtins.__import__
+
+
+def read(text: str) -> Any:
+    """The response: JSON, or a Python literal (tuples, single quotes)."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return ast.literal_eval(text.strip())
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": "checks", "__builtins__": {**vars(builtins), "__import__": checked_import}}
+    try:
+        value = read(request["argument"])
+    except Exception as error:
+        return {"problem": f"the answer cannot be read: {type(error).__name__}"}
+    try:
+        exec(compile(request["source"], "checks", "exec"), namespace)
+    except BaseException as error:
+        return {"problem": f"the program failed: {type(error).__name__}"}
+    verdicts: dict[str, list[bool]] = {}
+    for name in request["names"]:
+        functions = namespace.get(name)
+        if functions is None:
+            return {"problem": f"the program defines no {name}"}
+        verdicts[name] = []
+        for function in functions if isinstance(functions, list | tuple) else [functions]:
+            try:
+                verdicts[name].append(bool(function(copy.deepcopy(value))))
+            except BaseException:  # a check that cannot judge the answer has not accepted it
+                verdicts[name].append(False)
+    return {"verdicts": verdicts}
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.buffer.read())
+    out = os.dup(1)
+    isolate()
+    for module in (*USEFUL, *HIDDEN):
+        __import__(module)
+    limit(**request["limits"])
+    guard(os.getcwd())
+    try:
+        answer = run(request)
+    except MemoryError:
+        answer = {"problem": "out of memory"}
+    sys.stdout.flush()
+    os.write(out, (request["token"] + json.dumps(answer) + "\n").encode())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

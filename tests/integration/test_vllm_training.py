@@ -1,0 +1,41 @@
+"""The quickstart recipe with vLLM as its sampler, in its own process: it learns, from the right versions, inside the region."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from teamtr_lora.training.metrics import UpdateRow, read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed (tools/setup --all installs it)")
+def test_the_quickstart_team_learns_with_vllm(tmp_path: Path) -> None:
+    """Two stages of it (tools/claims.py rollout.engine=vllm runs the whole recipe)."""
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "teamtr_lora.cli", "train", str(ROOT / "recipes" / "quickstart.yaml"), "--json"]
+    options = ["rollout.engine=vllm", "training.stages=2", "evaluation.every_stages=0", "--run-dir", str(run_dir)]
+    ran = subprocess.run([*command, *options], capture_output=True, text=True, timeout=400)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    summary = json.loads(ran.stdout)
+    before, after, n = summary["accuracy_before"], summary["accuracy_after"], summary["episodes_evaluated"]
+    pooled = (before + after) / 2
+    assert n >= 512 and (after - before) / math.sqrt(2 * pooled * (1 - pooled) / n) > 2.6, f"{before:.3f} -> {after:.3f}"
+    assert summary["out_of_region_accepted"] == 0
+    rows = [row for row in read_rows(run_dir / "metrics.jsonl") if isinstance(row, UpdateRow)]
+    assert len(rows) == 6
+    current = dict(rows[0].team_versions)
+    for row in rows:
+        assert row.team_versions == current
+        assert row.sampler_gap is not None and row.sampler_gap["max_abs"] < 1e-3
+        file = run_dir / "episodes" / f"stage-{row.stage:04d}-update-{row.update}-{row.agent}.jsonl"
+        said = {(m["agent"], m["version"]) for line in file.read_text().splitlines() for m in json.loads(line)["messages"]}
+        assert said == set(current.items())
+        current[row.agent] = row.version

@@ -1,0 +1,259 @@
+"""The real vLLM, in this process on a CPU, against the transformers engine: same tokens, never a stale one, failures alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from teamtr_lora.base.bank import AdapterBank
+from teamtr_lora.base.load import FrozenBase, load_base
+from teamtr_lora.base.versions import AdapterVersion
+from teamtr_lora.errors import UserError
+from teamtr_lora.recipe import LoraSection, RolloutSection
+from teamtr_lora.rollout import vllm_engine, vllm_start
+from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams
+from teamtr_lora.rollout.transformers_engine import TransformersSampler
+from teamtr_lora.rollout.vllm_engine import VllmSampler
+from teamtr_lora.rollout.vllm_internals import fill_kernel_meta, knows, slot_map
+
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vllm is not installed (tools/setup --all installs it)"
+)
+CONTEXT = 128
+SPECS = {
+    "base": LoraSection(rank=8),  # B stays zero: the base itself
+    "wide": LoraSection(rank=8, alpha=16),
+    "narrow": LoraSection(rank=4, alpha=8, targets=["q_proj", "down_proj"]),
+    "stable": LoraSection(rank=6, alpha=12, rslora=True),
+}
+PROMPTS = [[1, 80, 70, 90, 75], [1, 66], [1, *range(100, 140)], [1, 80, 70, 90, 75, 76]]
+
+
+@torch.no_grad()
+def move(bank: AdapterBank, agent: str, size: float, seed: int) -> AdapterVersion:
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in bank.parameters(agent).items():
+        if "lora_B" in name:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * size)
+    return bank.commit(agent)
+
+
+@pytest.fixture(scope="module")
+def base() -> FrozenBase:
+    return load_base("nano", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def bank(base: FrozenBase) -> AdapterBank:
+    bank = AdapterBank(base.model, SPECS, base_name="nano", seed=0)
+    for i, agent in enumerate(["wide", "narrow", "stable"]):
+        move(bank, agent, 0.2, i)
+    return bank
+
+
+@pytest.fixture(scope="module")
+def sampler(base: FrozenBase, bank: AdapterBank) -> Iterator[VllmSampler]:
+    environment, threads = dict(os.environ), torch.get_num_threads()
+    rollout = RolloutSection(engine="vllm", requests_per_batch=32)
+    sampler = VllmSampler(base, bank, rollout, context_tokens=CONTEXT)
+    for agent in bank.agents:
+        sampler.publish(bank.version(agent))
+    yield sampler
+    sampler.close()
+    torch.set_num_threads(threads)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+@pytest.fixture
+def reference(base: FrozenBase, bank: AdapterBank) -> Callable[[list[Request]], list[Completion]]:
+    """The transformers engine with the bank's adapters as they are now."""
+
+    def run_them(requests: list[Request]) -> list[Completion]:
+        engine = TransformersSampler(bank, vocab_size=base.vocab_size, context_tokens=CONTEXT, pad_id=base.pad_id)
+        for agent in bank.agents:
+            engine.publish(bank.version(agent))
+        return run(engine, requests)
+
+    return run_them
+
+
+def request(prompt: list[int], agent: str, *, seed: int = 0, temperature: float = 0.0, tokens: int = 8, stop: int = 2) -> Request:
+    return Request(list(prompt), agent, SamplingParams(temperature, tokens, (stop,)), seed)
+
+
+def run(sampler: Sampler, requests: list[Request]) -> list[Completion]:
+    tickets = [sampler.submit(r) for r in requests]
+    done: dict[int, Completion] = {}
+    while len(done) < len(tickets):
+        done.update({c.ticket: c for c in sampler.poll()})
+    return [done[ticket] for ticket in tickets]
+
+
+@installed
+def test_greedy_tokens_and_log_probabilities_are_the_transformers_engines(sampler: Any, bank: Any, reference: Any) -> None:
+    # four adapters in one batch, with and without a token that ends the message
+    requests = [request(prompt, agent, tokens=12, stop=stop) for stop in (0, 2) for prompt in PROMPTS for agent in SPECS]
+    for asked, ours, theirs in zip(requests, run(sampler, requests), reference(requests), strict=True):
+        assert ours.error is None
+        assert ours.token_ids == theirs.token_ids
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
+        assert ours.finish == theirs.finish
+        assert ours.version == bank.version(asked.agent).name
+    said = {tuple(np.round(c.logprobs, 3)) for c in run(sampler, [request(PROMPTS[2], agent, stop=0) for agent in SPECS])}
+    assert len(said) == len(SPECS), "adapters that all say the same prove nothing"
+
+
+@installed
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_sampled_log_probabilities_are_at_the_sampling_temperature(sampler: Any, bank: Any, temperature: float) -> None:
+    asked = request(PROMPTS[2], "wide", temperature=temperature, seed=3, tokens=10, stop=0)
+    sampled = run(sampler, [asked])[0]
+    bank.activate("wide")
+    ids = torch.tensor([asked.prompt_ids + sampled.token_ids])
+    with torch.no_grad():
+        logits = bank.model(input_ids=ids, use_cache=False).logits[0, len(asked.prompt_ids) - 1 : -1].double()
+    expected = torch.log_softmax(logits / temperature, -1).gather(1, ids[0, len(asked.prompt_ids) :, None])[:, 0]
+    assert sampled.logprobs == pytest.approx(expected.tolist(), abs=1e-3)
+
+
+@installed
+def test_a_seed_alone_decides_the_draw(sampler: Any) -> None:
+    asked = request(PROMPTS[0], "wide", temperature=1.0, seed=11, tokens=16, stop=0)
+    mates = [request(p, agent, temperature=1.0, seed=s, tokens=9) for s, p in enumerate(PROMPTS) for agent in SPECS]
+    alone = run(sampler, [asked])[0]
+    among = run(sampler, [*mates[:7], asked, *mates[7:]])[7]
+    assert alone.token_ids == among.token_ids
+    other = run(sampler, [Request(asked.prompt_ids, "wide", asked.params, 12)])[0]
+    assert other.token_ids != alone.token_ids
+
+
+@installed
+def test_fifty_publishes_and_never_a_stale_token(sampler: Any, bank: Any, reference: Any) -> None:
+    """Each version is large enough to change what follows a prompt that is already in the prefix cache."""
+    asked = request(PROMPTS[2], "wide", tokens=6, stop=0)
+    seen: list[list[float]] = []
+    for i in range(50):
+        version = move(bank, "wide", 0.3, 100 + i)
+        sampler.publish(version)
+        got, wanted = run(sampler, [asked])[0], reference([asked])[0]
+        assert got.version == version.name
+        assert got.token_ids == wanted.token_ids
+        assert got.logprobs == pytest.approx(wanted.logprobs, abs=1e-3)
+        assert all(np.abs(np.subtract(got.logprobs, before)).max() > 0.01 for before in seen), "the version changed nothing"
+        seen.append(got.logprobs)
+        assert len(sampler.registered()) == len(SPECS)
+
+
+@installed
+def test_a_version_superseded_while_it_samples_finishes_under_its_own_name(sampler: Any, bank: Any, reference: Any) -> None:
+    asked = request(PROMPTS[0], "narrow", tokens=20, stop=0)
+    expected, old = reference([asked])[0], bank.version("narrow")
+    ticket = sampler.submit(asked)
+    sampler._step()  # the prompt and the first token; the rest follows after the publish
+    new = move(bank, "narrow", 0.3, 7)
+    sampler.publish(new)
+    assert len(sampler.registered()) == len(SPECS) + 1
+    fresh = sampler.submit(asked)
+    done: dict[int, Completion] = {}
+    while len(done) < 2:
+        done.update({c.ticket: c for c in sampler.poll()})
+    assert (done[ticket].version, done[fresh].version) == (old.name, new.name)
+    assert done[ticket].token_ids == expected.token_ids
+    assert done[fresh].token_ids == reference([asked])[0].token_ids
+    assert len(sampler.registered()) == len(SPECS)
+
+
+@installed
+def test_bad_requests_fail_alone(sampler: Any, reference: Any) -> None:
+    good = request(PROMPTS[1], "stable")
+    bad = [
+        request([1, 10**6], "wide"),
+        request([1, -5], "wide"),
+        request([], "wide"),
+        request([1] * CONTEXT, "wide"),
+        request(PROMPTS[0], "nobody"),
+    ]
+    answers = run(sampler, [bad[0], good, *bad[1:], good])
+    errors = [a.error for a in answers if a.error]
+    assert len(errors) == len(bad)
+    assert "token id" in errors[0] and "exceed the context" in errors[3] and "'nobody'" in errors[4]
+    expected = reference([good])[0].token_ids
+    assert [a.token_ids for a in answers if not a.error] == [expected, expected]
+
+
+@installed
+def test_a_version_that_is_not_in_the_bank_is_refused(sampler: Any, bank: Any) -> None:
+    with pytest.raises(RuntimeError, match="the bank holds another version"):
+        sampler.publish(AdapterVersion("wide", 999, "0" * 64))
+
+
+@installed
+def test_an_unknown_vllm_gets_folders_and_public_calls(
+    base: Any, bank: Any, reference: Any, sampler: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    """The same answers as from memory; said once. (A second engine in the process that had one.)"""
+    monkeypatch.setattr(vllm_engine, "knows", lambda version: False)
+    with caplog.at_level(logging.WARNING):
+        public = VllmSampler(base, bank, RolloutSection(engine="vllm", requests_per_batch=8), context_tokens=CONTEXT)
+    try:
+        assert sum("through a folder" in record.getMessage() for record in caplog.records) == 1
+        for agent in bank.agents:
+            public.publish(bank.version(agent))
+        for i in range(3):
+            public.publish(move(bank, "stable", 0.3, i))
+            requests = [request(PROMPTS[i], agent) for agent in ("stable", "narrow")]
+            for ours, theirs in zip(run(public, requests), reference(requests), strict=True):
+                assert (ours.token_ids, ours.finish) == (theirs.token_ids, theirs.finish)
+                assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
+            assert len(public.registered()) == len(SPECS)
+        folder = Path(public._folder.name)  # type: ignore[union-attr]
+        assert len(list(folder.glob("stable/*"))) == 4
+    finally:
+        public.close()
+    assert not folder.exists()
+
+
+def test_known_versions() -> None:
+    assert knows("0.26.0") and knows("0.32.0+cpu") and not knows("0.27.1") and not knows("0.3.2")
+
+
+@installed
+@pytest.mark.parametrize("seed", range(20))
+def test_the_slot_map_is_what_vllm_computes_on_the_gpu(seed: int) -> None:
+    from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
+
+    rng = np.random.default_rng(seed)
+    slots, tokens = int(rng.integers(1, 9)), int(rng.integers(1, 200))
+    slot_T = rng.integers(-1, slots, tokens)
+    theirs, ours = (LoRAKernelMeta.make(slots, 256, "cpu") for _ in range(2))
+    if (slot_T >= 0).any():
+        theirs.prepare_tensors(torch.from_numpy(slot_T))
+        fill_kernel_meta(ours, torch.from_numpy(slot_map(slot_T, slots)), tokens, slots)
+        for field in ("token_lora_mapping", "token_indices_sorted_by_lora_ids"):
+            assert getattr(ours, field)[:tokens].tolist() == getattr(theirs, field)[:tokens].tolist(), field
+        for field in ("active_lora_ids", "num_tokens_per_lora", "lora_token_start_loc"):
+            assert getattr(ours, field).tolist() == getattr(theirs, field).tolist(), field
+
+
+def test_without_vllm_the_error_names_the_extra(base: Any, bank: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(vllm_start.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'teamtr-lora\[vllm\]'"):
+        VllmSampler(base, bank, RolloutSection(engine="vllm"), context_tokens=CONTEXT)
+
+
+@pytest.mark.parametrize("quantization", ["4bit", "8bit"])
+def test_a_quantised_base_that_vllm_cannot_serve_is_refused(base: Any, bank: Any, quantization: str, monkeypatch: Any) -> None:
+    from dataclasses import replace
+
+    monkeypatch.setattr(vllm_start.importlib.util, "find_spec", lambda name: object())
+    with pytest.raises(UserError, match="base.quantization=none, or rollout.engine=transformers"):
+        VllmSampler(replace(base, quantization=quantization), bank, RolloutSection(engine="vllm"), context_tokens=CONTEXT)

@@ -1,0 +1,105 @@
+"""Checking programs: what they may do, and that whatever else they try costs their own item only."""
+
+import contextlib
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from teamtr_lora.tasks.sandbox import Limits, run_checks
+
+QUICK = Limits(wall_seconds=1.5, cpu_seconds=1, memory_bytes=256 * 2**20)
+
+
+def accepts(body: str, argument: str = "[1, 2]") -> bool:
+    lines = "\n".join("    " + line for line in body.splitlines())
+    return run_checks(f"def check(x):\n{lines}\n", ["check"], argument, QUICK).accepted
+
+
+def test_a_plain_program_judges_the_answer() -> None:
+    source = "import itertools, math\nfrom collections import Counter\n"
+    source += "def first(x): return Counter(x)[1] == 1\ndef second(x): return x.pop() == 2\nboth = [first, second, second]"
+    assert run_checks(source, ["first", "both"], "[1, 2]", QUICK).verdicts == {"first": [True], "both": [True, True, True]}
+    assert run_checks(source, ["both"], "[1, 3]", QUICK).verdicts == {"both": [True, False, False]}
+    assert run_checks(source, ["first"], "(1, 'it''s')", QUICK).accepted
+    assert not run_checks(source, ["third"], "[1]", QUICK).accepted
+    assert not run_checks("def broken(", ["broken"], "[1]", QUICK).accepted
+    assert "cannot be read" in str(run_checks(source, ["first"], "[1", QUICK).problem)
+
+
+def test_files_inside_the_temporary_folder_only(tmp_path: Path) -> None:
+    inside = "open('note', 'w').write('a'); return open('note').read() == 'a'"
+    assert accepts(inside)
+    outside = tmp_path / "written"
+    assert not accepts(f"open({str(outside)!r}, 'w').write('a'); return True")
+    assert not accepts("open('../escaped', 'w').write('a'); return True")
+    assert not outside.exists()
+    assert not accepts("return bool(open('/etc/passwd').read())")
+    assert not accepts("open('big', 'w').write('a' * 10**8); return True")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import os\nreturn True",
+        "try:\n    import os\nexcept BaseException:\n    pass\nreturn True",
+        "import socket\nreturn True",
+        "import sys\nreturn 'os' in sys.modules",
+        "return bool(open('/proc/self/environ').read())",
+        "return __import__('subprocess') is not None",
+        "import json\njson.codecs.sys.modules['posix'].fork()\nreturn True",
+        "import json\njson.codecs.sys.modules['os'].system('true')\nreturn True",
+        "import json\njson.codecs.sys.modules['os'].listdir('/')\nreturn True",
+        "import json\njson.codecs.sys.modules['builtins'].__import__('_socket')\nreturn True",
+        "import json\nreturn 'HOME' in json.codecs.sys.modules['os'].environ",
+        "raise SystemExit(0)",
+        "import json\njson.codecs.sys.modules['os']._exit(0)",
+    ],
+)
+def test_reaching_out_fails_the_item(body: str) -> None:
+    assert not accepts(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "while True: pass",
+        "x = []\nwhile True: x.append('a' * 10**6)",
+        "while True: print('a' * 10**5)",
+        "print('a' * 10**6)\nreturn True",
+        "import time\ntime.sleep(60)\nreturn True",
+        "return 10 ** (10 ** 10) > 1",
+        "def f(): return f()\nreturn f()",
+        "try:\n    while True: pass\nexcept BaseException:\n    return True",
+    ],
+)
+def test_using_without_end_fails_the_item_in_time(body: str) -> None:
+    start = time.monotonic()
+    assert not accepts(body)
+    assert time.monotonic() - start < 4
+
+
+def test_nothing_is_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert not accepts("import time\ntime.sleep(60)\nreturn True")
+    places = []
+    for process in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            places.append(os.readlink(process))
+    assert not [place for place in places if place.startswith(str(tmp_path))]
+    assert not list(tmp_path.iterdir())
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_no_text_crashes_it(source: str, argument: str) -> None:
+    run_checks(source, ["check"], argument, QUICK)
+
+
+@pytest.mark.parametrize("argument", ["{" * 100_000, "[" * 10**6, "a" * 10**6, "\x00", '"\ud800"', "9" * 10**5])
+def test_monstrous_answers_are_only_refused(argument: str) -> None:
+    assert not accepts("return x == [1]", argument)
