@@ -1,4 +1,4 @@
-"""Improvement certificates (thm:single, thm:stage, thm:stage_stale, thm:stage-hp, thm:info-lower-stage): functions of logged numbers.
+"""Improvement certificates as functions of logged numbers (thm:single, thm:stage, thm:stage_stale, thm:stage-hp).
 
 Everything is in units of the raw return. The theorems say less than they seem to; what a user of these numbers must know:
 - thm:single can never certify an improvement where gamma >= 1/2: its occupancy penalty is gamma / (1 - gamma) times the largest
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import NormalDist
 from typing import Literal
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+ROUNDING = 1e-12  # at gamma = 1/2 penalty and reach are equal, and only rounding would decide
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Certificate:
     concentration: float  # 0 in the bounds that hold for exact surrogates
     bound: float
     vacuous: bool  # bound <= -return_range: no outcome at all is excluded
-    can_certify: bool  # the largest surrogate gain that the measured KL allows exceeds the penalties: bound > 0 was possible
+    can_certify: bool  # the largest L that the measured KL allows exceeds the penalties: bound > 0 was possible at all
 
     @property
     def penalty(self) -> float:
@@ -80,8 +81,7 @@ class Certificate:
 
     def shares(self) -> dict[str, float]:
         """Each penalty as a part of their sum; empty where there is none."""
-        names = ("occupancy", "staleness", "estimation", "clip_bias", "concentration")
-        total = self.penalty
+        names, total = ("occupancy", "staleness", "estimation", "clip_bias", "concentration"), self.penalty
         return {name: getattr(self, name) / total for name in names} if 0 < total < math.inf else {}
 
 
@@ -143,16 +143,17 @@ def certify_update(update: UpdateTerms, setting: Setting, confidence: Confidence
 
 def certify_stage(updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None) -> Certificate:
     """thm:stage, and thm:stage-hp with `confidence`: the sum of the updates' bounds, each with its share of the failure."""
-    return _certificate(updates, setting, confidence, occupancy=math.fsum(occupancy_penalty(u.kl, setting) for u in updates))
+    return _certificate(updates, setting, confidence, occupancy=_own_penalties(updates, setting), reach=_reach(updates, setting))
 
 
 def certify_stale_stage(updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None) -> Certificate:
     """thm:stage_stale: L is evaluated on stage-start occupancy but with advantages of the intermediate team; KL is on fresh
     occupancy. Update i pays for all updates before it."""
-    own = [occupancy_penalty(u.kl, setting) for u in updates]
-    return _certificate(
-        updates, setting, confidence, occupancy=math.fsum(own), staleness=math.fsum(list(accumulate(own, initial=0.0))[:-1])
-    )
+    earlier = [_own_penalties(updates[:i], setting) for i in range(len(updates))]
+    staleness = math.fsum(earlier)  # also what a stale L can exceed a fresh one by (eq:stale_surrogate_gap)
+    reach = _reach(updates, setting) + staleness
+    occupancy = _own_penalties(updates, setting)
+    return _certificate(updates, setting, confidence, occupancy=occupancy, staleness=staleness, reach=reach)
 
 
 def certify_cached_stage(updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None) -> Certificate:
@@ -162,8 +163,8 @@ def certify_cached_stage(updates: Sequence[UpdateTerms], setting: Setting, confi
     Not in the paper. One agent is active at a state, so the updates are one step of one team policy: its surrogate is the sum of
     theirs, its KL the sum of theirs, and thm:single holds for it. The penalty grows with the root of the number of agents.
     """
-    total = math.fsum(u.kl for u in updates)
-    return _certificate(updates, setting, confidence, occupancy=occupancy_penalty(total, setting))
+    step = [UpdateTerms(0.0, math.fsum(u.kl for u in updates))]
+    return _certificate(updates, setting, confidence, occupancy=_own_penalties(step, setting), reach=_reach(step, setting))
 
 
 def certify_by_turns(updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None) -> Certificate:
@@ -171,8 +172,19 @@ def certify_by_turns(updates: Sequence[UpdateTerms], setting: Setting, confidenc
 
     Needs `turn_kl`, an L from undiscounted returns, and fresh episodes for every update; `setting.gamma` is not used.
     """
-    occupancy = math.fsum(turn_penalty(u.turn_kl, setting.advantage_bound) for u in updates)
-    return _certificate(updates, setting, confidence, occupancy=occupancy, by_turns=True)
+    bound_A = setting.advantage_bound
+    occupancy = math.fsum(turn_penalty(u.turn_kl, bound_A) for u in updates)
+    reach = math.fsum(clip_bias_bound(kl, bound_A) for u in updates for kl in u.turn_kl)
+    return _certificate(updates, setting, confidence, occupancy=occupancy, reach=reach, by_turns=True)
+
+
+def _own_penalties(updates: Sequence[UpdateTerms], setting: Setting) -> float:
+    return math.fsum(occupancy_penalty(u.kl, setting) for u in updates)
+
+
+def _reach(updates: Sequence[UpdateTerms], setting: Setting) -> float:
+    """The largest L that the KL allows: A_max E|w - 1| / (1 - gamma), with lem:ratio-tv and Pinsker."""
+    return math.fsum(_times(setting.decisions, clip_bias_bound(u.kl, setting.advantage_bound)) for u in updates)
 
 
 def _certificate(
@@ -181,35 +193,22 @@ def _certificate(
     confidence: Confidence | None,
     *,
     occupancy: float,
+    reach: float,
     staleness: float = 0.0,
     by_turns: bool = False,
 ) -> Certificate:
-    bound_A = setting.advantage_bound
-    decisions = [float(len(u.turn_kl)) if by_turns else setting.decisions for u in updates]
+    weighted = [(float(len(u.turn_kl)) if by_turns else setting.decisions, u) for u in updates]
     surrogate = math.fsum(u.surrogate for u in updates)
-    estimation = math.fsum(_times(d, u.zeta) for d, u in zip(decisions, updates, strict=True))
-    clip_bias = math.fsum(_times(d, u.clip_bias) for d, u in zip(decisions, updates, strict=True))
+    estimation = math.fsum(_times(decisions, u.zeta) for decisions, u in weighted)
+    clip_bias = math.fsum(_times(decisions, u.clip_bias) for decisions, u in weighted)
     concentration = 0.0
     if confidence is not None:
-        moved = [(d, u) for d, u in zip(decisions, updates, strict=True) if u.kl > 0 or any(u.turn_kl)]
-        concentration = math.fsum(_concentration(u, d * bound_A, confidence, len(updates)) for d, u in moved)
-    if by_turns:
-        largest = math.fsum(bound_A * min(2.0, math.sqrt(2 * kl)) for u in updates for kl in u.turn_kl)
-    else:
-        largest = math.fsum(_times(setting.decisions, clip_bias_bound(u.kl, bound_A)) for u in updates)
-    penalty = occupancy + staleness + estimation + clip_bias + concentration
-    bound = surrogate - penalty
-    return Certificate(
-        surrogate,
-        occupancy,
-        staleness,
-        estimation,
-        clip_bias,
-        concentration,
-        bound,
-        vacuous=bound <= -setting.return_range,
-        can_certify=largest > penalty,
-    )
+        moved = [(decisions * setting.advantage_bound, u) for decisions, u in weighted if u.kl > 0 or any(u.turn_kl)]
+        concentration = math.fsum(_concentration(u, unit, confidence, len(updates)) for unit, u in moved)
+    penalties = (occupancy, staleness, estimation, clip_bias, concentration)
+    bound = surrogate - math.fsum(penalties)
+    possible = reach > math.fsum(penalties) * (1 + ROUNDING)
+    return Certificate(surrogate, *penalties, bound, vacuous=bound <= -setting.return_range, can_certify=possible)
 
 
 def _concentration(update: UpdateTerms, unit: float, confidence: Confidence, updates: int) -> float:
@@ -238,11 +237,6 @@ class LocalModel:
     def gain(self, radius: float) -> float:
         """A gain that *some* update within the radius has; one particular update may have less."""
         return self.slope * math.sqrt(radius) - self.curvature * radius
-
-    def best_radius(self, setting: Setting) -> float:
-        """Where gain minus occupancy penalty is largest; 0 where the penalty outweighs the slope at every radius."""
-        net = self.slope - occupancy_penalty(1.0, setting)
-        return (net / (2 * self.curvature)) ** 2 if net > 0 else 0.0
 
 
 def local_slope(gradient: ArrayLike, fisher: ArrayLike) -> float:
@@ -373,6 +367,10 @@ class Calibration:
     penalty_shares: dict[str, float]  # mean over rows
 
 
+def _rate(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags)
+
+
 def calibrate(rows: Sequence[Measured], z: float = 1.645) -> Calibration:
     if not rows:
         raise ValueError("nothing to calibrate: no certificate with a measured improvement")
@@ -393,7 +391,3 @@ def calibrate(rows: Sequence[Measured], z: float = 1.645) -> Calibration:
         surrogate_rank_correlation=rank_correlation([row.certificate.surrogate for row in rows], improvements),
         penalty_shares={name: math.fsum(s[name] for s in shares) / len(shares) for name in shares[0]} if shares else {},
     )
-
-
-def _rate(flags: Sequence[bool]) -> float:
-    return sum(flags) / len(flags)

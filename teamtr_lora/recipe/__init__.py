@@ -5,8 +5,6 @@ from teamtr_lora.recipe.problems import problems
 from teamtr_lora.recipe.schema import (
     AgentSection,
     BaseSection,
-    ColumnSumTask,
-    DatasetTask,
     DiagnosticsSection,
     EvaluationSection,
     LoraSection,
@@ -14,15 +12,13 @@ from teamtr_lora.recipe.schema import (
     Recipe,
     RolloutSection,
     RouterSection,
-    ScriptTask,
-    SmallTask,
-    TaskSection,
     TeamSection,
     TeamTRConfig,
     TrackingSection,
     TrainingSection,
     TrustRegionSection,
 )
+from teamtr_lora.recipe.task_sections import ColumnSumTask, DatasetTask, ItemSource, MathTask, ScriptTask, SmallTask, TaskSection
 from teamtr_lora.recipe.words import Problem, RecipeError
 
 __all__ = [
@@ -32,7 +28,9 @@ __all__ = [
     "DatasetTask",
     "DiagnosticsSection",
     "EvaluationSection",
+    "ItemSource",
     "LoraSection",
+    "MathTask",
     "Problem",
     "ProtocolSection",
     "Recipe",

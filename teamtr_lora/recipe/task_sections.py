@@ -87,7 +87,9 @@ class ItemSource(RewardedTask):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if self.path is None and self.hub is None and self._needs_items():
-            refuse("task", [(("path",), None, f"a {self._kind()} task needs items", "give path (a local file) or hub (a hub id)")])
+            refuse(
+                "task", [(("path",), None, f"a {self._kind()} task needs items", "give path (a local file) or hub (a hub id)")]
+            )
         if self.path is not None and self.hub is not None:
             refuse(
                 "task",

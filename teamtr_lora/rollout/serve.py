@@ -20,7 +20,7 @@ from teamtr_lora.base.versions import read_version, version_folder
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.rollout.records import read_team
-from teamtr_lora.rollout.vllm_start import DTYPES, GRAPH_SIZES, RANKS, TOKENS_PER_STEP
+from teamtr_lora.rollout.vllm_start import DTYPES, GRAPH_SIZES, RANKS, TOKENS_PER_STEP, default_environment
 
 MIDDLEWARE = "teamtr_lora.rollout.adapter_upload."
 
@@ -173,16 +173,7 @@ def _is_cpu_build() -> bool:
 
 def _environment(recipe: Recipe, options: ServeOptions, key: str, on_gpu: bool) -> dict[str, str]:
     """The key goes this way and not on the command line, which every user of the machine can read."""
-    defaults = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-    if on_gpu and importlib.util.find_spec("flashinfer") is None:
-        defaults["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    if not on_gpu:
-        defaults |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(recipe.rollout.vllm.kv_cache_gib),
-            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        }
-    environment = {**defaults, **os.environ, "VLLM_API_KEY": key}
+    environment = {**default_environment(recipe.rollout, on_gpu), **os.environ, "VLLM_API_KEY": key}
     environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = str(options.accept_adapters)
     _, _, index = options.device.partition(":")
     if index:

@@ -107,18 +107,21 @@ def _gpu_options(base: FrozenBase, rollout: RolloutSection) -> dict[str, Any]:
 def _set_environment(rollout: RolloutSection, on_gpu: bool) -> None:
     """vLLM reads these when it is imported or started. What the user has set stays, the process layout aside."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # adapters are written from memory: the engine must be in this process
-    defaults = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-    if on_gpu:
-        if importlib.util.find_spec("flashinfer") is None:
-            defaults["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    else:
-        defaults |= {
+    for name, value in default_environment(rollout, on_gpu).items():
+        os.environ.setdefault(name, value)
+
+
+def default_environment(rollout: RolloutSection, on_gpu: bool) -> dict[str, str]:
+    environment = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    if not on_gpu:
+        return environment | {
             "VLLM_CPU_KVCACHE_SPACE": str(rollout.vllm.kv_cache_gib),
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer computes on the same cores
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer may compute on the same cores
         }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+    if importlib.util.find_spec("flashinfer") is None:
+        environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    return environment
 
 
 class SharedMemory:

@@ -7,8 +7,11 @@ from typing import Any
 
 from teamtr_lora import recipe as recipes
 from teamtr_lora.code_paths import load_callable
+from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.bench import BenchTask
 from teamtr_lora.tasks.column_sum import ColumnSum
 from teamtr_lora.tasks.dataset import DatasetTask, read_hub, read_rows
+from teamtr_lora.tasks.math_tasks import MathTask
 from teamtr_lora.tasks.rewards import Rewards
 from teamtr_lora.tasks.small import SmallTask
 from teamtr_lora.tasks.task import Task
@@ -16,20 +19,31 @@ from teamtr_lora.tasks.task import Task
 
 def build_task(section: Any, folder: Path) -> Task:
     """`folder` is the recipe's: data files and reward modules are looked up beside it."""
-    if isinstance(section, recipes.ColumnSumTask):
-        task: Task = ColumnSum(section.digits)
-        task.reward_range = section.reward_range
-        return task
-    if isinstance(section, recipes.SmallTask):
-        task = SmallTask(section.name, section.shots)
-        task.reward_range = section.reward_range
-        return task
-    return _build_dataset(section, folder)
+    if isinstance(section, recipes.DatasetTask):
+        return _build_dataset(section, folder)
+    task = bare_task(section)
+    task.reward_range = section.reward_range
+    if isinstance(section, recipes.ItemSource) and (section.path or section.hub):
+        assert isinstance(task, BenchTask)
+        train, test = read_source(section, folder)
+        task.use_rows(train, test, section.test_fraction, section.on_overlap)
+    return task
 
 
-def _build_dataset(section: recipes.DatasetTask, folder: Path) -> DatasetTask:
-    names = [section.reward] if isinstance(section.reward, str) else list(section.reward)
-    functions = [load_callable(name, key="task.reward", folder=folder) for name in names]
+def bare_task(section: Any) -> Task:
+    """The task with its verifier, before it has read any items."""
+    match section:
+        case recipes.ColumnSumTask():
+            return ColumnSum(section.digits)
+        case recipes.SmallTask():
+            return SmallTask(section.name, section.shots)
+        case recipes.MathTask():
+            return MathTask(section.name, section.instruction, section.answer_seconds)
+    raise UserError(f"task.name = {section.name!r}: this task cannot be built from a recipe")
+
+
+def read_source(section: recipes.ItemSource, folder: Path) -> tuple[Any, Any | None]:
+    """The train rows, and the test rows where they are apart."""
     test: Any = None
     if section.path:
         train = read_rows(_beside(folder, section.path), "task.path")
@@ -39,6 +53,16 @@ def _build_dataset(section: recipes.DatasetTask, folder: Path) -> DatasetTask:
         hub = section.hub or ""
         train = read_hub(hub, section.hub_config, section.train_split, "task.hub")
         test = read_hub(hub, section.hub_config, section.test_split, "task.hub") if section.test_split else None
+    for rows, key in ((train, "train"), (test, "test")):
+        if rows is not None and len(rows) == 0:
+            raise UserError(f"the {key} dataset is empty; it needs at least one row")
+    return train, test
+
+
+def _build_dataset(section: recipes.DatasetTask, folder: Path) -> DatasetTask:
+    names = [section.reward] if isinstance(section.reward, str) else list(section.reward)
+    functions = [load_callable(name, key="task.reward", folder=folder) for name in names]
+    train, test = read_source(section, folder)
     return DatasetTask(
         train,
         test,

@@ -94,7 +94,9 @@ class MathPool:
 
     def __init__(self, seconds: float = 3.0, processes: int | None = None) -> None:
         if importlib.util.find_spec("math_verify") is None:
-            raise UserError("this task compares answers with math-verify, which is not installed: pip install 'teamtr-lora[math]'")
+            raise UserError(
+                "this task compares answers with math-verify, which is not installed: pip install 'teamtr-lora[math]'"
+            )
         count = processes or min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
         workers = [_Worker(seconds) for _ in range(count)]
         self._count = count

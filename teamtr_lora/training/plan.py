@@ -79,7 +79,7 @@ class Plan:
             ],
             "memory, estimated": [
                 *((name, _size(size)) for name, size in self.memory_bytes.items()),
-                ("peak (rollout and update take turns)", _size(self.memory_total_bytes)),
+                ("peak", _size(self.memory_total_bytes)),
             ],
         }
 
@@ -116,7 +116,7 @@ def make_plan(recipe: Recipe) -> Plan:
         adapter_parameters=adapters,
         adapter_bytes={agent: 4 * count for agent, count in adapters.items()},
         memory_bytes=memory,
-        memory_total_bytes=_peak(memory),
+        memory_total_bytes=_peak(memory, engine=rollout.engine, offload=rollout.vllm.offload),
         trust_region=_in_words(recipe),
     )
 
@@ -180,17 +180,37 @@ def _memory(
         "adapters": 4 * sum(adapters.values()),
         # every agent's moments, and while one updates: its weights before and after, their moments before, gradients
         "optimiser": moments * sum(adapters.values()) + (4 * 3 + moments) * max(adapters.values()),
-        "KV cache": rows * transcript * facts.layers * facts.kv_heads * facts.head_dim * 2 * value,
+        **_sampling_memory(recipe, int(stored), rows * transcript * _cached_values(facts) * value, device),
         "activations": int(tokens * (per_token * layers + kept)) + messages * facts.hidden_size * value,
         "KL head chunk": chunk * facts.vocab_size * 4 * HEAD_COPIES,
     }
 
 
-def _peak(memory: dict[str, int]) -> int:
-    """The KV cache is gone when an update begins, and an update's activations when a rollout does."""
-    phases = {"KV cache", "activations", "KL head chunk"}
-    always = sum(size for part, size in memory.items() if part not in phases)
-    return always + max(memory["KV cache"], memory["activations"] + memory["KL head chunk"])
+def _cached_values(facts: BaseFacts) -> int:
+    """Keys and values that one token leaves in a KV cache."""
+    return facts.layers * facts.kv_heads * facts.head_dim * 2
+
+
+def _sampling_memory(recipe: Recipe, base: int, cache: int, device: torch.device) -> dict[str, int]:
+    """What the engine takes beside the trainer: the cache of the trainer's own model, vLLM's share, or nothing here."""
+    vllm = recipe.rollout.vllm
+    if recipe.rollout.engine == "vllm_server":
+        return {"KV cache": 0}
+    if recipe.rollout.engine == "transformers":
+        return {"KV cache": cache}
+    if device.type == "cpu":
+        return {"KV cache": vllm.kv_cache_gib * 2**30, "vLLM's base": base}
+    return {"KV cache": 0, "vLLM's share": int(vllm.memory_share * torch.cuda.get_device_properties(device).total_memory)}
+
+
+def _peak(memory: dict[str, int], *, engine: str, offload: str) -> int:
+    """Rollouts and updates take turns: the cache of the trainer's own model is gone when an update begins, and an update's
+    activations when a rollout does. vLLM keeps what it has, unless it always sleeps during updates."""
+    update = memory["activations"] + memory["KL head chunk"]
+    sampling = memory["KV cache"] + memory.get("vLLM's share", 0) + memory.get("vLLM's base", 0)
+    rest = sum(memory.values()) - update - sampling
+    keeps = engine == "vllm" and not ("vLLM's share" in memory and offload == "always")
+    return rest + (sampling + update if keeps else max(sampling, update))
 
 
 def _libraries(device: torch.device) -> int:
@@ -202,10 +222,11 @@ def _in_words(recipe: Recipe) -> str:
     region = recipe.trust_region
     unit = "summed over each message's tokens" if region.reduction == "message_sum" else "averaged over each message's tokens"
     held = region.heldout_items(recipe.rollout.items_per_stage)
+    share = " (the team's average: it is shared anew after each stage, by gain)" if region.radii == "gain_weighted" else ""
     step = "lengthened to the boundary or shortened to fit" if region.step == "fill" else "shortened to fit"
     return (
         f"Trust region: an update is accepted only if the {region.estimator} KL from the agent it replaces, {unit}, is at most "
-        f"{region.delta:g} nats with {region.confidence:.0%} confidence, on {held} of {recipe.rollout.items_per_stage} items "
+        f"{region.delta:g} nats{share} with {region.confidence:.0%} confidence, on {held} of {recipe.rollout.items_per_stage} items "
         f"held out from its gradient, and its surrogate gain there is positive. A step is {step}; if nothing fits "
         "it is rejected and the agent stays as it was, bit for bit."
     )

@@ -1,0 +1,61 @@
+"""Playing a task by hand, and where the benchmark files are."""
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from teamtr_lora.tasks.task import Item, Task
+from teamtr_lora.team import Episode, Message
+
+
+@pytest.fixture(scope="session")
+def bench() -> Callable[[str], list[dict[str, Any]]]:
+    """The rows of a benchmark file such as gsm8k/test; skips where the files are absent."""
+    repo = Path(__file__).resolve().parents[2]
+    folder = Path(os.environ.get("TEAMTR_LORA_BENCH") or repo.parent / "shared" / "bench")
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        path = folder / f"{name}.jsonl.gz"
+        if not path.is_file():
+            pytest.skip(f"no benchmark file {path}; set TEAMTR_LORA_BENCH to the folder that has it")
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+
+    return rows
+
+
+def play(task: Task, item: Item, texts: Sequence[str]) -> Episode:
+    """The episode in which the team says `texts`, up to where the task ends it."""
+    interaction = task.open(item)
+    episode = Episode(item.id, 0, interaction.first(), 0, item)
+    for turn, text in enumerate(texts):
+        message = Message("agent", turn, [], [], [], "", "stop", text)
+        feedback = interaction.feed(message)
+        episode.messages.append(message)
+        episode.rewards.append(feedback.reward)
+        episode.feedback.append(feedback.text)
+        if feedback.done:
+            episode.ended = "task"
+            break
+    return episode
+
+
+def rewards(task: Task, pairs: Sequence[tuple[Item, str]]) -> list[float]:
+    episodes = [play(task, item, [text]) for item, text in pairs]
+    return [sum(e.rewards) + final for e, final in zip(episodes, task.score(episodes), strict=True)]
+
+
+@pytest.fixture(scope="session")
+def score() -> Callable[[Task, Sequence[tuple[Item, str]]], list[float]]:
+    """Rewards of one-message episodes."""
+    return rewards
+
+
+@pytest.fixture(scope="session")
+def played() -> Callable[[Task, Item, Sequence[str]], Episode]:
+    return play

@@ -1,0 +1,180 @@
+"""Answers to mathematical problems: what counts as one, what is equal to it, and that no answer stalls the others."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.tasks import math_answer
+from teamtr_lora.tasks.math_tasks import READERS, MathTask
+from teamtr_lora.tasks.task import Item, Task
+
+Score = Callable[[Task, Sequence[tuple[Item, str]]], list[float]]
+Bench = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def tasks() -> dict[str, MathTask]:
+    return {name: MathTask(name, answer_seconds=1.0) for name in READERS}
+
+
+def item(gold: str) -> Item:
+    return Item("i", "p", {"answer": gold})
+
+
+EQUAL = [
+    ("1/2", "0.5"),
+    ("1/2", r"\frac12"),
+    ("0.5", r"\dfrac{1}{2}"),
+    (r"\frac{1}{2}", ".5"),
+    (r"\frac{1}{2}", r"\frac{2}{4}"),
+    ("10,080", "10080"),
+    (r"10,\!080", "10080"),
+    (r"\$18.90", "18.9"),
+    ("204", "0204"),
+    ("x=5", "5"),
+    (r"\text{Evelyn}", "Evelyn"),
+    (r"\text{(B)}", "B"),
+    (r"120^\circ", "120"),
+    ("2k+2", "2(k+1)"),
+    (r"\sqrt{51}", r"51^{1/2}"),
+    (r"1 \pm \sqrt{19}", r"1-\sqrt{19}, 1+\sqrt{19}"),
+    (r"(5,\infty)", r"(5, \infty)"),
+    (r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}", r"\begin{bmatrix}-1&0\\0&-1\end{bmatrix}"),
+    ("40_9", "40_{9}"),
+]
+UNEQUAL = [
+    ("18", "19"),
+    ("18", "-18"),
+    ("18", ""),
+    ("18", "eighteen"),
+    ("18", "the answer is 18 or 19"),
+    ("0.5", "0.51"),
+    (r"\frac{1}{2}", r"\frac{1}{3}"),
+    ("x=5", "x=6"),
+    ("2k+2", "2k+3"),
+    (r"\text{Evelyn}", "Carla"),
+    ("(2,4)", "(4,2)"),
+    ("40_9", "40_8"),
+    (r"15\mbox{ cm}^2", r"15\mbox{ cm}^3"),
+    ("1/3", "1/0"),
+]
+
+
+def test_equal_forms_are_right_and_others_wrong(tasks: dict[str, MathTask], score: Score) -> None:
+    pairs = [(item(gold), rf"So it is $\boxed{{{answer}}}$.") for gold, answer in EQUAL + UNEQUAL]
+    assert score(tasks["math500"], pairs) == [1.0] * len(EQUAL) + [0.0] * len(UNEQUAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "right"),
+    [
+        ("gsm8k", "#### 18", 1),
+        ("gsm8k", "####18", 1),
+        ("gsm8k", "#### $18.00 a day", 1),
+        ("gsm8k", "#### 19\n#### 18", 1),
+        ("gsm8k", r"\boxed{19} no: #### 18", 1),
+        ("gsm8k", r"#### 19 no: \boxed{18}", 1),
+        ("gsm8k", "18", 0),
+        ("gsm8k", "The answer is 18.", 0),
+        ("gsm8k", "Answer: 18", 0),
+        ("gsm8k", "####", 0),
+        ("math500", "18", 0),
+        ("math500", "$18$", 0),
+        ("math500", "#### 18", 0),
+        ("math500", r"\boxed{18", 0),
+        ("math500", r"\boxed{}", 0),
+        ("math500", r"\boxed{18} and \boxed{19}", 0),
+        ("math500", r"\boxed{\boxed{18}}", 1),
+        ("math500", r"\fbox{18}", 1),
+        ("math500", r"\boxed {18}", 1),
+        ("aime24", r"\boxed{018}", 1),
+        ("aime25", r"\boxed{17}", 0),
+        ("dapo_math", "Answer: 18", 1),
+        ("dapo_math", "**Answer:** 18", 1),
+        ("dapo_math", "answer: $18$.", 1),
+        ("dapo_math", r"Answer: $\boxed{18}$", 1),
+        ("dapo_math", r"\boxed{18}", 1),
+        ("dapo_math", "Answer: 19\nAnswer: 18", 1),
+        ("dapo_math", "Answer: 18\nAnswer: 19", 0),
+        ("dapo_math", "the answer is 18", 0),
+    ],
+)
+def test_only_a_box_or_the_marker_states_an_answer(
+    tasks: dict[str, MathTask], score: Score, name: str, text: str, right: int
+) -> None:
+    assert score(tasks[name], [(item("18"), text)]) == [right]
+
+
+def test_a_pathological_answer_does_not_stall_the_others(tasks: dict[str, MathTask], score: Score) -> None:
+    bad = ["10^{10^{10}}", r"9^{9^{9^{9}}}", "(" * 900 + ")" * 900, r"\frac{" * 300, "x" * 1900, "1000000!"]
+    pairs = [(item("18"), rf"\boxed{{{answer}}}") for answer in bad]
+    good = [(item("2k+2"), rf"\boxed{{2(k+1)+{n}-{n}}}") for n in range(10)]
+    start = time.monotonic()
+    assert score(tasks["math500"], pairs + good) == [0.0] * len(bad) + [1.0] * len(good)
+    assert time.monotonic() - start < 30
+
+
+def test_ten_thousand_responses_in_seconds(tasks: dict[str, MathTask], score: Score) -> None:
+    prose = "She sells 16 - 3 - 4 = 9 eggs a day, which is 9 * 2 dollars. " * 8
+    endings = ["#### {}", r"\boxed{{{}}}", r"\boxed{{\${}}}", r"\boxed{{{}.00}}", r"\boxed{{{}\text{{ dollars}}}}"]
+    pairs = [(item(str(n)), prose + endings[n % 5].format(n + n % 3 % 2)) for n in range(10_000)]
+    start = time.monotonic()
+    found = score(tasks["gsm8k"], pairs)
+    assert time.monotonic() - start < 20
+    assert found == [float(n % 3 != 1) for n in range(10_000)]
+
+
+def test_rows_of_other_layouts_are_read(tasks: dict[str, MathTask]) -> None:
+    assert tasks["gsm8k"].row_item({"question": "q", "answer": "so\n#### 1,080"}, "a").data["answer"] == "1,080"
+    assert tasks["aime24"].row_item({"Problem": "q", "Answer": 204}, "a").data["answer"] == "204"
+    verl = {"prompt": [{"role": "user", "content": "q"}], "reward_model": {"ground_truth": "34"}}
+    assert tasks["dapo_math"].row_item(verl, "a").data["problem"] == "q"
+    with pytest.raises(UserError, match="item a: has no problem or question or prompt; it has text"):
+        tasks["math500"].row_item({"text": "q"}, "a")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(sorted(READERS)), st.text() | st.text(alphabet="\\boxed{}$#18/.,-=Answer: \n", max_size=80), st.booleans())
+def test_no_text_crashes_it(name: str, text: str, boxed: bool) -> None:
+    said = math_answer.stated(f"\\boxed{{{text}}}" if boxed else text, READERS[name])
+    if said is not None:
+        math_answer.quick("18", said)
+        math_answer.quick(r"\text{a}", said)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.text(max_size=40) | st.text(alphabet="\\frac{}sqrt^_()0123,+-", max_size=30))
+def test_no_box_crashes_the_pool(tasks: dict[str, MathTask], score: Score, text: str) -> None:
+    assert score(tasks["math500"], [(item("x+18"), f"\\boxed{{{text}}}")])[0] in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("part", ["\\boxed{", "{", "}", "#### ", "Answer: ", "9", "\x00", "\ud800", "é", "\\boxed{1}", "\n"])
+def test_a_megabyte_is_read_in_time(tasks: dict[str, MathTask], score: Score, part: str) -> None:
+    start = time.monotonic()
+    for name in READERS:
+        score(tasks[name], [(item("x"), part * (10**6 // len(part)))])
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("name", ["gsm8k/test", "math500/test", "aime24/test", "dapo_math_17k/train", "math_train/train"])
+def test_references_are_right_and_off_by_one_is_wrong(tasks: dict[str, MathTask], bench: Bench, score: Score, name: str) -> None:
+    task = tasks[{"gsm8k": "gsm8k", "math500": "math500", "aime24": "aime24"}.get(name.split("/")[0], "dapo_math")]
+    rows = bench(name)[:2000]
+    items = [task.row_item(row, str(row["id"])) for row in rows]
+    if name.startswith("gsm8k"):
+        assert set(score(task, [(i, row["solution"]) for i, row in zip(items, rows, strict=True)])) == {1.0}
+    assert set(score(task, [(i, f"so \\boxed{{{i.data['answer']}}}.") for i in items])) == {1.0}
+    assert set(score(task, [(i, i.data["answer"]) for i in items])) == {0.0}
+    numbers = [(i, m) for i in items for m in [re.search(r"\d+", i.data["answer"])] if m]
+    wrong = [
+        (i, f"\\boxed{{{i.data['answer'][: m.start()]}{int(m[0]) + 1}{i.data['answer'][m.end() :]}}}")
+        for i, m in (numbers if name != "math_train/train" else numbers[:200])
+    ]
+    found = score(task, wrong)
+    assert [text for (_, text), right in zip(wrong, found, strict=True) if right] == []
