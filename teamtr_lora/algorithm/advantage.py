@@ -22,10 +22,11 @@ class GroupAdvantages:
         return self.groups - self.zero_variance_groups
 
 
-def group_advantages(returns_E: Tensor, group_E: Tensor, *, clip: float, eps: float) -> GroupAdvantages:
+def group_advantages(returns_E: Tensor, group_E: Tensor, *, clip: float, eps: float, kind: str = "group") -> GroupAdvantages:
     """`clip((R - mean) / sqrt(var + eps))` with the population variance of each group, eps inside the root.
 
-    In float64: rewards are few, and a group of equal returns must give exactly zero.
+    Kinds: `no_norm` leaves the division out, `no_clip` the clipping, and `leave_one_out` is R minus the mean of the group's
+    others, neither divided nor clipped. In float64: rewards are few, and a group of equal returns must give exactly zero.
     """
     returns_E = returns_E.double()
     _, index_E = torch.unique(group_E, return_inverse=True)
@@ -37,12 +38,16 @@ def group_advantages(returns_E: Tensor, group_E: Tensor, *, clip: float, eps: fl
     mean_G = torch.where(low_G == high_G, low_G, mean_G)  # the mean of equal numbers, without its rounding
     centred_E = returns_E - mean_G[index_E]
     var_G = torch.zeros(groups, dtype=torch.float64).index_add_(0, index_E, centred_E**2) / size_G
-    unclipped_E = centred_E / torch.sqrt(var_G[index_E] + eps)
-    clipped_E = unclipped_E.clamp(-clip, clip)
+    if kind == "leave_one_out":
+        unclipped_E = centred_E * (size_G / (size_G - 1).clamp(min=1))[index_E]
+    else:
+        unclipped_E = centred_E if kind == "no_norm" else centred_E / torch.sqrt(var_G[index_E] + eps)
+    bounded = kind in ("group", "no_norm")
+    clipped_E = unclipped_E.clamp(-clip, clip) if bounded else unclipped_E
     return GroupAdvantages(
         clipped_E=clipped_E.float(),
         unclipped_E=unclipped_E.float(),
-        clip_rate=float((unclipped_E.abs() > clip).double().mean()),
+        clip_rate=float((unclipped_E.abs() > clip).double().mean()) if bounded else 0.0,
         groups=groups,
         zero_variance_groups=int((low_G == high_G).sum()),
     )

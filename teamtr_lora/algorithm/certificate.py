@@ -104,12 +104,13 @@ def occupancy_penalty(kl: float, setting: Setting) -> float:
 def turn_penalty(turn_kl: Sequence[float], advantage_bound: float) -> float:
     """What replaces the occupancy penalty in episodes without discount: A_max * sum_m sqrt(2 * KL of the messages before m).
 
-    Not in the paper. E_{a ~ new}[A] is zero where somebody else speaks (lem:activefactor with the centring identity
-    lem:centerapp), so only the shift at the agent's own later messages matters, and by the chain rule for KL and Pinsker the
-    states before its m-th message have shifted by at most sqrt(2 * sum of its earlier messages' KL), and never by more than 2.
+    Not in the paper. E_{a ~ new}[A] is zero where somebody else speaks or nothing has changed (lem:activefactor, lem:centerapp),
+    so only the shift at the agent's own later messages matters, and by the chain rule for KL and Pinsker the states before its
+    m-th message have shifted by at most sqrt(2 * sum of its earlier messages' KL), and never by more than 2.
     An agent that speaks once an episode pays nothing: there the improvement equals L.
     """
-    return advantage_bound * sum(min(2.0, math.sqrt(2 * before)) for before in list(accumulate(turn_kl))[:-1])
+    before = accumulate(turn_kl, initial=0.0)
+    return advantage_bound * math.fsum(min(2.0, math.sqrt(2 * b)) for b, kl in zip(before, turn_kl, strict=False) if kl > 0)
 
 
 def clip_bias_bound(kl: float, advantage_bound: float) -> float:
@@ -197,7 +198,7 @@ def _certificate(
     staleness: float = 0.0,
     by_turns: bool = False,
 ) -> Certificate:
-    weighted = [(float(len(u.turn_kl)) if by_turns else setting.decisions, u) for u in updates]
+    weighted = [(float(sum(kl > 0 for kl in u.turn_kl)) if by_turns else setting.decisions, u) for u in updates]
     surrogate = math.fsum(u.surrogate for u in updates)
     estimation = math.fsum(_times(decisions, u.zeta) for decisions, u in weighted)
     clip_bias = math.fsum(_times(decisions, u.clip_bias) for decisions, u in weighted)
@@ -272,7 +273,7 @@ def centred_surrogate(log_ratio: ArrayLike, episode: ArrayLike, advantage: Array
     """
     advantage_E = np.asarray(advantage, dtype=np.float64)
     weight_M = np.expm1(np.asarray(log_ratio, dtype=np.float64))
-    return np.bincount(np.asarray(episode), weights=weight_M, minlength=len(advantage_E)) * advantage_E
+    return np.bincount(np.asarray(episode, dtype=np.int64), weights=weight_M, minlength=len(advantage_E)) * advantage_E
 
 
 @dataclass(frozen=True)
@@ -315,7 +316,9 @@ def zeta_proxies(
             halves_E[mine] = np.abs(one - other) / 2
     clipped_E = np.clip(unclipped_E, -advantage_clip, advantage_clip)
     ratio_M = np.exp(np.asarray(log_ratio, dtype=np.float64))
-    moved_M = np.abs(ratio_M - np.clip(ratio_M, 1 - ratio_clip, 1 + ratio_clip)) * np.abs(clipped_E[np.asarray(episode)])
+    moved_M = np.abs(ratio_M - np.clip(ratio_M, 1 - ratio_clip, 1 + ratio_clip)) * np.abs(
+        clipped_E[np.asarray(episode, dtype=np.int64)]
+    )
     return ZetaProxies(
         clip=float(np.abs(unclipped_E - clipped_E).mean()),
         ratio=float(moved_M.mean()) if moved_M.size else 0.0,

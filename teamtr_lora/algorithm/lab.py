@@ -99,8 +99,9 @@ def solve(lab: Lab, policy_SA: Array) -> Exact:
 
 
 def state_kl(current_SA: Array, new_SA: Array) -> Array:
-    """KL(current || new) at every state."""
-    return (current_SA * np.log(current_SA / new_SA)).sum(-1)
+    """KL(current || new) at every state; infinite where the new policy has lost an action altogether."""
+    with np.errstate(divide="ignore"):
+        return (current_SA * (np.log(current_SA) - np.log(new_SA))).sum(-1)
 
 
 def state_tv(current_SA: Array, new_SA: Array) -> Array:
@@ -110,6 +111,20 @@ def state_tv(current_SA: Array, new_SA: Array) -> Array:
 def kl_functional(lab: Lab, visits_S: Array, current_SA: Array, new_SA: Array) -> float:
     """def:kltok by lem:kltokequals: the state KL averaged over the discounted occupancy of the team that `visits_S` is from."""
     return float((1 - lab.gamma) * visits_S @ state_kl(current_SA, new_SA))
+
+
+def message_kl(lab: Lab, current_SA: Array, new_SA: Array, agent: int, turns: int) -> tuple[float, ...]:
+    """The KL of the agent's 1st, 2nd, ... message in episodes of at most `turns`, 0 where an episode ends before it."""
+    flow_SS = np.einsum("sa,sat->st", current_SA, lab.transition_SAS)
+    mine_S, kl_S = lab.agent_S == agent, state_kl(current_SA, new_SA)
+    here_MS = np.zeros((turns + 1, len(lab.start_S)))  # M: how often the agent has spoken before
+    here_MS[0] = lab.start_S
+    kl_M = np.zeros(turns + 1)
+    for _ in range(turns):
+        kl_M += here_MS[:, mine_S] @ kl_S[mine_S]
+        spoken_MS, silent_MS = here_MS * mine_S, here_MS * ~mine_S
+        here_MS = (np.roll(spoken_MS, 1, axis=0) + silent_MS) @ flow_SS  # the row that rolls over is still empty
+    return tuple(kl_M[:turns])
 
 
 def surrogate(visits_S: Array, policy_SA: Array, advantage_SA: Array) -> float:
@@ -122,7 +137,7 @@ def replace_agent(lab: Lab, team_SA: Array, agent: int, new_SA: Array) -> Array:
 
 
 def step_to(lab: Lab, team_SA: Array, agent: int, direction_SA: Array, delta: float) -> Array:
-    """The team after tilting the agent's logits along a direction until its KL functional is `delta`."""
+    """The team after tilting the agent's logits along a direction until its KL functional is `delta`, or as far as floats go."""
     visits_S = solve(lab, team_SA).visits_S
 
     def tilted(length: float) -> Array:

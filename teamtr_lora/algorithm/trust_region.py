@@ -17,6 +17,36 @@ WORTHWHILE_STRETCH = 1.1
 # In region the surrogate is nearly linear in the step: where this short a step gains nothing, no step does.
 SHORTEST = 0.05
 BETA_RANGE = (1e-4, 1e4)
+MOST_CHANGE, RADIUS_RANGE = 1.5, 10.0  # of an adaptive radius: by step, and from its target
+
+
+@dataclass(frozen=True)
+class RegionPolicy:
+    """What a kind of trust region does: the recipe names one, the update asks it."""
+
+    gates: bool = True  # a step outside the region is shortened or rejected
+    stops_early: bool = True  # optimisation ends where the in-sample KL reaches the radius
+    penalises: bool = True  # the surrogate carries beta * KL
+    adapts_beta: bool = True
+    tracks_target: bool = False  # the radius follows the KL that steps really have
+
+
+REGION_POLICIES = {
+    "gate": RegionPolicy(),
+    "adaptive_radius": RegionPolicy(tracks_target=True),
+    "penalty_adaptive": RegionPolicy(gates=False, stops_early=False),
+    "penalty_fixed": RegionPolicy(gates=False, stops_early=False, adapts_beta=False),
+    "none": RegionPolicy(gates=False, stops_early=False, penalises=False, adapts_beta=False),
+}
+
+
+def track_target(radius: float, kl: float, target: float) -> float:
+    """`adaptive_radius`: the next radius. The gate compares an upper bound with it, so accepted steps have a mean KL below the
+    radius; this moves the radius until that mean is the target."""
+    if not 0 < kl < math.inf:
+        return radius
+    factor = min(max(target / kl, 1 / MOST_CHANGE), MOST_CHANGE)
+    return min(max(radius * factor, target / RADIUS_RANGE), target * RADIUS_RANGE)
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,28 @@ from teamtr_lora.recipe.schema import (
     TrainingSection,
     TrustRegionSection,
 )
-from teamtr_lora.recipe.task_sections import ColumnSumTask, DatasetTask, ItemSource, MathTask, ScriptTask, SmallTask, TaskSection
+from teamtr_lora.recipe.task_sections import (
+    BlocksworldTask,
+    ColumnSumTask,
+    DatasetTask,
+    GuessingTask,
+    ItemSource,
+    MathTask,
+    ScriptTask,
+    SmallTask,
+    TaskSection,
+)
 from teamtr_lora.recipe.words import Problem, RecipeError
 
 __all__ = [
     "AgentSection",
     "BaseSection",
+    "BlocksworldTask",
     "ColumnSumTask",
     "DatasetTask",
     "DiagnosticsSection",
     "EvaluationSection",
+    "GuessingTask",
     "ItemSource",
     "LoraSection",
     "MathTask",

@@ -80,8 +80,8 @@ class ItemSource(RewardedTask):
     )
     on_overlap: Literal["refuse", "drop"] = Field(
         default="refuse",
-        description="Train items that are test items too (the same text up to spacing, case and punctuation): refuse to start and "
-        "name them, or train without them.",
+        description="Train items that are test items too (the same text up to spacing, case and punctuation): refuse to start "
+        "and name them, or train without them.",
     )
 
     @model_validator(mode="after")
@@ -132,13 +132,48 @@ class MathTask(ItemSource):
     )
 
 
+class OptionalSource(ItemSource):
+    """For tasks that make their own items when they are given none."""
+
+    def _needs_items(self) -> bool:
+        return False
+
+
+class BlocksworldTask(OptionalSource):
+    """Plans in the blocks world, simulated with exact preconditions; PlanBench's items, or generated ones."""
+
+    name: Literal["planbench_blocksworld"] = Field(
+        description="Rows need objects, init, goal and query (PlanBench's fields); without path or hub, items are generated."
+    )
+    blocks: int = Field(default=4, ge=2, le=12, description="Blocks per generated item; more are harder.")
+    mystery: bool = Field(default=False, description="Generated items in PlanBench's mystery names (attack, feast, ...).")
+
+
+class GuessingTask(OptionalSource):
+    """Guess a secret of four different digits from feedback; AR-Bench's items, or generated ones."""
+
+    name: Literal["arbench_gn"] = Field(description="Rows need number; without path or hub, items are generated.")
+    turns: int = Field(default=25, ge=1, description="Guesses with feedback; one final guess follows. A message is a turn.")
+    stop_when_right: bool = Field(
+        default=True, description="End the episode with the right guess; false plays all turns, as AR-Bench does."
+    )
+
+
 class ScriptTask(RewardedTask):
     """Items and rewards that a Python script passed to TeamTRTrainer: such a run goes on from its script."""
 
     name: Literal["script"] = Field(description="Written by TeamTRTrainer; a recipe file cannot run it.")
 
 
-FAMILIES: tuple[type[RewardedTask], ...] = (ColumnSumTask, SmallTask, DatasetTask, MathTask, ScriptTask)
+FAMILIES: tuple[type[RewardedTask], ...] = (
+    ColumnSumTask,
+    SmallTask,
+    DatasetTask,
+    MathTask,
+    BlocksworldTask,
+    GuessingTask,
+    ScriptTask,
+)
 
 
 def names_of(family: type[RewardedTask]) -> tuple[str, ...]:
@@ -160,6 +195,8 @@ TaskSection = Annotated[
     | Annotated[SmallTask, Tag("arithmetic")]
     | Annotated[DatasetTask, Tag("dataset")]
     | Annotated[MathTask, Tag("gsm8k")]
+    | Annotated[BlocksworldTask, Tag("planbench_blocksworld")]
+    | Annotated[GuessingTask, Tag("arbench_gn")]
     | Annotated[ScriptTask, Tag("script")],
     Discriminator(_task_name),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from teamtr_lora.errors import UserError
@@ -73,10 +73,13 @@ class BenchItems:
         self.size: int | None = len(places)
 
     def __getitem__(self, position: int) -> Item:
-        place = self._places[position]  # an IndexError here ends a loop over the items
+        place = self._places[position]
         row = self._rows[place]
         named = f" ({row['id']})" if row.get("id") is not None else ""
         return self._task.row_item(row, f"{self._split}-{place}{named}")
+
+    def __iter__(self) -> Iterator[Item]:
+        return (self[position] for position in range(len(self._places)))
 
 
 def field(row: Mapping[str, Any], name: str, columns: Sequence[str], kind: type | tuple[type, ...] = str) -> Any:

@@ -11,7 +11,9 @@ from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.bench import BenchTask
 from teamtr_lora.tasks.column_sum import ColumnSum
 from teamtr_lora.tasks.dataset import DatasetTask, read_hub, read_rows
+from teamtr_lora.tasks.guessing import GuessingTask
 from teamtr_lora.tasks.math_tasks import MathTask
+from teamtr_lora.tasks.planbench import Blocksworld
 from teamtr_lora.tasks.rewards import Rewards
 from teamtr_lora.tasks.small import SmallTask
 from teamtr_lora.tasks.task import Task
@@ -39,6 +41,10 @@ def bare_task(section: Any) -> Task:
             return SmallTask(section.name, section.shots)
         case recipes.MathTask():
             return MathTask(section.name, section.instruction, section.answer_seconds)
+        case recipes.GuessingTask():
+            return GuessingTask(section.turns, section.stop_when_right)
+        case recipes.BlocksworldTask():
+            return Blocksworld(section.blocks, section.mystery)
     raise UserError(f"task.name = {section.name!r}: this task cannot be built from a recipe")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -23,9 +24,9 @@ _UNIT_POWER = re.compile(r"\\(?:text|mbox|mathrm)\{[^{}]*\}\^\{?(\d+)\}?\s*$")
 
 def last_box(text: str) -> tuple[int, str] | None:
     """Where the last box starts and what is in it; nothing when it is not closed (the official rule)."""
-    found = list(BOX.finditer(text))
-    inside = _balanced(text, found[-1].end()) if found else None
-    return None if inside is None else (found[-1].start(), inside.strip())
+    opened = BOX.match(text, max(text.rfind("\\boxed"), text.rfind("\\fbox"), 0))
+    inside = _balanced(text, opened.end()) if opened else None
+    return None if opened is None or inside is None else (opened.start(), inside.strip())
 
 
 def _balanced(text: str, start: int) -> str | None:
@@ -40,17 +41,17 @@ def _balanced(text: str, start: int) -> str | None:
 
 
 def last_hashes(text: str) -> tuple[int, str] | None:
-    found = list(HASHES.finditer(text))
-    return (found[-1].start(), found[-1][1]) if found else None
+    found = deque(HASHES.finditer(text), 1)
+    return (found[0].start(), found[0][1]) if found else None
 
 
 def last_answer_line(text: str) -> tuple[int, str] | None:
-    found = list(ANSWER_LINE.finditer(text))
+    found = deque(ANSWER_LINE.finditer(text), 1)
     if not found:
         return None
-    line = found[-1][1].strip().strip("*").strip()
+    line = found[0][1].strip().strip("*").strip()
     box = last_box(line)
-    return found[-1].start(), box[1] if box else line.rstrip(".").strip("$").strip()
+    return found[0].start(), box[1] if box else line.rstrip(".").strip("$").strip()
 
 
 Reader = Callable[[str], tuple[int, str] | None]

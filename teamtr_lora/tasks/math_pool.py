@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 from teamtr_lora.errors import UserError
@@ -87,6 +88,12 @@ class _Worker:
 def _stop_all(workers: list[_Worker]) -> None:
     for worker in workers:
         worker.stop()
+
+
+@cache
+def shared_pool(seconds: float) -> MathPool:
+    """One pool serves all the tasks of a process."""
+    return MathPool(seconds)
 
 
 class MathPool:

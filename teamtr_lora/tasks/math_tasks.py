@@ -11,7 +11,7 @@ from typing import Any
 
 from teamtr_lora.tasks import math_answer
 from teamtr_lora.tasks.bench import BenchTask, field
-from teamtr_lora.tasks.math_pool import MathPool
+from teamtr_lora.tasks.math_pool import shared_pool
 from teamtr_lora.tasks.task import Item, item_of
 from teamtr_lora.team import Episode, Message
 
@@ -38,7 +38,7 @@ class MathTask(BenchTask):
     def __init__(self, name: str, instruction: str | None = None, answer_seconds: float = 3.0) -> None:
         self.name = name
         self._instruction = INSTRUCTIONS[name] if instruction is None else instruction
-        self._pool = MathPool(answer_seconds)
+        self._pool = shared_pool(answer_seconds)
 
     def row_item(self, row: Mapping[str, Any], name: str) -> Item:
         problem = field(row, name, PROBLEM, (str, list))

@@ -1,4 +1,4 @@
-"""Symbolic equality of two answers, in a process of its own: `python -P math_worker.py SECONDS`, a JSON pair a line in, 0 or 1 out.
+"""Symbolic equality, in a process of its own: `python -P math_worker.py SECONDS`, a JSON pair a line in, 0 or 1 a line out.
 
 A script that imports nothing of this package. math-verify keeps time by SIGALRM, which works in a main thread only, and no alarm
 interrupts one huge power; so whoever asks also kills this process when no line comes back in time.

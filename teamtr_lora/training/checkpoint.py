@@ -41,6 +41,7 @@ class RunState:
     update: int = 0  # updates complete in the stage in progress
     cursor: int = 0  # training items taken by complete stages
     versions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rollout_versions: dict[str, dict[str, Any]] = field(default_factory=dict)  # that sampled the episodes in use
     betas: dict[str, float] = field(default_factory=dict)
     radii: dict[str, float] = field(default_factory=dict)  # of the stage in progress
     slopes: dict[str, float | None] = field(default_factory=dict)  # what gain_weighted radii go by

@@ -69,7 +69,8 @@ class UpdateRow(_Row):
     sampler_gap: dict[str, float] | None = Field(
         description="sampler against trainer log-probabilities: mean_abs, max_abs, message_kl"
     )
-    episodes: int
+    episodes: int = Field(description="the update learned from")
+    fresh_episodes: int = Field(description="of them, sampled for this update: 0 where an earlier rollout is used again")
     messages: int = Field(description="of the updated agent")
     truncated_messages: int = Field(description="of the whole team, cut off by the token limit")
     overflowed_episodes: int

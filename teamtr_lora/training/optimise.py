@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from teamtr_lora.algorithm.surrogate import sum_by_message, surrogate_terms
-from teamtr_lora.algorithm.trust_region import adapt_beta
+from teamtr_lora.algorithm.trust_region import REGION_POLICIES, adapt_beta
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.training.scoring import CurrentPolicy, MessageBatch, Scorer
 
@@ -40,13 +40,14 @@ def optimise(
 ) -> OptimiseReport:
     """Steps until the epochs are done or the in-sample KL reaches delta. KL is measured by the same pass that makes the
     gradient, so a step is never taken from outside the region."""
-    report = OptimiseReport(beta=beta)
+    policy = REGION_POLICIES[config.trust_region.kind]
+    report = OptimiseReport(beta=beta if policy.penalises else 0.0)
     for _ in range(config.training.inner_epochs):
         for batch, current in minibatches:
             kl = _accumulate(accelerator, scorer, batch, current, config, report, scaler)
-            if report.steps:  # before the first step KL is 0 by construction and says nothing about the penalty
+            if report.steps and policy.adapts_beta:  # before the first step KL is 0 and says nothing about the penalty
                 report.beta = adapt_beta(report.beta, kl, delta)
-            if kl >= delta:
+            if kl >= delta and policy.stops_early:
                 report.stopped_early = True
                 optimizer.zero_grad(set_to_none=True)
                 return report
@@ -59,7 +60,8 @@ def optimise(
     with torch.no_grad():  # the last step has not been seen by any pass yet
         kls = [_accumulate(accelerator, scorer, batch, current, config, report, scaler) for batch, current in minibatches]
     report.kl = sum(kls) / len(kls)
-    report.beta = adapt_beta(report.beta, report.kl, delta)
+    if policy.adapts_beta:
+        report.beta = adapt_beta(report.beta, report.kl, delta)
     return report
 
 

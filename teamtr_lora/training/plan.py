@@ -37,6 +37,7 @@ class Plan:
     device: str
     precision: str
     updates_per_stage: int
+    rollouts_per_stage: int
     episodes_per_update: int
     episodes_per_stage: int
     messages_per_episode: int
@@ -60,8 +61,8 @@ class Plan:
             "each stage": [
                 ("updates", f"{self.updates_per_stage}"),
                 (
-                    "episodes (fresh for every update)",
-                    f"{self.episodes_per_stage:,} = {self.updates_per_stage} x {self.episodes_per_update:,}",
+                    "episodes (rollouts x episodes)",
+                    f"{self.episodes_per_stage:,} = {self.rollouts_per_stage} x {self.episodes_per_update:,}",
                 ),
                 ("messages per episode, at most", f"{self.messages_per_episode}"),
                 ("prompt tokens of a first message", f"{self.prompt_tokens:,}"),
@@ -94,6 +95,7 @@ def make_plan(recipe: Recipe) -> Plan:
     adapters = {agent.name: _adapter_parameters(agent.lora, facts) for agent in recipe.team.agents}
     rollout = recipe.rollout
     episodes = rollout.items_per_stage * rollout.episodes_per_item
+    rollouts = len({recipe.training.sampled_before(update) for update in range(len(recipe.team.agents))})
     messages = team.router.max_messages
     sampled = episodes * messages * rollout.max_message_tokens
     transcript = min(team.context_tokens, prompt + messages * (rollout.max_message_tokens + _turn_tokens(team)))
@@ -105,12 +107,13 @@ def make_plan(recipe: Recipe) -> Plan:
         device=str(device),
         precision=recipe.base.quantization if recipe.base.quantization != "none" else str(dtype).removeprefix("torch."),
         updates_per_stage=len(recipe.team.agents),
+        rollouts_per_stage=rollouts,
         episodes_per_update=episodes,
-        episodes_per_stage=episodes * len(recipe.team.agents),
+        episodes_per_stage=episodes * rollouts,
         messages_per_episode=messages,
         prompt_tokens=prompt,
         sampled_tokens_per_update_at_most=sampled,
-        sampled_tokens_per_stage_at_most=sampled * len(recipe.team.agents),
+        sampled_tokens_per_stage_at_most=sampled * rollouts,
         stages=recipe.training.stages,
         evaluation_episodes=recipe.evaluation.items * recipe.evaluation.samples_per_item,
         adapter_parameters=adapters,
@@ -218,17 +221,32 @@ def _libraries(device: torch.device) -> int:
     return peak_memory(device) if device.type == "cpu" else 500 * 2**20
 
 
+_UNGATED = {
+    "penalty_adaptive": "only a KL penalty holds an update back; its weight doubles and halves to keep the KL near delta",
+    "penalty_fixed": "only a KL penalty of fixed weight holds an update back",
+    "none": "nothing holds an update back",
+}
+
+
 def _in_words(recipe: Recipe) -> str:
     region = recipe.trust_region
     unit = "summed over each message's tokens" if region.reduction == "message_sum" else "averaged over each message's tokens"
     held = region.heldout_items(recipe.rollout.items_per_stage)
+    items = f"{held} of {recipe.rollout.items_per_stage} items"
+    if region.kind in _UNGATED:
+        return (
+            f"Trust region: {_UNGATED[region.kind]}. No update is shortened or rejected; how far each one went is measured on "
+            f"{items} and counted as out of region beyond {region.delta:g} nats."
+        )
     share = " (the team's average: it is shared anew after each stage, by gain)" if region.radii == "gain_weighted" else ""
+    if region.kind == "adaptive_radius":
+        share = " (at first: it moves until the steps' mean KL is that)"
     step = "lengthened to the boundary or shortened to fit" if region.step == "fill" else "shortened to fit"
     return (
         f"Trust region: an update is accepted only if the {region.estimator} KL from the agent it replaces, {unit}, is at most "
-        f"{region.delta:g} nats{share} with {region.confidence:.0%} confidence, on {held} of {recipe.rollout.items_per_stage} items "
-        f"held out from its gradient, and its surrogate gain there is positive. A step is {step}; if nothing fits "
-        "it is rejected and the agent stays as it was, bit for bit."
+        f"{region.delta:g} nats{share} with {region.confidence:.0%} confidence, on {items} held out from its gradient, and its "
+        f"surrogate gain there is positive. A step is {step}; if nothing fits it is rejected and the agent stays as it was, bit "
+        "for bit."
     )
 
 

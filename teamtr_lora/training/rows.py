@@ -21,6 +21,8 @@ def update_row(
     versions: dict[str, str],
     outcome: UpdateOutcome,
     seconds: dict[str, float],
+    *,
+    fresh: bool = True,
 ) -> UpdateRow:
     accepted = outcome.step.accepted
     shown = accepted or (outcome.step.readings[-1] if outcome.step.readings else None)
@@ -60,13 +62,14 @@ def update_row(
         advantage_overflow=float((outcome.advantages.unclipped_E - outcome.advantages.clipped_E).abs().mean()),
         sampler_gap=outcome.gap,
         episodes=len(episodes),
+        fresh_episodes=len(episodes) if fresh else 0,
         messages=outcome.messages,
         truncated_messages=sum(m.truncated for e in episodes for m in e.messages),
         overflowed_episodes=sum(e.ended == "overflow" for e in episodes),
         sampled_tokens=tokens,
         trained_tokens=outcome.trained_tokens,
         seconds=seconds,
-        tokens_per_second=tokens / max(seconds["rollout"], 1e-9),
+        tokens_per_second=tokens / max(seconds["rollout"], 1e-9) if fresh else 0.0,
         time=time.time(),
     )
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from accelerate import Accelerator
 
 from teamtr_lora.algorithm.radii import KEPT_SHARE
-from teamtr_lora.base.versions import write_version
+from teamtr_lora.base.bank import AdapterBank
+from teamtr_lora.base.versions import AdapterVersion, write_version
 from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation import Evaluation
 from teamtr_lora.evaluation.evaluate import evaluation_items, summarise
@@ -35,6 +38,7 @@ class Rollout:
     episodes: list[Episode]
     versions: dict[str, str]
     seconds: float
+    fresh: bool = True  # sampled for this update, not for an earlier one of the stage
 
 
 class TrainingRun:
@@ -62,6 +66,7 @@ class TrainingRun:
             )
         self._order = DataOrder(items, config.seed)
         self._publish_seconds = 0.0
+        self._rollout: Rollout | None = None
         self._clock = time.monotonic() if started is None else started
         task.check_agents(playable.team.names, playable.team.router.max_messages)
 
@@ -119,7 +124,29 @@ class TrainingRun:
         self.events.fire("on_epoch_begin", order=order)
 
     def roll_out(self, items: list[Item], stage: int, update: int) -> Rollout:
+        """Fresh episodes, or the ones sampled earlier in the stage where the recipe says to use them again."""
         self.events.fire("on_step_begin")
+        sampled_at = self.config.training.sampled_before(update)
+        if sampled_at == update:
+            self.state.rollout_versions = _as_state(self.playable.bank, self.agents)
+            self._rollout = self._play_rollout(items, stage, update)
+            return self._rollout
+        if self._rollout is None:  # resumed in between: the same seeds and versions give the same episodes again
+            with self._versions_of_the_rollout():
+                self._rollout = self._play_rollout(items, stage, sampled_at)
+        return replace(self._rollout, seconds=0.0, fresh=False)
+
+    @contextmanager
+    def _versions_of_the_rollout(self) -> Iterator[None]:
+        current = {agent: self.playable.bank.version(agent) for agent in self.agents}
+        sampled = {a: AdapterVersion(a, v["number"], v["content_hash"]) for a, v in self.state.rollout_versions.items()}
+        load_versions(self.playable, sampled, self.run_dir.adapters)
+        try:
+            yield
+        finally:
+            load_versions(self.playable, current, self.run_dir.adapters)
+
+    def _play_rollout(self, items: list[Item], stage: int, update: int) -> Rollout:
         started = time.monotonic()
         rollout = self.config.rollout
         plan = PlayPlan(
@@ -136,7 +163,7 @@ class TrainingRun:
     def update(self, agent: str, rollout: Rollout, stage: int, update: int) -> UpdateOutcome:
         self.events.progress("update", 0, 1, 0)
         with self.playable.training_memory():
-            return self.updater.update(agent, rollout.episodes, derive_seed(self.config.seed, "holdout", stage, update))
+            return self.updater.update(agent, rollout.episodes, derive_seed(self.config.seed, "holdout", stage, agent))
 
     def publish(self, outcome: UpdateOutcome) -> None:
         started = time.monotonic()
@@ -147,17 +174,18 @@ class TrainingRun:
 
     def record_update(self, stage: int, update: int, agent: str, rollout: Rollout, outcome: UpdateOutcome) -> None:
         phases = {"rollout": rollout.seconds, **outcome.seconds, "publish": self._publish_seconds}
-        row = update_row(stage, update + 1, agent, rollout.episodes, rollout.versions, outcome, phases)
+        row = update_row(stage, update + 1, agent, rollout.episodes, rollout.versions, outcome, phases, fresh=rollout.fresh)
         state, counts = self.state, self.state.counts
         counts["updates"] += 1
         counts["accepted"] += outcome.accepted
         counts["out_of_region_accepted"] += row.out_of_region
         for kind in ("shrunk", "rejected", "skipped"):
             counts[kind] += outcome.decision == kind
-        state.sampled_tokens += row.sampled_tokens
+        state.sampled_tokens += row.sampled_tokens if rollout.fresh else 0
         state.update = update + 1
         name = f"stage-{stage:04d}-update-{update + 1}-{agent}"
-        self.run_dir.write_episodes(name, rollout.episodes, self.config.diagnostics.save_episodes)
+        if rollout.fresh:
+            self.run_dir.write_episodes(name, rollout.episodes, self.config.diagnostics.save_episodes)
         self.run_dir.metrics.append(row)
         self.events.state.global_step = counts["updates"]
         self.events.log(row.model_dump())
@@ -188,7 +216,7 @@ class TrainingRun:
         state = self.state
         state.step += 1
         current = {agent: self.playable.bank.version(agent) for agent in self.agents}
-        state.versions = {a: {"number": v.number, "content_hash": v.content_hash} for a, v in current.items()}
+        state.versions = _as_state(self.playable.bank, self.agents)
         state.betas, state.radii, state.slopes = dict(self.updater.betas), dict(self.updater.radii), dict(self.updater.slopes)
         state.loss_scaler = self.updater.scaler.state_dict()
         state.metrics_bytes = self.run_dir.metrics.size
@@ -242,6 +270,10 @@ class TrainingRun:
         now = time.monotonic()
         lap, self._clock = now - self._clock, now
         return lap
+
+
+def _as_state(bank: AdapterBank, agents: list[str]) -> dict[str, dict[str, Any]]:
+    return {a: {"number": bank.version(a).number, "content_hash": bank.version(a).content_hash} for a in agents}
 
 
 def _numbers(row: dict[str, Any], prefix: str) -> dict[str, float]:

@@ -23,7 +23,7 @@ def train_stage(run: TrainingRun) -> None:
     run.begin_stage(stage, order)
     for i in range(run.state.update, len(order)):
         agent = order[i]
-        rollout = run.roll_out(items, stage, i)  # the team as it is now, agents updated earlier in this stage included
+        rollout = run.roll_out(items, stage, i)  # by default the team as it is now, agents updated in this stage included
         outcome = run.update(agent, rollout, stage, i)  # maximise the surrogate inside the trust region
         run.publish(outcome)  # live in the sampler before anything else is sampled
         run.record_update(stage, i, agent, rollout, outcome)
@@ -33,8 +33,10 @@ def train_stage(run: TrainingRun) -> None:
     run.evaluate_stage(stage, order)
 
 
-def update_order(kind: str, agents: Sequence[str], seed: str) -> list[str]:
+def update_order(kind: str | Sequence[str], agents: Sequence[str], seed: str) -> list[str]:
     """The order of one stage's updates: drawn anew each stage by default."""
+    if not isinstance(kind, str):
+        return list(kind)
     order = list(agents)
     if kind == "random":
         random.Random(seed).shuffle(order)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import random
 import time
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from accelerate import Accelerator
 
 from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages
 from teamtr_lora.algorithm.radii import gain_slope, gain_weighted_radii, smoothed
-from teamtr_lora.algorithm.trust_region import GateReading, StepDecision, choose_step
+from teamtr_lora.algorithm.trust_region import REGION_POLICIES, GateReading, StepDecision, choose_step, track_target
 from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import TeamTRConfig, TrustRegionSection
@@ -75,6 +76,7 @@ class AgentUpdater:
         if training.gradient_checkpointing:
             playable.bank.enable_gradient_checkpointing()
         self.betas = dict.fromkeys(playable.team.names, config.trust_region.beta_initial)
+        self._policy = REGION_POLICIES[config.trust_region.kind]
         self.radii = dict.fromkeys(playable.team.names, config.trust_region.delta)
         self.slopes: dict[str, float | None] = dict.fromkeys(playable.team.names)
         self.optimizers = {
@@ -106,13 +108,14 @@ class AgentUpdater:
             self.optimizers[agent].load_state_dict(optimizer_before)
             raise
         self.betas[agent] = optimised.beta
-        self._note_slope(agent, step, readings)
+        radius = self.radii[agent]
+        self._learn_radius(agent, step, readings)
         decision = self._conclude(agent, step, before, candidate, optimizer_before)
         clock.lap("gate")
         return UpdateOutcome(
             decision,
             bank.version(agent),
-            self.radii[agent],
+            radius,
             advantages,
             optimised,
             step,
@@ -128,9 +131,12 @@ class AgentUpdater:
         if self._config.trust_region.radii == "gain_weighted":
             self.radii = gain_weighted_radii(self._config.trust_region.delta, self.slopes)
 
-    def _note_slope(self, agent: str, step: StepDecision, readings: dict[float, CandidateReading]) -> None:
+    def _learn_radius(self, agent: str, step: StepDecision, readings: dict[float, CandidateReading]) -> None:
         reading = readings[(step.accepted or step.readings[-1]).alpha]
         gain = reading.gain if step.accepted else 0.0
+        if self._policy.tracks_target and step.accepted:
+            target = self._config.trust_region.delta
+            self.radii[agent] = track_target(self.radii[agent], reading.kl[self._config.trust_region.estimator].mean, target)
         self.slopes[agent] = smoothed(self.slopes[agent], gain_slope(gain, reading.kl["exact"].mean))
 
     def _optimise(self, agent: str, minibatches: list[tuple[MessageBatch, CurrentPolicy]]) -> OptimiseReport:
@@ -162,6 +168,10 @@ class AgentUpdater:
                 readings[alpha] = read_candidate(self.scorer, held, current, self._config, self.discount)
                 return GateReading(alpha, readings[alpha].kl[region.estimator], readings[alpha].gain)
 
+            if not self._policy.gates:  # measured all the same: how far it went is logged, and a broken candidate never kept
+                whole = measure(1.0)
+                sound = math.isfinite(whole.kl.mean) and math.isfinite(whole.gain)
+                return StepDecision(whole if sound else None, [whole]), readings
             step = choose_step(
                 measure,
                 delta=self.radii[agent],
@@ -186,7 +196,9 @@ class AgentUpdater:
         returns = torch.tensor([e.discounted_return(self.discount) for e in episodes], dtype=torch.float64)
         groups = torch.tensor([e.group for e in episodes])
         training = self._config.training
-        return group_advantages(returns, groups, clip=training.advantage_clip, eps=training.advantage_eps)
+        return group_advantages(
+            returns, groups, clip=training.advantage_clip, eps=training.advantage_eps, kind=training.advantage
+        )
 
     def _split(self, agent: str, episodes: list[Episode], advantages: GroupAdvantages, seed: int) -> _Split | None:
         """The two sides as batches. None when one has no message of the agent or the gate has no group to judge a gain by."""

@@ -60,7 +60,7 @@ ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
     ({"evaluation": None}, "evaluation = null: must be a section (a mapping of keys); leave the section out"),
     (
         {"task": {"name": "colum_sum"}},
-        "task.name = 'colum_sum': must be one of column_sum, dataset, script; did you mean 'column_sum'?",
+        "did you mean 'column_sum'?",
     ),
     ({"task": {"digits": 9}}, "task.digits = 9: must be at least 1 and at most 8; the default is 3"),
     ({"task": {"reward": "m:f"}}, "task.reward = 'm:f': unknown key; it belongs to another task; check task.name"),

@@ -165,7 +165,7 @@ def test_a_megabyte_is_read_in_time(tasks: dict[str, MathTask], score: Score, pa
 @pytest.mark.parametrize("name", ["gsm8k/test", "math500/test", "aime24/test", "dapo_math_17k/train", "math_train/train"])
 def test_references_are_right_and_off_by_one_is_wrong(tasks: dict[str, MathTask], bench: Bench, score: Score, name: str) -> None:
     task = tasks[{"gsm8k": "gsm8k", "math500": "math500", "aime24": "aime24"}.get(name.split("/")[0], "dapo_math")]
-    rows = bench(name)[:2000]
+    rows = [row for row in bench(name)[:2000] if row["answer"] is not None]  # math_train has a few without
     items = [task.row_item(row, str(row["id"])) for row in rows]
     if name.startswith("gsm8k"):
         assert set(score(task, [(i, row["solution"]) for i, row in zip(items, rows, strict=True)])) == {1.0}

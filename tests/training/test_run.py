@@ -148,6 +148,23 @@ def hashes(run: TrainingRun) -> dict[str, str]:
     return {agent: run.playable.bank.version(agent).content_hash for agent in run.agents}
 
 
+def test_gain_weighted_radii_share_one_total_and_survive_a_resume(start: Start, tmp_path: Path) -> None:
+    weighted = {"radii": "gain_weighted", "stages": 3}
+    whole = start(tmp_path / "whole", **weighted)
+    train(whole)
+    by_stage = {s: {r.agent: r.delta for r in rows_of(whole) if isinstance(r, UpdateRow) and r.stage == s} for s in (1, 2, 3)}
+    assert set(by_stage[1].values()) == {0.1}, "nothing has been observed yet"
+    for radii in by_stage.values():
+        assert sum(radii.values()) == pytest.approx(0.2) and min(radii.values()) >= 0.05
+    assert any(len(set(radii.values())) == 2 for radii in by_stage.values()), "no gain was ever different"
+    part = start(tmp_path / "part", **(weighted | {"stages": 1}))
+    train(part)
+    resumed = start(tmp_path / "part", resume=True, **weighted)
+    assert resumed.updater.radii == by_stage[2]
+    train(resumed)
+    assert hashes(resumed) == hashes(whole)
+
+
 def test_rows_are_the_documented_ones(finished: TrainingRun) -> None:
     rows = rows_of(finished)
     assert [(r.kind, r.stage) for r in rows] == [

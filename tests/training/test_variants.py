@@ -1,0 +1,187 @@
+"""Every variant does what its name says, in the one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.trainer_callback import TrainerCallback
+
+from teamtr_lora.algorithm.advantage import group_advantages
+from teamtr_lora.algorithm.trust_region import RADIUS_RANGE, track_target
+from teamtr_lora.recipe import load_recipe, problems
+from teamtr_lora.tasks import Item, Task
+from teamtr_lora.training.events import Events
+from teamtr_lora.training.metrics import TIME_FIELDS, UpdateRow, read_rows
+from teamtr_lora.training.run import TrainingRun
+from teamtr_lora.training.run_dir import RunDir
+from teamtr_lora.training.stage import train, update_order
+
+ROOT = Path(__file__).resolve().parents[2]
+THREE = [{"name": name, "lora": {"rank": 2, "alpha": 4.0}} for name in ("one", "two", "three")]
+
+
+class Low(Task):
+    """The more of the first tokens have a low id, the better; one item, so that what is learned holds for the gate too."""
+
+    def items(self, split: str) -> Any:
+        class Same:
+            size = None
+
+            def __getitem__(self, position: int) -> Item:
+                return Item(f"{split}-{position}", split[0])
+
+        return Same()
+
+    def score(self, episodes: Any) -> list[float]:
+        return [sum(m.token_ids[0] % 4 for m in e.messages) / 9 for e in episodes]
+
+
+class StopAfter(TrainerCallback):
+    def __init__(self, updates: int) -> None:
+        self.left = updates
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.left -= 1
+        control.should_training_stop = self.left <= 0
+
+
+Start = Callable[..., TrainingRun]
+
+
+@pytest.fixture
+def start(make_team: Any, config: Any, accelerator: Any) -> Start:
+    def make(folder: Path, *callbacks: TrainerCallback, resume: bool = False, **values: Any) -> TrainingRun:
+        small = {"stages": 1, "items": 3, "items_per_stage": 6, "holdout": 0.34, "learning_rate": 2e-3, "delta": 0.1,
+                 "every_stages": 0, "temperature": 0.3}  # fmt: skip
+        settings = config(**(small | values))
+        folder.mkdir(parents=True, exist_ok=True)
+        playable = make_team(agents=THREE)
+        run = TrainingRun(playable, Low(), settings, RunDir(folder), accelerator, Events(callbacks, settings, updates=3))
+        if resume:
+            run.resume()
+        return run
+
+    return make
+
+
+def updates(run: TrainingRun) -> list[UpdateRow]:
+    return [row for row in read_rows(run.run_dir.path / "metrics.jsonl") if isinstance(row, UpdateRow)]
+
+
+def trained(run: TrainingRun) -> list[UpdateRow]:
+    train(run)
+    return updates(run)
+
+
+@pytest.mark.parametrize(
+    ("how", "fresh"),
+    [
+        ({"resampling": "every_update"}, [24, 24, 24]),
+        ({"resampling": "every_k", "resample_every": 2}, [24, 0, 24]),
+        ({"resampling": "never"}, [24, 0, 0]),
+    ],
+)
+def test_resampling_samples_when_it_says(start: Start, tmp_path: Path, how: dict[str, Any], fresh: list[int]) -> None:
+    run = start(tmp_path, order="fixed", **how)
+    rows = trained(run)
+    assert [row.fresh_episodes for row in rows] == fresh
+    assert all(row.episodes == 24 and row.messages == 24 for row in rows)
+    assert rows[0].decision in ("accepted", "shrunk"), "an update that changes nothing proves nothing"
+    for i, row in enumerate(rows):  # a rollout is from the team before the update it was sampled for
+        source = max(j for j in range(i + 1) if fresh[j])
+        assert row.team_versions == rows[0].team_versions | {r.agent: r.version for r in rows[:source]}
+    evaluated = 2 * 3 * 3 * 1  # before and after: items x messages, of at most 5 tokens
+    assert run.state.sampled_tokens <= sum(fresh) * 3 * 5 + evaluated * 5
+    assert len(list((tmp_path / "episodes").iterdir())) == sum(map(bool, fresh))
+
+
+def test_a_run_that_reuses_episodes_resumes_in_the_middle_of_a_stage(start: Start, tmp_path: Path) -> None:
+    """The episodes are not in the checkpoint: the versions that sampled them and their seeds are."""
+    whole = start(tmp_path / "whole", resampling="never", stages=2)
+    train(whole)
+    train(start(tmp_path / "part", StopAfter(2), resampling="never", stages=2))
+    resumed = start(tmp_path / "part", resume=True, resampling="never", stages=2)
+    assert (resumed.state.stage, resumed.state.update) == (0, 2)
+    train(resumed)
+    assert resumed.playable.versions() == whole.playable.versions()
+    plain = [
+        [{k: v for k, v in row.model_dump().items() if k not in TIME_FIELDS} for row in updates(run)] for run in (whole, resumed)
+    ]
+    assert plain[0] == plain[1]
+
+
+def test_on_one_batch_the_order_of_the_agents_does_not_matter(start: Start, tmp_path: Path) -> None:
+    """So a joint update of all agents is naive sequential: nothing of one agent's update enters another's."""
+    runs = [start(tmp_path / str(i), resampling="never", order=order) for i, order in enumerate(("fixed", "reverse"))]
+    for run in runs:
+        train(run)
+    assert runs[0].playable.versions() == runs[1].playable.versions()
+
+
+def test_none_takes_a_step_that_the_gate_refuses(start: Start, tmp_path: Path) -> None:
+    wild = {"learning_rate": 0.05, "delta": 0.01, "inner_epochs": 4, "order": "fixed"}
+    free = trained(start(tmp_path / "none", kind="none", **wild))
+    gated = trained(start(tmp_path / "gate", kind="gate", **wild))
+    assert free[0].out_of_region and free[0].decision == "accepted" and free[0].alpha == 1 and free[0].beta == 0
+    assert not any(row.out_of_region for row in gated)
+    assert gated[0].decision in ("shrunk", "rejected")
+
+
+def test_penalties_hold_back_without_a_gate(start: Start, tmp_path: Path) -> None:
+    wild = {"learning_rate": 0.02, "delta": 0.01, "inner_epochs": 4, "order": "fixed", "beta_initial": 0.5}
+    fixed = trained(start(tmp_path / "fixed", kind="penalty_fixed", **wild))
+    adaptive = trained(start(tmp_path / "adaptive", kind="penalty_adaptive", **wild))
+    assert all(row.decision == "accepted" and row.alpha == 1 and not row.stopped_early for row in fixed + adaptive)
+    assert {row.beta for row in fixed} == {0.5}
+    assert all(row.beta > 0.5 for row in adaptive), "far outside the region the weight doubles"
+
+
+def test_an_adaptive_radius_tracks_its_target(start: Start, tmp_path: Path) -> None:
+    radius, target, share = 0.01, 0.01, 0.6  # accepted steps have a mean KL of this share of the radius
+    for _ in range(30):
+        radius = track_target(radius, share * radius, target)
+    assert share * radius == pytest.approx(target, rel=1e-6)
+    assert track_target(0.01, 1e-9, 0.01) == pytest.approx(0.015) and track_target(0.01, 0.0, 0.01) == 0.01
+    for _ in range(30):
+        radius = track_target(radius, 1e-9, target)
+    assert radius == pytest.approx(RADIUS_RANGE * target)
+    rows = trained(start(tmp_path, kind="adaptive_radius", stages=2, order="fixed"))
+    first, second = rows[:3], rows[3:]
+    assert {row.delta for row in first} == {0.1}
+    for before, after in zip(first, second, strict=True):
+        assert after.delta == pytest.approx(track_target(0.1, before.kl["exact"].mean or 0.0, 0.1))
+        assert not after.out_of_region
+
+
+@pytest.mark.parametrize("kind", ["group", "no_norm", "no_clip", "leave_one_out"])
+def test_advantages_by_kind_against_numpy(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    returns, groups, clip = rng.random(24) ** 4, np.repeat(np.arange(4), 6), 0.9
+    got = group_advantages(torch.from_numpy(returns), torch.from_numpy(groups), clip=clip, eps=1e-6, kind=kind)
+    for g in range(4):
+        mine = returns[groups == g]
+        if kind == "leave_one_out":
+            expected = np.array([x - np.delete(mine, i).mean() for i, x in enumerate(mine)])
+        else:
+            expected = mine - mine.mean()
+            expected = expected if kind == "no_norm" else expected / np.sqrt(mine.var() + 1e-6)
+            expected = np.clip(expected, -clip, clip) if kind in ("group", "no_norm") else expected
+        np.testing.assert_allclose(got.clipped_E.numpy()[groups == g], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_an_explicit_order_is_kept_and_must_name_every_agent() -> None:
+    assert update_order(["b", "c", "a"], ["a", "b", "c"], "0") == ["b", "c", "a"]
+    recipe = {"team": {"agents": [{"name": "a"}, {"name": "b"}]}, "training": {"order": ["a", "a"]}}
+    (problem,) = problems(recipe)
+    assert problem.key == "training.order" and "names every agent once" in problem.wrong
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_is_valid_and_says_what_it_is_for(path: Path) -> None:
+    load_recipe(path)
+    assert path.read_text().startswith("# ")
