@@ -136,24 +136,26 @@ def replace_agent(lab: Lab, team_SA: Array, agent: int, new_SA: Array) -> Array:
     return np.where((lab.agent_S == agent)[:, None], new_SA, team_SA)
 
 
-def step_to(lab: Lab, team_SA: Array, agent: int, direction_SA: Array, delta: float) -> Array:
-    """The team after tilting the agent's logits along a direction until its KL functional is `delta`, or as far as floats go."""
-    visits_S = solve(lab, team_SA).visits_S
+def step_to(lab: Lab, team_SA: Array, agent: int, direction_SA: Array, delta: float, weight_S: Array) -> Array:
+    """The team after tilting the agent's logits along a direction until its KL, states counted by weight, is `delta`.
+
+    With the team's discounted occupancy as weight that is def:kltok. A radius that floats cannot reach is approached.
+    """
 
     def tilted(length: float) -> Array:
         return replace_agent(lab, team_SA, agent, softmax(np.log(team_SA) + length * direction_SA))
 
+    def outside(length: float) -> bool:
+        return bool(weight_S @ state_kl(team_SA, tilted(length)) > delta)
+
     low, high = 0.0, 1e-6
     for _ in range(DOUBLINGS):
-        if kl_functional(lab, visits_S, team_SA, tilted(high)) >= delta:
+        if outside(high):
             break
         low, high = high, 2 * high
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        if kl_functional(lab, visits_S, team_SA, tilted(middle)) > delta:
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if outside(middle) else (middle, high)
     return tilted(low)
 
 

@@ -56,10 +56,11 @@ class TrainingSection(Section):
         description="Order in which the agents are updated within a stage: random (drawn anew each stage), fixed (as the team "
         "lists them), reverse, or a list of all agents' names.",
     )
-    resampling: Literal["every_update", "every_k", "never"] = Field(
+    resampling: Literal["every_update", "every_k", "never", "importance"] = Field(
         default="every_update",
         description="When the team is sampled again within a stage: before every update (TeamTR), before every "
-        "resample_every-th, or never (all agents learn from the stage's first episodes: naive sequential, or joint).",
+        "resample_every-th, or never (all agents learn from the stage's first episodes: naive sequential, or joint); "
+        "importance: never, with each episode weighted by how much likelier the team has become to play it.",
     )
     resample_every: int = Field(default=2, ge=1, description="resampling: every_k only. Updates per rollout.")
     advantage: Literal["group", "no_norm", "no_clip", "leave_one_out"] = Field(
@@ -107,7 +108,7 @@ class TrainingSection(Section):
 
     def sampled_before(self, update: int) -> int:
         """The update of the stage, counted from 0, before which the episodes that `update` learns from are sampled."""
-        if self.resampling == "never":
+        if self.resampling in ("never", "importance"):
             return 0
         return update - update % self.resample_every if self.resampling == "every_k" else update
 

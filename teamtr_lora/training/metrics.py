@@ -71,6 +71,11 @@ class UpdateRow(_Row):
     )
     episodes: int = Field(description="the update learned from")
     fresh_episodes: int = Field(description="of them, sampled for this update: 0 where an earlier rollout is used again")
+    importance: dict[str, float] | None = Field(
+        default=None,
+        description="resampling: importance, on episodes used again: their trajectory weights' ess (share of the episodes), p95, "
+        "p99, largest, over_ten (share above 10), mean and its standard error; null where none are used",
+    )
     messages: int = Field(description="of the updated agent")
     truncated_messages: int = Field(description="of the whole team, cut off by the token limit")
     overflowed_episodes: int

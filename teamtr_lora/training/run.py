@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 from accelerate import Accelerator
 
+from teamtr_lora.algorithm.occupancy import weight_degeneracy
 from teamtr_lora.algorithm.radii import KEPT_SHARE
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.versions import AdapterVersion, write_version
+from teamtr_lora.base.versions import AdapterVersion, read_version, write_version
 from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation import Evaluation
 from teamtr_lora.evaluation.evaluate import evaluation_items, summarise
@@ -25,6 +27,7 @@ from teamtr_lora.team import Episode
 from teamtr_lora.training.checkpoint import RunState
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.floor import check_floors, measure_floors
+from teamtr_lora.training.importance import episode_log_weights
 from teamtr_lora.training.memory import peak_memory
 from teamtr_lora.training.metrics import StageRow
 from teamtr_lora.training.optimizers import flatten_state, restore_state
@@ -67,6 +70,7 @@ class TrainingRun:
         self._order = DataOrder(items, config.seed)
         self._publish_seconds = 0.0
         self._rollout: Rollout | None = None
+        self._log_weight_E: np.ndarray | None = None
         self._clock = time.monotonic() if started is None else started
         task.check_agents(playable.team.names, playable.team.router.max_messages)
 
@@ -139,7 +143,7 @@ class TrainingRun:
     @contextmanager
     def _versions_of_the_rollout(self) -> Iterator[None]:
         current = {agent: self.playable.bank.version(agent) for agent in self.agents}
-        sampled = {a: AdapterVersion(a, v["number"], v["content_hash"]) for a, v in self.state.rollout_versions.items()}
+        sampled = {agent: AdapterVersion(agent, **version) for agent, version in self.state.rollout_versions.items()}
         load_versions(self.playable, sampled, self.run_dir.adapters)
         try:
             yield
@@ -162,8 +166,21 @@ class TrainingRun:
 
     def update(self, agent: str, rollout: Rollout, stage: int, update: int) -> UpdateOutcome:
         self.events.progress("update", 0, 1, 0)
+        seed = derive_seed(self.config.seed, "holdout", stage, agent)
         with self.playable.training_memory():
-            return self.updater.update(agent, rollout.episodes, derive_seed(self.config.seed, "holdout", stage, agent))
+            self._log_weight_E = self._weigh(rollout)
+            return self.updater.update(agent, rollout.episodes, seed, self._log_weight_E)
+
+    def _weigh(self, rollout: Rollout) -> np.ndarray | None:
+        """With `importance`: how much likelier today's team is to play each episode than the team that played it."""
+        if self.config.training.resampling != "importance" or rollout.fresh:
+            return None
+        bank = self.playable.bank
+        changed = [agent for agent in self.agents if bank.version(agent).name != rollout.versions[agent]]
+        before = {a: AdapterVersion(a, **self.state.rollout_versions[a]) for a in changed}
+        tensors = {a: read_version(self.run_dir.adapters, version) for a, version in before.items()}
+        limit = self.config.training.tokens_per_microbatch
+        return episode_log_weights(self.updater.scorer, bank, rollout.episodes, tensors, tokens_per_microbatch=limit)
 
     def publish(self, outcome: UpdateOutcome) -> None:
         started = time.monotonic()
@@ -175,6 +192,8 @@ class TrainingRun:
     def record_update(self, stage: int, update: int, agent: str, rollout: Rollout, outcome: UpdateOutcome) -> None:
         phases = {"rollout": rollout.seconds, **outcome.seconds, "publish": self._publish_seconds}
         row = update_row(stage, update + 1, agent, rollout.episodes, rollout.versions, outcome, phases, fresh=rollout.fresh)
+        if self._log_weight_E is not None:
+            row.importance = asdict(weight_degeneracy(self._log_weight_E))
         state, counts = self.state, self.state.counts
         counts["updates"] += 1
         counts["accepted"] += outcome.accepted

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 
@@ -85,11 +86,15 @@ class AgentUpdater:
         # gradients pass through half-precision activations on their way to the float32 adapters
         self.scaler = torch.amp.GradScaler(base.device.type, enabled=base.dtype == torch.float16, init_scale=2.0**12)
 
-    def update(self, agent: str, episodes: list[Episode], split_seed: int) -> UpdateOutcome:
-        """Maximises the surrogate for `agent` on `episodes`, which the team as it is now must have played."""
+    def update(
+        self, agent: str, episodes: list[Episode], split_seed: int, log_weight_E: np.ndarray | None = None
+    ) -> UpdateOutcome:
+        """Maximises the surrogate for `agent` on `episodes`, which the team as it is now must have played; where another team
+        did, `log_weight_E` may say how much likelier this one is to play each."""
         bank, clock = self._playable.bank, _PhaseClock()
         advantages = self._advantages(episodes)
-        split = self._split(agent, episodes, advantages, split_seed)
+        weight_E = np.ones(len(episodes)) if log_weight_E is None else np.exp(log_weight_E)
+        split = self._split(agent, episodes, advantages.clipped_E.numpy() * weight_E, split_seed)
         if split is None or split.informative_groups < max(1, self._config.training.min_informative_groups):
             return self._skipped(agent, advantages, split)
         bank.activate(agent)
@@ -200,9 +205,9 @@ class AgentUpdater:
             returns, groups, clip=training.advantage_clip, eps=training.advantage_eps, kind=training.advantage
         )
 
-    def _split(self, agent: str, episodes: list[Episode], advantages: GroupAdvantages, seed: int) -> _Split | None:
+    def _split(self, agent: str, episodes: list[Episode], advantage_E: np.ndarray, seed: int) -> _Split | None:
         """The two sides as batches. None when one has no message of the agent or the gate has no group to judge a gain by."""
-        advantage = dict(zip(map(id, episodes), advantages.clipped_E.tolist(), strict=True))
+        advantage = dict(zip(map(id, episodes), advantage_E.tolist(), strict=True))
         informative = {e.group for e in episodes if advantage[id(e)] != 0}
         fit, held = _hold_out(episodes, informative, self._config.trust_region, seed)
         parts = min(self._config.training.minibatches_per_epoch, len(fit))

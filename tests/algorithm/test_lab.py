@@ -106,7 +106,7 @@ def test_a_step_is_as_long_as_asked(case: Case, delta: float) -> None:
     lab, before = case.lab, solve(case.lab, case.cur)
     moved = lab.agent_S == case.order[0]
     assume(before.visits_S[moved].sum() * (1 - lab.gamma) > 0.01)  # one that hardly speaks cannot move the team
-    after = lab_.step_to(lab, case.cur, case.order[0], before.advantage_SA, delta)
+    after = lab_.step_to(lab, case.cur, case.order[0], before.advantage_SA, delta, (1 - lab.gamma) * before.visits_S)
     np.testing.assert_array_equal(after[~moved], case.cur[~moved])
     assert lab_.kl_functional(lab, before.visits_S, case.cur, after) == pytest.approx(delta, rel=1e-6)
 

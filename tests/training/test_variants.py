@@ -115,6 +115,37 @@ def test_a_run_that_reuses_episodes_resumes_in_the_middle_of_a_stage(start: Star
     assert plain[0] == plain[1]
 
 
+def test_importance_weights_are_the_ratio_of_the_teams(start: Start, tmp_path: Path) -> None:
+    """Against exact probabilities of both teams' messages, one at a time in float64; their mean is near 1."""
+    run = start(tmp_path, resampling="importance", order="fixed", stages=1)
+    rows = trained(run)
+    assert [row.fresh_episodes for row in rows] == [24, 0, 0]
+    assert rows[0].importance is None and rows[1].importance is not None and rows[2].importance is not None
+    weights = rows[1].importance
+    assert weights["mean"] == pytest.approx(1, abs=4 * weights["mean_standard_error"] + 1e-6)
+    assert 0 < weights["ess"] < 1 and weights["largest"] > 1
+    assert run._rollout is not None and run._log_weight_E is not None
+    changed = [row.agent for row in rows[:2] if row.decision in ("accepted", "shrunk")]
+    assert changed
+    bank, expected = run.playable.bank, np.zeros(24)
+    for sign, versions in ((1, {r.agent: r.content_hash for r in rows}), (-1, {})):
+        for agent in changed:
+            stored = {v.name: v for v in (run.run_dir.adapters / agent).iterdir()}
+            name = next(n for n in stored if n.startswith("v0001" if versions else "v0000"))
+            from teamtr_lora.base.versions import read_adapter_folder
+
+            bank.restore(agent, read_adapter_folder(stored[name])[0])
+            bank.activate(agent)
+            for e, episode in enumerate(run._rollout.episodes):
+                for message in (m for m in episode.messages if m.agent == agent):
+                    ids = torch.tensor([message.prompt_ids + message.token_ids])
+                    with torch.no_grad():
+                        logits = bank.model(input_ids=ids, use_cache=False).logits[0, len(message.prompt_ids) - 1 : -1].double()
+                    logp = torch.log_softmax(logits / 0.3, -1).gather(1, torch.tensor(message.token_ids)[:, None]).sum()
+                    expected[e] += sign * float(logp)
+    np.testing.assert_allclose(run._log_weight_E, expected, atol=1e-4)
+
+
 def test_on_one_batch_the_order_of_the_agents_does_not_matter(start: Start, tmp_path: Path) -> None:
     """So a joint update of all agents is naive sequential: nothing of one agent's update enters another's."""
     runs = [start(tmp_path / str(i), resampling="never", order=order) for i, order in enumerate(("fixed", "reverse"))]

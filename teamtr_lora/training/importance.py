@@ -1,0 +1,52 @@
+"""Trajectory weights for episodes that an earlier team of the stage sampled: the `importance` alternative to resampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from teamtr_lora.algorithm.occupancy import trajectory_log_weights
+from teamtr_lora.algorithm.surrogate import sum_by_message
+from teamtr_lora.base.bank import AdapterBank, Snapshot
+from teamtr_lora.team import Episode, agent_sequences
+from teamtr_lora.training.gate import gate_pass
+from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, message_batch
+
+
+@torch.no_grad()
+def episode_log_weights(
+    scorer: Scorer, bank: AdapterBank, episodes: list[Episode], sampled: Mapping[str, Snapshot], *, tokens_per_microbatch: int
+) -> np.ndarray:
+    """log pi_now(episode) / pi_sampled(episode): only messages of agents that have changed since (`sampled`) count."""
+    log_E = np.zeros(len(episodes))
+    index = {id(episode): i for i, episode in enumerate(episodes)}
+    for agent, before in sampled.items():
+        batch = message_batch(
+            agent_sequences(episodes, agent),
+            dict.fromkeys(index, 0.0),
+            index,
+            tokens_per_microbatch=tokens_per_microbatch,
+            mask_truncated=False,
+            device=scorer.device,
+            pack_width=scorer.pack_width,
+        )
+        now = bank.snapshot(agent)
+        bank.activate(agent)
+        with gate_pass(scorer):
+            new_M = _message_logp(scorer, batch)
+            bank.restore(agent, before)
+            try:
+                old_M = _message_logp(scorer, batch)
+            finally:
+                bank.restore(agent, now)
+        log_E += trajectory_log_weights((new_M - old_M).numpy(), batch.episode_M.numpy(), len(episodes))
+    return log_E
+
+
+def _message_logp(scorer: Scorer, batch: MessageBatch) -> torch.Tensor:
+    total_M = torch.zeros(len(batch.messages), dtype=torch.float64)
+    for part, logp_N in zip(batch.microbatches, keep_current(scorer, batch).logp, strict=True):
+        total_M += sum_by_message(logp_N.double().cpu(), part.message_N.cpu(), len(batch.messages))
+    return total_M
