@@ -86,6 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_recipe_commands(command)
     _add_team_commands(command)
+    _add_task_commands(command)
     return parser
 
 
@@ -131,6 +132,10 @@ def _add_team_commands(command: Any) -> None:
     ask.add_argument("--seed", type=int, default=0, help="another seed, another answer (default: 0)")
     ask.add_argument("--json", action="store_true", help="print the transcript as JSON")
 
+    certify = command("certify", _certify, "What the trust region certifies about each stage of a run, beside what was measured.")
+    certify.add_argument("team", type=Path, metavar="RUN", help="the run directory that train printed")
+    certify.add_argument("--json", action="store_true", help="print every term as JSON")
+
     serve = command("serve", _serve, "Serve a team by vLLM's OpenAI API: the base and every agent, each a model by its name.")
     serve.add_argument(
         "team",
@@ -146,6 +151,26 @@ def _add_team_commands(command: Any) -> None:
         "--accept-adapters", action="store_true", help="let training runs with rollout.engine=vllm_server put adapters here"
     )
     serve.add_argument("--api-key-variable", metavar="NAME", help="environment variable that holds the API key to ask for")
+
+
+def _add_task_commands(command: Any) -> None:
+    settings = "settings of the task, for example houses=4"
+    tasks = command("tasks", _tasks, "List the tasks, show one's settings, or print a few of its items.")
+    tasks.add_argument("action", choices=["list", "show", "sample"], help="what to do")
+    tasks.add_argument("task", nargs="?", metavar="TASK", help="a task's name (show, sample)")
+    tasks.add_argument("overrides", nargs="*", metavar="key=value", help=settings)
+    tasks.add_argument("-n", type=_positive, default=3, metavar="N", help="items to print (default: 3)")
+    tasks.add_argument("--split", choices=["train", "test"], default="train", help="which items (default: train)")
+    tasks.add_argument("--json", action="store_true", help="print JSON; items one a line, as score --items takes them")
+
+    score = command("score", _score, "Score a file of responses with a task's verifier, as training does.")
+    score.add_argument("task", metavar="TASK", help="a task's name; teamtr-lora tasks list shows them")
+    score.add_argument("overrides", nargs="*", metavar="key=value", help=settings)
+    score.add_argument("--items", type=Path, required=True, metavar="FILE", help="the items, in the benchmark's own format")
+    score.add_argument(
+        "--responses", type=Path, required=True, metavar="FILE", help='rows {"id", "response"}, or "messages": the turns in order'
+    )
+    score.add_argument("--json", action="store_true", help="print {task, n, mean, standard_error, items} as JSON")
 
 
 def _positive(text: str) -> int:
@@ -292,6 +317,43 @@ def _serve(args: argparse.Namespace) -> None:
             api_key_variable=args.api_key_variable,
         ),
     )
+
+
+def _certify(args: argparse.Namespace) -> None:
+    from teamtr_lora.training.certify import certify_run
+
+    certificates = certify_run(args.team)
+    if args.json:
+        _print_json(certificates.as_dict())
+        return
+    from teamtr_lora.report.certificates import print_certificates
+
+    print_certificates(certificates)
+
+
+def _tasks(args: argparse.Namespace) -> None:
+    from teamtr_lora.report import tasks as report
+
+    if args.action == "list":
+        _print_json(report.task_rows()) if args.json else report.print_tasks()
+        return
+    if args.task is None:
+        raise UserError(f"tasks {args.action} needs a TASK; teamtr-lora tasks list shows them")
+    from teamtr_lora.tasks.score import sample_items, task_section
+
+    if args.action == "show":
+        section = task_section(args.task, args.overrides, Path("items.jsonl"))
+        _print_json(report.task_keys(type(section))) if args.json else report.print_task(args.task)
+        return
+    report.print_items(sample_items(args.task, args.overrides, args.split, args.n), args.json)
+
+
+def _score(args: argparse.Namespace) -> None:
+    from teamtr_lora.report.tasks import print_scores
+    from teamtr_lora.tasks.score import score_file
+
+    scores = score_file(args.task, args.items, args.responses, args.overrides)
+    _print_json(scores.as_dict()) if args.json else print_scores(scores)
 
 
 def _print_json(value: Any) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+LARGEST_LOG_WEIGHT = 300.0  # squares of e^300 still fit a float64; a weight beyond it is hopeless either way
 NEAR = (0.8, 1.2)  # of delta: where a monitor's flips are counted (app:exp:klcal)
 
 
@@ -88,7 +89,8 @@ def context_shift(
     """One term of D_occ: the total variation between context keys of stage-start and of fresh episodes, halved as in `stale_gap`.
 
     Groups are numbered alike on both sides and split whole: contexts of one episode are not independent. An empirical TV is
-    positive for equal distributions as well, and the more so the more keys there are; the null is that bias.
+    positive for equal distributions as well, and the more so the more keys there are; the null is that bias. Where it is as
+    large as the shift, the excess is less than the shift: noise and shift do not add up.
     """
     number = {key: i for i, key in enumerate(dict.fromkeys([*stale_keys, *fresh_keys]))}
     groups = int(max(np.max(stale_group), np.max(fresh_group))) + 1
@@ -148,8 +150,7 @@ def trajectory_log_weights(log_ratio: ArrayLike, episode: ArrayLike, episodes: i
 def weight_degeneracy(log_weight: ArrayLike) -> WeightReading:
     log_E = np.asarray(log_weight, dtype=np.float64)
     scaled_E = np.exp(log_E - log_E.max())  # ESS does not depend on the scale, and this one cannot overflow
-    with np.errstate(over="ignore"):
-        weight_E = np.exp(log_E)
+    weight_E = np.exp(np.minimum(log_E, LARGEST_LOG_WEIGHT))
     return WeightReading(
         ess=float(scaled_E.sum() ** 2 / (scaled_E**2).sum() / len(log_E)),
         p95=float(np.quantile(weight_E, 0.95)),

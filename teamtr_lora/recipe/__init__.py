@@ -19,8 +19,10 @@ from teamtr_lora.recipe.schema import (
     TrustRegionSection,
 )
 from teamtr_lora.recipe.task_sections import (
+    AutoLogiTask,
     BlocksworldTask,
     ColumnSumTask,
+    CountdownTask,
     DatasetTask,
     GuessingTask,
     ItemSource,
@@ -28,14 +30,17 @@ from teamtr_lora.recipe.task_sections import (
     ScriptTask,
     SmallTask,
     TaskSection,
+    ZebraTask,
 )
 from teamtr_lora.recipe.words import Problem, RecipeError
 
 __all__ = [
     "AgentSection",
+    "AutoLogiTask",
     "BaseSection",
     "BlocksworldTask",
     "ColumnSumTask",
+    "CountdownTask",
     "DatasetTask",
     "DiagnosticsSection",
     "EvaluationSection",
@@ -57,6 +62,7 @@ __all__ = [
     "TrackingSection",
     "TrainingSection",
     "TrustRegionSection",
+    "ZebraTask",
     "dump_recipe",
     "first_difference",
     "load_recipe",

@@ -60,6 +60,14 @@ class SmallTask(RewardedTask):
     shots: int = Field(default=4, ge=0, description="Solved examples before the question.")
 
 
+class CountdownTask(RewardedTask):
+    """Reach a target with the given numbers, each once, by + - * /; generated, checked exactly."""
+
+    name: Literal["countdown"] = Field(description="The last expression in the last message is the answer.")
+    numbers: int = Field(default=3, ge=2, le=6, description="Numbers per item; more are harder.")
+    shots: int = Field(default=2, ge=0, description="Solved examples before the question.")
+
+
 class ItemSource(RewardedTask):
     """Where a task's items come from, for tasks that read them from a file or the hub."""
 
@@ -159,6 +167,29 @@ class GuessingTask(OptionalSource):
     )
 
 
+class ZebraTask(OptionalSource):
+    """Logic grids answered with a JSON table, scored as in ZeroEval; ZebraLogic's items, or generated ones with one solution."""
+
+    name: Literal["zebralogic", "zebra"] = Field(
+        description="Rows need puzzle and solution {header, rows}; without path or hub, items are generated."
+    )
+    houses: int = Field(default=3, ge=2, le=6, description="Houses per generated grid.")
+    attributes: int = Field(default=3, ge=2, le=6, description="Attributes per house of a generated grid, names included.")
+    reward: Literal["puzzle", "cells"] = Field(
+        default="puzzle", description="puzzle: 1 if every cell is right, else 0; cells: the share of cells that are right."
+    )
+
+
+class AutoLogiTask(OptionalSource):
+    """Open puzzles checked by programs, in a sandbox; AutoLogi's items, or generated ones with at least one solution."""
+
+    name: Literal["autologi"] = Field(
+        description="Rows need prompt and code {Inputs_Check_code, Constraint_List_code}; without path or hub, items are made."
+    )
+    size: int = Field(default=4, ge=3, le=7, description="People or things in a generated puzzle; more are harder.")
+    check_seconds: float = Field(default=5.0, gt=0, description="Longest run of one item's checking programs, in seconds.")
+
+
 class ScriptTask(RewardedTask):
     """Items and rewards that a Python script passed to TeamTRTrainer: such a run goes on from its script."""
 
@@ -168,8 +199,11 @@ class ScriptTask(RewardedTask):
 FAMILIES: tuple[type[RewardedTask], ...] = (
     ColumnSumTask,
     SmallTask,
+    CountdownTask,
     DatasetTask,
     MathTask,
+    ZebraTask,
+    AutoLogiTask,
     BlocksworldTask,
     GuessingTask,
     ScriptTask,
@@ -193,10 +227,13 @@ def _task_name(value: Any) -> str:
 TaskSection = Annotated[
     Annotated[ColumnSumTask, Tag("column_sum")]
     | Annotated[SmallTask, Tag("arithmetic")]
+    | Annotated[CountdownTask, Tag("countdown")]
     | Annotated[DatasetTask, Tag("dataset")]
     | Annotated[MathTask, Tag("gsm8k")]
     | Annotated[BlocksworldTask, Tag("planbench_blocksworld")]
     | Annotated[GuessingTask, Tag("arbench_gn")]
+    | Annotated[ZebraTask, Tag("zebralogic")]
+    | Annotated[AutoLogiTask, Tag("autologi")]
     | Annotated[ScriptTask, Tag("script")],
     Discriminator(_task_name),
 ]

@@ -8,8 +8,10 @@ from typing import Any
 from teamtr_lora import recipe as recipes
 from teamtr_lora.code_paths import load_callable
 from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.autologi import AutoLogi
 from teamtr_lora.tasks.bench import BenchTask
 from teamtr_lora.tasks.column_sum import ColumnSum
+from teamtr_lora.tasks.countdown import Countdown
 from teamtr_lora.tasks.dataset import DatasetTask, read_hub, read_rows
 from teamtr_lora.tasks.guessing import GuessingTask
 from teamtr_lora.tasks.math_tasks import MathTask
@@ -17,6 +19,7 @@ from teamtr_lora.tasks.planbench import Blocksworld
 from teamtr_lora.tasks.rewards import Rewards
 from teamtr_lora.tasks.small import SmallTask
 from teamtr_lora.tasks.task import Task
+from teamtr_lora.tasks.zebra import ZebraTask
 
 
 def build_task(section: Any, folder: Path) -> Task:
@@ -39,10 +42,16 @@ def bare_task(section: Any) -> Task:
             return ColumnSum(section.digits)
         case recipes.SmallTask():
             return SmallTask(section.name, section.shots)
+        case recipes.CountdownTask():
+            return Countdown(section.numbers, section.shots)
         case recipes.MathTask():
             return MathTask(section.name, section.instruction, section.answer_seconds)
         case recipes.GuessingTask():
             return GuessingTask(section.turns, section.stop_when_right)
+        case recipes.ZebraTask():
+            return ZebraTask(section.name, section.houses, section.attributes, section.reward)
+        case recipes.AutoLogiTask():
+            return AutoLogi(section.size, section.check_seconds)
         case recipes.BlocksworldTask():
             return Blocksworld(section.blocks, section.mystery)
     raise UserError(f"task.name = {section.name!r}: this task cannot be built from a recipe")
@@ -69,7 +78,7 @@ def _build_dataset(section: recipes.DatasetTask, folder: Path) -> DatasetTask:
     names = [section.reward] if isinstance(section.reward, str) else list(section.reward)
     functions = [load_callable(name, key="task.reward", folder=folder) for name in names]
     train, test = read_source(section, folder)
-    return DatasetTask(
+    task = DatasetTask(
         train,
         test,
         Rewards(functions, section.on_reward_error),
@@ -79,6 +88,9 @@ def _build_dataset(section: recipes.DatasetTask, folder: Path) -> DatasetTask:
         success_at_least=section.success_at_least,
         reward_range=section.reward_range,
     )
+    if test is not None:
+        task.settle_overlap(section.on_overlap)
+    return task
 
 
 def _beside(folder: Path, path: str) -> Path:

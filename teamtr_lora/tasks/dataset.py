@@ -7,11 +7,12 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.overlap import OnOverlap, normalised, refuse_overlap, shared_items
 from teamtr_lora.tasks.rewards import Rewards
 from teamtr_lora.tasks.task import Item, Split, Task
 from teamtr_lora.team import Episode
@@ -40,6 +41,15 @@ class RowItems:
         # a position is unique where a column called id may not be
         named = f" ({row['id']})" if row.get("id") is not None else ""
         return Item(id=f"{self._split}-{self._positions[position]}{named}", prompt=_text(row[self._prompt]), data=data)
+
+    def named_prompts(self) -> Iterator[tuple[str, str]]:
+        return ((item.id, item.prompt) for item in (self[i] for i in range(len(self._positions))))
+
+    def without(self, names: set[str]) -> RowItems:
+        kept = [place for place, (name, _) in zip(self._positions, self.named_prompts(), strict=True) if name not in names]
+        if not kept:
+            raise UserError("every train row is a test row too; nothing is left to train on")
+        return RowItems(self._rows, self._split, self._prompt, self._answer, kept)
 
 
 class DatasetTask(Task):
@@ -83,6 +93,14 @@ class DatasetTask(Task):
 
     def items(self, split: Split) -> RowItems:
         return self._splits[split]
+
+    def settle_overlap(self, on_overlap: OnOverlap) -> None:
+        """Refuses train rows that are test rows too, or leaves them out."""
+        train, test = self._splits["train"], self._splits["test"]
+        pairs = shared_items(train.named_prompts(), test.named_prompts())
+        if on_overlap == "refuse":
+            refuse_overlap(pairs)
+        self._splits["train"] = train.without({name for name, _ in pairs})
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
         return self._rewards(episodes)
@@ -183,8 +201,9 @@ def _text(prompt: Any) -> str:
 
 
 def _held_out(prompt: str, fraction: float) -> bool:
-    """By the prompt's hash: equal prompts never fall on both sides."""
-    return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:8], "big") < fraction * 2**64
+    """By the normalised prompt's hash: copies of one prompt never fall on both sides."""
+    digest = hashlib.sha256(normalised(prompt).encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
 def _where(flags: list[bool], value: bool) -> list[int]:

@@ -23,9 +23,9 @@ BRACKETS = str.maketrans("", "", "[](){}*")
 STATED = re.compile(r"guess:\s*([0-9][0-9,\s]{0,20})", re.IGNORECASE)
 BARE = re.compile(r"(?<![0-9])[0-9]{4}(?![0-9])")
 
-RULES = """I have a secret number of four digits, all different; it may start with 0, such as 0123 or 9468. You have {turns} turns to \
-guess it. After each guess I say how many of its digits are in the secret and in the correct position, and how many are in the \
-secret but in a different position. Give each guess in this format:
+RULES = """I have a secret number of four digits, all different; it may start with 0, such as 0123 or 9468.
+You have {turns} turns to guess it. After each guess I say how many of its digits are in the secret and in the correct position,
+and how many are in the secret but in a different position. Give each guess in this format:
 Guess: [number]"""
 ANSWER = """{same} digits are present in the answer and in the correct positions
 {other} digits are present in the answer but in the different positions"""

@@ -13,7 +13,7 @@ WORDS: dict[str, tuple[str, str, list[str]]] = {
     "Name": ("Each person has a unique name", "{}", ["Ada", "Boris", "Chen", "Dora", "Emil", "Farah"]),
     "Color": (
         "Everyone has a different favorite color",
-        "the person whose favorite color is {}",
+        "the person who likes {}",
         ["red", "green", "blue", "yellow", "white", "purple"],
     ),
     "Animal": (
@@ -76,8 +76,8 @@ class Grid:
     def text(self) -> str:
         houses = len(self.rows)
         lines = [
-            f"There are {houses} houses, numbered 1 to {houses} from left to right. Each house is occupied by a different person. "
-            "Each house has a unique attribute for each of the following characteristics:"
+            f"There are {houses} houses, numbered 1 to {houses} from left to right. Each house is occupied by a different "
+            "person. Each house has a unique attribute for each of the following characteristics:"
         ]
         for name, values in zip(self.header[1:], self.values, strict=True):
             lines.append(f" - {WORDS[name][0]}: {', '.join(f'`{value}`' for value in values)}")

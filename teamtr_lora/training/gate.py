@@ -28,7 +28,12 @@ class CandidateReading:
     message_sum_kl: float
     discounted_kl: float  # def:kltok
     gain: float
-    log_ratio_max: float
+    log_ratio_M: Tensor  # log of each message's ratio, candidate to current
+    kl_M: Tensor  # exact KL of each message, summed over its tokens
+
+    @property
+    def log_ratio_max(self) -> float:
+        return float(self.log_ratio_M.abs().max())
 
 
 @contextmanager
@@ -74,7 +79,8 @@ def read_candidate(
         message_sum_kl=float(sums.mean()),
         discounted_kl=_discounted(sums, batch, discount),
         gain=float((objective_M - batch.advantage_M).double().mean()),
-        log_ratio_max=float(log_ratio_M.abs().max()),
+        log_ratio_M=log_ratio_M,
+        kl_M=sums,
     )
 
 

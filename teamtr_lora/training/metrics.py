@@ -31,6 +31,22 @@ class KLReading(_Row):
     bound: float | None = Field(description="mean + z * standard error, clustered by group; what the gate compares with delta")
 
 
+class CertificateTerms(_Row):
+    """What the certificate needs to know of an accepted update, from held-out episodes, in raw reward units."""
+
+    surrogate: float = Field(description="L: mean over episodes of sum (w - 1) * (discounted return - the group's others' mean)")
+    surrogate_standard_error: float | None = Field(description="clustered by group")
+    surrogate_undiscounted: float = Field(description="the same with undiscounted returns")
+    surrogate_undiscounted_standard_error: float | None
+    kl: float = Field(description="discounted functional of def:kltok, nats")
+    turn_kl: list[float] = Field(description="mean KL of the agent's first, second, ... message of an episode, nats")
+    gamma: float
+    groups: int = Field(description="held-out groups behind all of it")
+    zeta_clip: float = Field(description="zeta proxies of app:exp:zeta, in units of the normalised advantage")
+    zeta_ratio: float
+    zeta_norm: float
+
+
 class UpdateRow(_Row):
     kind: Literal["update"] = "update"
     stage: int = Field(description="1-based")
@@ -71,6 +87,7 @@ class UpdateRow(_Row):
     )
     episodes: int = Field(description="the update learned from")
     fresh_episodes: int = Field(description="of them, sampled for this update: 0 where an earlier rollout is used again")
+    certificate: CertificateTerms | None = Field(description="null where nothing was accepted")
     importance: dict[str, float] | None = Field(
         default=None,
         description="resampling: importance, on episodes used again: their trajectory weights' ess (share of the episodes), p95, "

@@ -61,6 +61,7 @@ def update_row(
         advantage_abs_max=float(outcome.advantages.unclipped_E.abs().max()),
         advantage_overflow=float((outcome.advantages.unclipped_E - outcome.advantages.clipped_E).abs().mean()),
         sampler_gap=outcome.gap,
+        certificate=outcome.terms,
         episodes=len(episodes),
         fresh_episodes=len(episodes) if fresh else 0,
         messages=outcome.messages,

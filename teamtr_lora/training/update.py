@@ -23,9 +23,11 @@ from teamtr_lora.recipe import TeamTRConfig, TrustRegionSection
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate, sampler_gap
+from teamtr_lora.training.metrics import CertificateTerms
 from teamtr_lora.training.optimise import OptimiseReport, optimise
 from teamtr_lora.training.optimizers import build_optimizer
 from teamtr_lora.training.scoring import CurrentPolicy, MessageBatch, Scorer, keep_current, message_batch
+from teamtr_lora.training.terms import certificate_terms
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class UpdateOutcome:
     step: StepDecision
     readings: dict[float, CandidateReading]  # everything measured on held-out messages, by alpha
     gap: dict[str, float] | None  # None: nothing was measured
+    terms: CertificateTerms | None  # None: nothing was accepted
     seconds: dict[str, float]
     messages: int
     trained_tokens: int
@@ -57,6 +60,7 @@ class _Split:
 
     fit: list[MessageBatch]
     held: MessageBatch
+    held_groups: set[int]
     informative_groups: int
 
 
@@ -126,10 +130,19 @@ class AgentUpdater:
             step,
             readings,
             gap,
+            self._terms(step, readings, split, episodes),
             clock.seconds,
             messages=sum(len(batch.messages) for batch in split.fit) + len(split.held.messages),
             trained_tokens=sum(batch.tokens for batch in split.fit),
         )
+
+    def _terms(
+        self, step: StepDecision, readings: dict[float, CandidateReading], split: _Split, episodes: list[Episode]
+    ) -> CertificateTerms | None:
+        if step.accepted is None:
+            return None
+        reading = readings[step.accepted.alpha]
+        return certificate_terms(reading, split.held, episodes, split.held_groups, self._config, self.discount)
 
     def share_radii(self) -> None:
         """The next stage's radii; with `equal` they stay what they are."""
@@ -215,7 +228,7 @@ class AgentUpdater:
         gate = self._batch(agent, episodes, set(held), advantage)
         if not chunks or not gate.messages or not informative & set(held):
             return None
-        return _Split(chunks, gate, len(informative & set(fit)))
+        return _Split(chunks, gate, set(held), len(informative & set(fit)))
 
     def _batch(self, agent: str, episodes: list[Episode], groups: set[int], advantage: dict[int, float]) -> MessageBatch:
         chosen = [e for e in episodes if e.group in groups]
@@ -259,6 +272,7 @@ class AgentUpdater:
             OptimiseReport(beta=self.betas[agent]),
             StepDecision(None),
             {},
+            None,
             None,
             {},
             messages,

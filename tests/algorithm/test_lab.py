@@ -274,7 +274,7 @@ def test_single_step_bound_is_never_positive_from_gamma_one_half(case: Case) -> 
     for step in steps:
         certificate = certify_update(terms(step, step.fresh), setting)
         assert step.fresh <= clip_bias_bound(step.kl, setting.advantage_bound) * setting.decisions + TINY
-        assert certificate.can_certify == (case.lab.gamma < 0.5)
+        assert certificate.can_certify == (case.lab.gamma < 0.5 and step.kl > 0)  # an agent may never get to speak
         if case.lab.gamma >= 0.5:
             assert certificate.bound <= TINY
 

@@ -85,7 +85,9 @@ def answer(table: dict[str, Any]) -> str:
     return "I think {so}.\n" + json.dumps({"reasoning": "because", "solution": table}, indent=2)
 
 
-@pytest.mark.parametrize(("houses", "attributes"), [(n, m) for n in range(2, 6) for m in range(2, 5)] + [(5, 5), (6, 2), (6, 3)])
+@pytest.mark.parametrize(
+    ("houses", "attributes"), [(n, m) for n in range(2, 5) for m in range(2, 5)] + [(2, 6), (3, 6), (5, 3), (6, 2)]
+)
 def test_generated_puzzles_have_one_solution_and_it_is_the_reference(houses: int, attributes: int) -> None:
     task = ZebraTask("zebra", houses, attributes)
     for position in range(3 if houses < 5 else 1):
@@ -158,7 +160,7 @@ def test_no_text_crashes_it(text: str) -> None:
     last_json(text)
 
 
-@pytest.mark.parametrize("part", ["{", "}", "{}", '{"a":', "[", "\x00", "\ud800"])
+@pytest.mark.parametrize("part", ["{}", '{"a":', "[", "\ud800"])
 def test_a_megabyte_is_read(part: str, score: Score) -> None:
     task = ZebraTask("zebra", 2, 2)
     text = part * (10**6 // len(part))

@@ -1,0 +1,72 @@
+"""What `tasks` and `score` print."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from teamtr_lora.recipe.task_sections import FAMILIES, ItemSource, OptionalSource, RewardedTask, ScriptTask, names_of
+from teamtr_lora.recipe.words import describe
+from teamtr_lora.tasks.score import Scores
+from teamtr_lora.tasks.task import Item
+
+
+def task_rows() -> list[dict[str, str]]:
+    """Every task: its name, where its items come from, and a line about it."""
+    rows = []
+    for family in FAMILIES:
+        if family is not ScriptTask:
+            made = not issubclass(family, ItemSource)
+            source = "generated" if made else "file, hub or generated" if issubclass(family, OptionalSource) else "file or hub"
+            rows += [{"name": name, "items": source, "about": (family.__doc__ or "").split("\n")[0]} for name in names_of(family)]
+    return rows
+
+
+def print_tasks() -> None:
+    table = Table("task", "items", "about", box=None, pad_edge=False)
+    for row in task_rows():
+        table.add_row(row["name"], row["items"], row["about"])
+    Console(highlight=False).print(table)
+
+
+def task_keys(family: type[RewardedTask]) -> list[dict[str, Any]]:
+    schema = family.model_json_schema()
+    return [
+        {"key": key, "takes": describe(node), "default": node.get("default"), "about": node.get("description", "")}
+        for key, node in schema["properties"].items()
+        if key != "name"
+    ]
+
+
+def print_task(name: str) -> None:
+    family = next(f for f in FAMILIES if name in names_of(f))
+    console = Console(highlight=False)
+    console.print(f"{name}: {family.__doc__}\n{family.model_fields['name'].description}\n", markup=False)
+    table = Table("key", "default", "about", box=None, pad_edge=False)
+    for row in task_keys(family):
+        table.add_row(row["key"], json.dumps(row["default"]), row["about"])
+    console.print(table)
+
+
+def print_items(items: list[Item], as_json: bool) -> None:
+    """JSON: one item a line, which `score --items` reads back."""
+    for item in items:
+        if as_json:
+            print(json.dumps({"id": item.id, "prompt": item.prompt, "data": item.data}, ensure_ascii=False))
+        else:
+            print(f"--- {item.id}\n{item.prompt}\n")
+
+
+def print_scores(scores: Scores) -> None:
+    table = Table("item", "score", box=None, pad_edge=False)
+    for name, score in scores.items:
+        table.add_row(name, f"{score:g}")
+    console = Console(highlight=False)
+    console.print(table)
+    error = "" if scores.standard_error is None else f" ± {scores.standard_error:.4f} (standard error)"
+    console.print(f"{scores.task}: n = {len(scores.items)}, mean = {scores.mean:.4f}{error}", markup=False)
+    if scores.unanswered:
+        console.print(f"{scores.unanswered} items have no response and are not in the mean", markup=False)

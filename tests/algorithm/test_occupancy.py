@@ -1,0 +1,237 @@
+"""Diagnostics against closed forms and brute force; and that noise alone reads as nothing."""
+
+import itertools
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from teamtr_lora.algorithm.occupancy import (
+    ContextKey,
+    Excess,
+    MonitorTerms,
+    context_shift,
+    fit_exponent,
+    k1_acceptance,
+    k1_standard_error,
+    length_bin,
+    monitor_reliability,
+    stability,
+    stale_gap,
+    token_shift,
+    total,
+    total_variation,
+    trajectory_log_weights,
+    weight_degeneracy,
+)
+
+# --- stale gap ---
+
+
+def test_gap_is_the_mean_over_all_splits() -> None:
+    stale, fresh = np.array([0.1, 0.5, -0.2, 0.3]), np.array([0.0, 0.2, 0.1, -0.1])
+    splits = [(list(one), [i for i in range(4) if i not in one]) for one in itertools.combinations(range(4), 2)]
+    reading = stale_gap(stale, fresh, splits=20_000)
+    assert reading.value == pytest.approx(np.mean([abs(stale[b].mean() - fresh[a].mean()) for a, b in splits]), abs=2e-3)
+    assert reading.null == pytest.approx(np.mean([abs(fresh[b].mean() - fresh[a].mean()) for a, b in splits]), abs=2e-3)
+    assert reading.signed == pytest.approx((stale - fresh).mean())
+    assert reading.standard_error == pytest.approx((stale - fresh).std(ddof=1) / 2)
+
+
+def test_gap_of_one_policy_is_noise_and_reads_as_nothing() -> None:
+    """Items differ more than episodes do, which the null must contain too."""
+    rng = np.random.default_rng(0)
+    readings = []
+    for _ in range(400):
+        item = rng.normal(size=16)
+        readings.append(stale_gap(item + 0.3 * rng.normal(size=16), item + 0.3 * rng.normal(size=16), splits=40))
+    excess = np.array([r.excess for r in readings])
+    assert np.mean([r.value for r in readings]) > 0.3  # what would have been reported
+    assert abs(excess.mean()) < 4 * excess.std() / 20 < 0.02
+
+
+def test_a_real_gap_is_found() -> None:
+    rng = np.random.default_rng(0)
+    item = rng.normal(size=64)
+    reading = stale_gap(item + 2 + 0.1 * rng.normal(size=64), item + 0.1 * rng.normal(size=64))
+    assert reading.value == pytest.approx(2, abs=0.2) and reading.excess > 1.5
+    assert reading.signed == pytest.approx(2, abs=5 * reading.standard_error)
+    assert total([reading, reading, Excess(1.0, 0.5)]) == Excess(2 * reading.value + 1, 2 * reading.null + 0.5)
+    with pytest.raises(ValueError, match="same items"):
+        stale_gap([1.0, 2.0], [1.0, 2.0, 3.0])
+
+
+# --- context shift ---
+
+
+def test_total_variation() -> None:
+    assert total_variation([1, 1, 0], [0, 2, 2]) == pytest.approx(0.5)
+    assert (
+        total_variation([3, 1], [30, 10]) == 0 and total_variation([1, 0], [0, 9]) == 1 and total_variation([0, 0], [1, 1]) == 1
+    )
+
+
+@pytest.mark.parametrize(("moved", "per_group", "least"), [(0.0, 8, 0.0), (0.3, 8, 0.09), (0.3, 200, 0.24)])
+def test_context_shift_is_the_true_one_after_the_null(moved: float, per_group: int, least: float) -> None:
+    rng, groups, keys, runs = np.random.default_rng(0), 40, 30, 20
+    fresh_p = np.full(keys, 1 / keys)
+    stale_p = fresh_p + np.repeat([moved / 15, -moved / 15], 15)
+    group = np.repeat(np.arange(groups), per_group)
+    readings = []
+    for seed in range(runs):
+        stale, fresh = (rng.choice(keys, size=groups * per_group, p=p).tolist() for p in (stale_p, fresh_p))
+        readings.append(context_shift(stale, group, fresh, group, splits=10, seed=seed))
+    if per_group == 8:
+        assert np.mean([r.null for r in readings]) > 0.15  # the bias of counting
+    excess = np.array([r.excess for r in readings])
+    error = excess.std() / math.sqrt(runs)
+    assert least <= excess.mean() <= moved if moved else abs(excess.mean()) < 4 * error
+
+
+def test_hashes_of_the_whole_text_say_nothing() -> None:
+    """The paper's D_occ: every context is unique, so one policy is at distance 1 from itself."""
+    stale, fresh = [f"stale {i}" for i in range(20)], [f"fresh {i}" for i in range(20)]
+    assert context_shift(stale, range(20), fresh, range(20)) == Excess(1.0, 1.0)
+
+
+def test_keys_are_coarse() -> None:
+    assert [length_bin(n) for n in (0, 1, 2, 3, 4, 7, 8)] == [0, 1, 2, 2, 3, 3, 4]
+    one = ContextKey(1, "solver", "42", length_bin(100))
+    assert one == ContextKey(1, "solver", "42", length_bin(127)) != ContextKey(1, "solver", "43", length_bin(100))
+
+
+# --- importance weights ---
+
+
+def test_weights_of_a_lognormal() -> None:
+    sigma, rng = 0.8, np.random.default_rng(0)
+    reading = weight_degeneracy(rng.normal(-(sigma**2) / 2, sigma, size=400_000))
+    normal = NormalDist(-(sigma**2) / 2, sigma)
+    assert reading.ess == pytest.approx(math.exp(-(sigma**2)), rel=0.02)
+    assert reading.p95 == pytest.approx(math.exp(normal.inv_cdf(0.95)), rel=0.02)
+    assert reading.p99 == pytest.approx(math.exp(normal.inv_cdf(0.99)), rel=0.02)
+    assert reading.over_ten == pytest.approx(1 - normal.cdf(math.log(10)), rel=0.2)
+    assert reading.mean == pytest.approx(1, abs=0.01) and reading.mean_is_one
+    assert not weight_degeneracy(rng.normal(0.2, 0.1, size=1000)).mean_is_one  # ratios of another policy
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=30))
+@settings(max_examples=50, deadline=None)
+def test_weights_by_brute_force(log_weight: list[float]) -> None:
+    weight = [math.exp(v) for v in log_weight]
+    reading = weight_degeneracy(log_weight)
+    assert reading.ess == pytest.approx(sum(weight) ** 2 / sum(w * w for w in weight) / len(weight))
+    assert reading.largest == pytest.approx(max(weight)) and reading.mean == pytest.approx(sum(weight) / len(weight))
+    assert reading.over_ten == sum(w > 10 for w in weight) / len(weight)
+
+
+def test_weights_do_not_overflow() -> None:
+    huge = weight_degeneracy([800.0, 0.0])
+    assert huge.ess == pytest.approx(0.5) and math.isfinite(huge.p99 + huge.mean + huge.mean_standard_error)
+    assert trajectory_log_weights([0.1, 0.2, -0.5], [0, 2, 0], 4).tolist() == pytest.approx([-0.4, 0, 0.2, 0])
+
+
+# --- the KL monitor ---
+
+
+def test_noise_of_the_sampled_monitor() -> None:
+    """At KL = 0.01 and 64 messages the standard error is 0.018, more than delta; a step of 2 delta passes 34 times in 100."""
+    assert k1_standard_error(0.01, 64) == pytest.approx(0.0177, abs=1e-4)
+    assert k1_acceptance(0.02, 0.01, 64) == pytest.approx(0.345, abs=1e-3)
+    rng, tokens, messages, runs = np.random.default_rng(0), 63, 64, 400
+    p = rng.dirichlet(np.ones(8))
+
+    def tilted(length: float) -> np.ndarray:
+        odds = p * np.exp(length * np.linspace(-1, 1, 8))
+        return odds / odds.sum()
+
+    for kl in (0.01, 0.02):
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            inside = tokens * float((p * np.log(p / tilted(middle))).sum()) < kl
+            low, high = (middle, high) if inside else (low, middle)
+        log_ratio = np.log(p / tilted(low))
+        counts = rng.multinomial(tokens * messages, p, size=runs)
+        monitor = counts @ log_ratio / messages
+        assert monitor.mean() == pytest.approx(kl, abs=4 * k1_standard_error(kl, messages) / math.sqrt(runs))
+        assert monitor.std() == pytest.approx(k1_standard_error(kl, messages), rel=0.12)
+        assert (monitor <= 0.01).mean() == pytest.approx(k1_acceptance(kl, 0.01, messages), abs=0.08)
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.5])
+def test_subsampling_has_its_closed_form(fraction: float) -> None:
+    """Without replacement: Var = (1 - q) / q * N s^2 / M^2."""
+    rng = np.random.default_rng(0)
+    terms, messages, delta = rng.normal(0.0002, 0.02, size=4000), 64, 0.01
+    reading = monitor_reliability([MonitorTerms(terms, messages, delta)], fraction, repeats=3000)
+    deviation = math.sqrt((1 - fraction) / fraction * 4000 * terms.var(ddof=1)) / messages / delta
+    assert reading.median == pytest.approx(0.6745 * deviation, rel=0.08)
+    assert reading.p90 == pytest.approx(1.645 * deviation, rel=0.08)
+
+
+def test_flips_are_counted_near_the_threshold_only() -> None:
+    rng = np.random.default_rng(1)
+    near = MonitorTerms(rng.exponential(0.0105 * 32 / 2000, size=2000), 32, 0.01)
+    far = MonitorTerms(rng.exponential(0.05 * 32 / 2000, size=2000), 32, 0.01)
+    full = float(near.terms_N.sum()) / 32
+    assert 0.008 <= full <= 0.012
+    reading = monitor_reliability([near, far], 0.5, repeats=2000)
+    spread = math.sqrt(2000 * near.terms_N.var(ddof=1)) / 32
+    expected = NormalDist(full, spread).cdf(0.01) if full > 0.01 else 1 - NormalDist(full, spread).cdf(0.01)
+    assert reading.near_updates == 1 and reading.flip_rate == pytest.approx(expected, abs=0.04)
+    assert monitor_reliability([far], 0.5).flip_rate is None
+    whole = monitor_reliability([near, far], 1.0, repeats=3)
+    assert whole.median == pytest.approx(0, abs=1e-9) and whole.flip_rate == 0
+    with pytest.raises(ValueError, match="no update"):
+        monitor_reliability([], 0.5)
+
+
+# --- stability, token shift, exponents ---
+
+
+def test_a_team_that_never_changes_is_as_unstable_as_its_evaluation() -> None:
+    rng, samples = np.random.default_rng(0), 200
+    still = stability((rng.binomial(samples, 0.8, size=4000) / samples).tolist(), samples)
+    assert still.floor == pytest.approx(math.sqrt(2 * 0.16 / samples), rel=0.02)
+    assert still.deviation == pytest.approx(still.floor, rel=0.05)
+    shaken = stability([0.2, 0.8] * 20, samples)
+    assert shaken.excess == pytest.approx(shaken.deviation, rel=0.01) and stability([0.5] * 3, 9).excess == 0
+    with pytest.raises(ValueError, match="three evaluations"):
+        stability([0.5, 0.5], 10)
+
+
+def test_token_shift_by_hand() -> None:
+    cur = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.3, 0.4]])
+    new = np.array([[0.6, 0.2, 0.2, 0.0], [0.2, 0.2, 0.35, 0.25]])
+    with np.errstate(divide="ignore"):
+        shift = token_shift(np.log(cur), np.log(new), top=2)
+    assert shift.before == pytest.approx([0.45, 0.3, 0.25])
+    assert shift.after == pytest.approx([(0.6 + 0.25) / 2, (0.2 + 0.35) / 2, (0.2 + 0.4) / 2])
+    assert shift.moved == pytest.approx([(0.1 + 0.15) / 2, (0.1 + 0.05) / 2, (0.0 + 0.1) / 2])
+    assert shift.flip_rate == 0.5
+
+
+@given(st.floats(-3, 3), st.floats(0.1, 10))
+@settings(max_examples=30, deadline=None)
+def test_exponent_of_a_power_law(exponent: float, factor: float) -> None:
+    sizes = [2, 3, 5, 8]
+    fit = fit_exponent(sizes, [factor * n**exponent for n in sizes])
+    assert fit.exponent == pytest.approx(exponent, abs=1e-9) and fit.low is None and fit.high is None
+
+
+def test_bootstrap_interval_covers() -> None:
+    rng, sizes = np.random.default_rng(0), np.array([2, 3, 4, 5, 6, 8])
+    covered = 0
+    for run in range(100):
+        value_SK = sizes**1.5 * rng.lognormal(0, 0.3, size=(30, 6))
+        fit = fit_exponent(sizes.tolist(), value_SK, resamples=400, seed=run)
+        assert fit.exponent == pytest.approx(np.polyfit(np.log(sizes), np.log(value_SK.mean(0)), 1)[0])
+        assert fit.low is not None and fit.high is not None
+        covered += fit.low <= 1.5 <= fit.high
+    assert covered >= 85
+    with pytest.raises(ValueError, match="positive"):
+        fit_exponent([1, 2], [0.0, 1.0])

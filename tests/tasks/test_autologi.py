@@ -1,0 +1,115 @@
+"""Open puzzles: the official item format, answers in their wrappings, and generated puzzles against a search of their own."""
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.autologi import AutoLogi, answer_in
+from teamtr_lora.tasks.autologi_maker import DAYS, MAKERS, PEOPLE
+from teamtr_lora.tasks.task import Item, Task
+
+Score = Callable[[Task, Sequence[tuple[Item, str]]], list[float]]
+ROW = {
+    "prompt": "Put a, b, c in an order.",
+    "code": {
+        "Inputs_Check_code": "def inputs_check(inputs):\n    return sorted(inputs['order']) == ['a', 'b', 'c']",
+        "Constraint_List_code": "def first(inputs):\n    return inputs['order'][0] == 'a'\n"
+        "def second(inputs):\n    return inputs['order'].index('b') > 1\nconstraint_list = [first, second]",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ('{"order": ["a", "c", "b"]}', 1),
+        ("So:\n```python\ninputs = {'order': ['a', 'c', 'b']}\n```", 1),
+        ("```json\n{\"order\": [\"a\", \"b\", \"c\"]}\n```\nno:\n```\n{'order': ('a', 'c', 'b')}\n```", 1),
+        ("The set {x} gives {'order': ['a', 'c', 'b']}.", 1),
+        ('{"order": ["a", "b", "c"]}', 0),
+        ('{"order": ["a", "c", "c"]}', 0),
+        ('{"order": ["a", "c"]}', 0),
+        ('{"wrong": 1}', 0),
+        ("['a', 'c', 'b']", 0),
+        ("a, c, b", 0),
+        ("{'order': __import__('os')}", 0),
+        ("", 0),
+    ],
+)
+def test_the_format_and_every_constraint_must_hold(text: str, right: int, score: Score) -> None:
+    task = AutoLogi()
+    assert score(task, [(task.row_item(ROW, "1"), text)]) == [right]
+
+
+def test_a_bad_program_costs_its_own_item_only(score: Score) -> None:
+    task = AutoLogi(check_seconds=1.0)
+    good, answer = task.row_item(ROW, "1"), '{"order": ["a", "c", "b"]}'
+    bad = Item("2", "p", {"check": "def inputs_check(x):\n    while True: pass", "constraints": "constraint_list = []"})
+    broken = Item("3", "p", {"check": "def inputs_check(", "constraints": ""})
+    assert score(task, [(good, answer), (bad, answer), (broken, answer), (good, answer)]) == [1.0, 0.0, 0.0, 1.0]
+    with pytest.raises(UserError, match="item x: has no inputs_check_code"):
+        task.row_item({"prompt": "p", "code": {}}, "x")
+
+
+def candidates(kind: str, size: int) -> Iterator[Any]:
+    people = PEOPLE[:size]
+    if kind == "ordering":
+        return map(list, itertools.permutations(people))
+    if kind == "selection":
+        return map(list, itertools.combinations(people, max(2, size // 2)))
+    return (dict(zip(people, days, strict=True)) for days in itertools.product(DAYS, repeat=size))
+
+
+def accepted(puzzle: Any, answer: Any) -> bool:
+    return all(eval(code, {"x": answer}) for code in (puzzle.check, *(rule.code for rule in puzzle.rules)))
+
+
+@pytest.mark.parametrize("kind", sorted(MAKERS))
+def test_generated_puzzles_have_solutions_found_by_search_and_get_harder(kind: str) -> None:
+    shares = []
+    for size in (3, 5, 6):
+        found = []
+        for seed in range(12):
+            puzzle = MAKERS[kind](random.Random(seed), size)
+            everything = list(candidates(kind, size))
+            right = [answer for answer in everything if accepted(puzzle, answer)]
+            assert puzzle.example in right
+            found.append(len(right) / len(everything))
+        shares.append(sum(found) / len(found))
+    assert shares[0] > shares[-1]  # a guess is right less often
+
+
+def test_generated_items_score_their_example_and_refuse_spoilt_ones(score: Score) -> None:
+    task = AutoLogi(4)
+    right, wrong = [], []
+    for position in range(9):
+        item = task.items("train")[position]
+        example = item.data["example"]
+        right.append((item, f"```json\n{json.dumps(example)}\n```"))
+        short = example[:-1] if isinstance(example, list) else dict(list(example.items())[:-1])
+        wrong.append((item, f"```json\n{json.dumps(short)}\n```"))
+    assert score(task, right + wrong) == [1.0] * 9 + [0.0] * 9
+
+
+def test_seeds_reproduce_and_splits_are_apart() -> None:
+    task = AutoLogi(4)
+    assert task.items("test")[2] == AutoLogi(4).items("test")[2]
+    prompts = {split: {task.items(split)[i].prompt for i in range(200)} for split in ("train", "test")}  # type: ignore[arg-type]
+    assert not prompts["train"] & prompts["test"]
+
+
+@given(st.text() | st.text(alphabet="{}[]`json\n=x'\""))
+def test_no_text_crashes_it(text: str) -> None:
+    answer_in(text)
+
+
+@pytest.mark.parametrize("part", ["{", "}", "```\n", "[", "]", "```json\n{}\n```\n", "\x00"])
+def test_a_megabyte_is_read(part: str) -> None:
+    answer_in(part * (10**6 // len(part)))

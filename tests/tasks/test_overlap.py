@@ -1,0 +1,68 @@
+"""Train items that are test items too: found, named, refused or dropped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.build import build_task
+from teamtr_lora.tasks.overlap import normalised, shared_items
+from teamtr_lora.tasks.score import task_section
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("What is $1+1$?", "what is 1 + 1", True),
+        ("Find  $\\dfrac{1}{2}$.\n", "Find $\\frac{1}{2}$", True),
+        ("Let $\\left( x \\right)$", "Let $(x)$", True),
+        ("What is 3+4?", "What is 3-4?", False),
+        ("What is 34?", "What is 3/4?", False),
+        ("?", "!", False),
+    ],
+)
+def test_copies_of_a_problem_are_the_same(one: str, other: str, same: bool) -> None:
+    assert (normalised(one) == normalised(other)) == same
+
+
+@given(st.text())
+def test_no_text_crashes_it(text: str) -> None:
+    assert normalised(text) == normalised(text)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ["math500", "dataset"])
+def test_overlap_is_refused_with_the_pairs_named_or_dropped(name: str, tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text("def zero(prompts, **_):\n    return [0.0] * len(prompts)\n")
+    column = "problem" if name == "math500" else "prompt"
+    train = [{"id": "a", column: "What is  1+1?", "answer": "2"}, {"id": "b", column: "What is 2+2?", "answer": "4"}]
+    write(tmp_path / "train.jsonl", train)
+    write(tmp_path / "test.jsonl", [{"id": "c", column: "What is $1 + 1$", "answer": "2"}])
+    settings = ["path=train.jsonl", "test_path=test.jsonl"] + (["reward=my_rewards:zero"] if name == "dataset" else [])
+    with pytest.raises(UserError, match=r"1 train items are test items too.*train-0 \(a\) = test-0 \(c\).*on_overlap=drop"):
+        build_task(task_section(name, settings), tmp_path)
+    task = build_task(task_section(name, [*settings, "on_overlap=drop"]), tmp_path)
+    assert task.items("train").size == 1 and "2+2" in task.items("train")[0].prompt
+    assert task.items("test").size == 1
+
+
+def test_a_share_held_out_never_has_a_copy_in_train(tmp_path: Path) -> None:
+    rows = [{"problem": f"{'  ' * (i % 2)}Problem {i // 2}", "answer": "1"} for i in range(60)]
+    write(tmp_path / "all.jsonl", rows)
+    task = build_task(task_section("gsm8k", ["path=all.jsonl", "test_fraction=0.3"]), tmp_path)
+    texts = {s: {normalised(task.items(s)[i].prompt) for i in range(task.items(s).size or 0)} for s in ("train", "test")}  # type: ignore[arg-type]
+    assert texts["train"] and texts["test"] and not texts["train"] & texts["test"]
+
+
+def test_math_problems_inside_dapo_are_found(bench: Any) -> None:
+    dapo = [(str(r["id"]), r["problem"]) for r in bench("dapo_math_17k/train")]
+    math = [(r["id"], r["problem"]) for r in bench("math500/test")]
+    assert shared_items(dapo, math)

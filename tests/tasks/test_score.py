@@ -1,0 +1,98 @@
+"""`tasks` and `score`: the same verifiers as training, over files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from teamtr_lora.cli import main
+from teamtr_lora.recipe.task_sections import FAMILIES, OptionalSource, ScriptTask, names_of
+from teamtr_lora.report.tasks import task_rows
+
+GENERATED = [r["name"] for r in task_rows() if "generated" in r["items"]]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    status = main(list(argv))
+    return status, *capsys.readouterr()
+
+
+def test_every_family_is_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [name for family in FAMILIES if family is not ScriptTask for name in names_of(family)]
+    status, out, _ = run(capsys, "tasks", "list")
+    assert status == 0 and all(name in out for name in names)
+    assert {row["name"] for row in json.loads(run(capsys, "tasks", "list", "--json")[1])} == set(names)
+    for name in names:
+        if name != "dataset":  # it also needs a reward
+            status, out, err = run(capsys, "tasks", "show", name)
+            assert status == 0 and name in out, err
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_sampled_items_can_be_scored(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, out, err = run(capsys, "tasks", "sample", name, "-n", "2", "--json")
+    assert status == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert len(rows) == 2
+    items = write(tmp_path / "items.jsonl", rows)
+    said = write(tmp_path / "said.jsonl", [{"id": row["id"], "response": "nothing"} for row in rows])
+    report = json.loads(run(capsys, "score", name, "--items", items, "--responses", said, "--json")[1])
+    assert report["task"] == name and report["n"] == 2 and report["mean"] == 0.0 and report["standard_error"] == 0.0
+    assert report["items"] == [{"id": row["id"], "score": 0.0} for row in rows]
+
+
+def test_scoring_a_benchmark_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    items = write(tmp_path / "items.jsonl", [{"id": i, "question": f"q{i}", "answer": str(i)} for i in range(4)])
+    said = write(tmp_path / "said.jsonl", [{"id": i, "response": f"#### {min(i, 2)}"} for i in range(4)])
+    report = json.loads(run(capsys, "score", "gsm8k", "--items", items, "--responses", said, "--json")[1])
+    assert [row["score"] for row in report["items"]] == [1.0, 1.0, 1.0, 0.0]
+    assert report["mean"] == 0.75 and report["standard_error"] == pytest.approx(0.25)
+    status, out, _ = run(capsys, "score", "gsm8k", "--items", items, "--responses", said)
+    assert status == 0 and "n = 4, mean = 0.7500 ± 0.2500" in out
+
+
+def test_scoring_an_interactive_task(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    items = write(tmp_path / "items.jsonl", [{"id": i, "number": "0435"} for i in range(3)])
+    conversation = [{"role": "assistant", "content": "Guess: 1234"}, {"role": "user", "content": "Guess: 0435"}]
+    rows: list[dict[str, Any]] = [
+        {"id": 0, "messages": ["Guess: 1234", "Guess: 0435"]},
+        {"id": 1, "messages": conversation},
+        {"id": 2, "response": "Guess: 0435"},
+    ]
+    said = write(tmp_path / "said.jsonl", rows)
+    report = json.loads(run(capsys, "score", "arbench_gn", "--items", items, "--responses", said, "--json")[1])
+    assert [row["score"] for row in report["items"]] == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["tasks", "show"], "needs a TASK"),
+        (["tasks", "show", "gsm9k"], "did you mean 'gsm8k'?"),
+        (["tasks", "sample", "gsm8k"], "a gsm8k task needs items"),
+        (["tasks", "sample", "zebra", "houses=9"], "task.houses = 9: must be at most 6"),
+        (["tasks", "sample", "zebra", "housse=3"], "did you mean 'houses'?"),
+        (["tasks", "sample", "arithmetic", "shots=-1"], "task.shots = -1"),
+        (["score", "gsm8k", "--items", "ITEMS", "--responses", "none.jsonl"], "no such file"),
+        (["score", "gsm8k", "--items", "ITEMS", "--responses", "UNKNOWN"], "row 1: no item of"),
+        (["score", "gsm8k", "--items", "ITEMS", "--responses", "SILENT"], "row 1: has neither response"),
+        (["score", "gsm8k", "--items", "TWICE", "--responses", "UNKNOWN"], "two items have the id '1'"),
+        (["score", "math500", "--items", "EMPTY", "--responses", "EMPTY"], "holds no response"),
+    ],
+)
+def test_mistakes_are_one_line(argv: list[str], expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    row = {"id": 1, "question": "q", "answer": "1"}
+    files = {"ITEMS": [row], "UNKNOWN": [{"id": 7, "response": ""}], "SILENT": [{"id": 1}], "TWICE": [row, row], "EMPTY": []}
+    argv = [write(tmp_path / f"{word}.jsonl", files[word]) if word in files else word for word in argv]
+    status, _, err = run(capsys, *argv)
+    assert status == 2 and expected in err and err.count("\n") == 1
+
+
+def test_generated_tasks_need_no_path() -> None:
+    assert all(name in GENERATED for f in FAMILIES if issubclass(f, OptionalSource) for name in names_of(f))
