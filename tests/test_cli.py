@@ -39,7 +39,7 @@ base: {source: tiny, device: cpu}
 team:
   protocol: {system: Talk.}
   agents: [{name: planner, lora: {rank: 2}}, {name: solver, lora: {rank: 4}}]
-task: {name: dataset, path: rows.jsonl, test_path: rows.jsonl, reward: "cli_rewards:even", answer_column: answer}
+task: {name: dataset, path: rows.jsonl, test_path: rows.jsonl, on_overlap: allow, reward: "cli_rewards:even", answer_column: answer}
 rollout: {items_per_stage: 8, episodes_per_item: 4, max_message_tokens: 3}
 training: {stages: 1, inner_epochs: 1, learning_rate: 0.01}
 trust_region: {delta: 0.05}

@@ -212,7 +212,7 @@ def test_tensorboard_through_the_recipe(tiny_base: Path, tmp_path: Path) -> None
     (tmp_path / "recipe.yaml").write_text(
         f"base: {{source: {tiny_base}, device: cpu}}\n"
         "team: {agents: [{name: planner, lora: {rank: 2}}]}\n"
-        "task: {name: dataset, path: rows.jsonl, test_path: rows.jsonl, reward: 'api_rewards:even'}\n"
+        "task: {name: dataset, path: rows.jsonl, test_path: rows.jsonl, on_overlap: allow, reward: 'api_rewards:even'}\n"
         "rollout: {items_per_stage: 8, episodes_per_item: 2, max_message_tokens: 4}\n"
         "training: {stages: 1, inner_epochs: 1}\n"
         "evaluation: {items: 4}\n"

@@ -103,9 +103,11 @@ def run_episodes(
 
 
 def timed(sampler: Sampler, agents: list[str], args: argparse.Namespace, **how: Any) -> dict:
-    """The second of two runs on other prompts: the first compiles, captures and fills caches."""
-    run_episodes(sampler, agents, args, seed=1, **how)
-    return run_episodes(sampler, agents, args, seed=2, **how)
+    """The second of two runs on other prompts: the first compiles, captures and fills caches. No two measures share a prompt,
+    or one would find in the prefix cache what another left there."""
+    base = derive_seed(len(agents), *sorted(how.items()))
+    run_episodes(sampler, agents, args, seed=base, **how)
+    return run_episodes(sampler, agents, args, seed=base + 1, **how)
 
 
 # --- pieces

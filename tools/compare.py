@@ -134,6 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"compare: {error}", file=sys.stderr)
         return 2
+    if len(set(args.seeds)) < len(args.seeds):
+        parser.error(f"--seeds {','.join(map(str, args.seeds))}: a seed counted twice would pass for two runs")
     cells = [run_cell(variant, seed, args.out) for variant in chosen for seed in args.seeds]
     report = summary(chosen, cells)
     write_atomic(args.out / "comparison.json", dump_json(report))

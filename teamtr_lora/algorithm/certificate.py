@@ -55,7 +55,7 @@ class UpdateTerms:
     surrogate: float  # L: mean over held-out episodes of `centred_surrogate`
     kl: float  # def:kltok, discounted, in nats: the radius, the measured value, or its upper bound
     zeta: float = 0.0  # estimation error per decision, ratio clipping left out
-    clip_bias: float = 0.0  # per decision; `clip_bias_bound` where L is made of clipped ratios, 0 where of min(w A, clip(w) A)
+    clip_bias: float = 0.0  # per decision: `clip_bias_bound` where L has clipped ratios; 0 for plain ones and min(w A, clip(w) A)
     groups: int = 0  # independent held-out groups behind L
     standard_error: float | None = None  # of L, clustered by group
     turn_kl: tuple[float, ...] = ()  # KL of the agent's 1st, 2nd, ... message of an episode, 0 where it was not reached, averaged
@@ -90,7 +90,7 @@ class Confidence:
     """How an empirical L is turned into a bound on the population's (cor:empL)."""
 
     failure: float = 0.05  # delta_conf, over the whole stage
-    ratio_range: float = 0.2  # largest |w - 1| in L; the paper's L is not centred and needs 1 + epsilon here
+    ratio_range: float = 0.2  # largest |w - 1| in L, so hoeffding needs clipped ratios; the paper's L is not centred: 1 + eps
     method: Literal["hoeffding", "normal"] = "hoeffding"  # normal: the logged standard error, valid for many groups only
     block: int = 1  # length of the blocks where consecutive groups depend on each other (lem:beta-block)
     beta: float = 0.0  # their mixing coefficient at that distance

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from teamtr_lora.recipe.rollout import MAX_VLLM_RANK, RolloutSection, ServerSection, VllmSection
+from teamtr_lora.recipe.rollout import LOWEST_VLLM_TEMPERATURE, MAX_VLLM_RANK, RolloutSection, ServerSection, VllmSection
 from teamtr_lora.recipe.sections import (
     AgentSection,
     BaseSection,
@@ -267,6 +267,15 @@ class Recipe(TeamTRConfig):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         mistakes: list[Mistake] = []
+        if self.rollout.engine == "vllm" and self.base.quantization == "4bit" and self.base.device == "cpu":
+            mistakes.append((("base", "quantization"), "4bit", "vLLM cannot serve LoRA on a quantised base on a CPU",
+                             "use none, or rollout.engine=transformers"))  # fmt: skip
+        if self.rollout.engine != "transformers":
+            for section, key in ((self.rollout, "rollout"), (self.evaluation, "evaluation")):
+                if section.temperature is not None and 0 < section.temperature < LOWEST_VLLM_TEMPERATURE:
+                    mistakes.append(((key, "temperature"), section.temperature,
+                                     f"vLLM samples no colder than {LOWEST_VLLM_TEMPERATURE}, which would be another policy",
+                                     f"use at least {LOWEST_VLLM_TEMPERATURE}, or rollout.engine=transformers"))  # fmt: skip
         if self.rollout.engine == "vllm" and self.base.quantization == "8bit":
             mistakes.append((("base", "quantization"), "8bit", "vLLM cannot serve LoRA on a base quantised to 8 bit in flight",
                              "use 4bit or none, or rollout.engine=transformers"))  # fmt: skip

@@ -86,10 +86,10 @@ class ItemSource(RewardedTask):
         lt=1,
         description="Share of items held out by a hash of the prompt when there is no test split or file.",
     )
-    on_overlap: Literal["refuse", "drop"] = Field(
+    on_overlap: Literal["refuse", "drop", "allow"] = Field(
         default="refuse",
         description="Train items that are test items too (the same text up to spacing, case and punctuation): refuse to start "
-        "and name them, or train without them.",
+        "and name them, train without them, or allow it.",
     )
 
     @model_validator(mode="after")

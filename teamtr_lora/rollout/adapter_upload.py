@@ -81,6 +81,8 @@ class RequireKey:
         try:
             if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
                 _authorise(scope)
+                if "origin" in _headers(scope) and str(scope["path"]).rstrip("/").endswith(("lora_adapter", "/adapters")):
+                    raise _RefusedError(403, "a web page may not change which adapters are loaded")
             await self._handle(scope, receive, send)
         except _RefusedError as refused:
             await _send_json(send, refused.status, {"error": str(refused)})
@@ -132,7 +134,7 @@ class AdapterUpload(RequireKey):
         if folder.exists():
             raise _RefusedError(409, f"{name} is here already, and an adapter is never overwritten")
         declared = headers.get("content-length", "0")
-        if not declared.isdigit() or int(declared) > self.max_bytes:
+        if not (declared.isascii() and declared.isdigit()) or int(declared) > self.max_bytes:
             raise _RefusedError(413, f"more than {self.max_bytes} bytes")
         await self._store(folder, receive)
         return {"path": str(folder)}

@@ -51,7 +51,10 @@ def play(
     for player in players:
         done += _submit_next(team, sampler, plan, player, waiting)
     while waiting:
-        for completion in sampler.poll():
+        completions = sampler.poll()
+        if not completions:
+            raise RuntimeError(f"the sampler lost {len(waiting)} requests")
+        for completion in completions:
             if completion.ticket not in waiting:  # left in the sampler by a rollout that failed
                 continue
             player = waiting.pop(completion.ticket)

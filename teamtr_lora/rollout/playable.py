@@ -76,7 +76,11 @@ def open_team(
     bank = AdapterBank(base.model, specs, base_name=base_section.source, seed=seed)
     sampler = open_sampler(base, bank, rollout, context_tokens=team.context_tokens)
     playable = PlayableTeam(base, bank, team, sampler)
-    playable.publish_all()
+    try:
+        playable.publish_all()
+    except BaseException:
+        playable.close()
+        raise
     return playable
 
 

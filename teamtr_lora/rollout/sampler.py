@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container
+import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -61,10 +62,17 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
-def request_problem(request: Request, agents: Container[str], *, vocab_size: int, context_tokens: int) -> str | None:
-    """Why no engine could serve this request; it then fails alone."""
+def request_problem(
+    request: Request, agents: Collection[str], *, vocab_size: int, context_tokens: int, lowest_temperature: float = 0.0
+) -> str | None:
+    """Why the engine could not serve this request; it then fails alone."""
+    temperature = request.params.temperature
+    if not (temperature == 0 or lowest_temperature <= temperature < math.inf):
+        return f"temperature {temperature:g} cannot be sampled at by this engine; use 0 or at least {lowest_temperature:g}"
+    if request.params.max_tokens < 1:
+        return f"a message of at most {request.params.max_tokens} tokens was asked for"
     if request.agent not in agents:
-        return f"no version of agent {request.agent!r} has been published"
+        return f"unknown agent {request.agent!r}; published: {', '.join(agents) or 'none'}"
     if not request.prompt_ids or not all(0 <= token < vocab_size for token in request.prompt_ids):
         return f"the prompt is empty or has a token id outside 0..{vocab_size - 1}"
     if len(request.prompt_ids) + request.params.max_tokens > context_tokens:

@@ -33,6 +33,10 @@ class ServerFailedError(Exception):
         self.final = final
 
 
+class UnreachableError(UserError):
+    """Nothing that answers as a vLLM server is there."""
+
+
 class Server:
     """HTTP on connections that are kept open, from any number of threads."""
 
@@ -41,9 +45,16 @@ class Server:
         self.timeout = timeout
         self.dead: str | None = None  # why
         self.outstanding = 0
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+        except ValueError as error:
+            raise UserError(f"rollout.server.urls: {url} is no address ({error}); write it like http://host:8000") from error
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._open = partial(kind, parts.netloc, timeout=min(CONNECT_SECONDS, timeout))
+        try:
+            self._open()  # connects nowhere yet, but reads the host and the port
+        except (HTTPException, ValueError) as error:
+            raise UserError(f"rollout.server.urls: {url} is no address ({error}); write it like http://host:8000") from error
         self._prefix, self._key = parts.path, key
         self._lock = threading.Lock()
         self._idle: list[tuple[HTTPConnection, float]] = []
@@ -64,7 +75,7 @@ class Server:
             connection.request(method, self._prefix + path, body, headers)
             response = connection.getresponse()
             answer = response.status, response.read()
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:
             slow = isinstance(error, TimeoutError) and connection.sock is not None
             self._give_back(connection, keep=False)
             reason = f"no answer within {timeout or self.timeout:g} seconds" if slow else str(error) or type(error).__name__
@@ -185,7 +196,7 @@ def check_server(server: Server, base: FrozenBase, rollout: RolloutSection, *, c
             )
         _check_logprobs(server, model, base.eos_ids[0], rollout.temperature)
     except ServerFailedError as failed:
-        raise UserError(f"{where} cannot be used ({failed}); start it by {SERVE}, or correct the address") from failed
+        raise UnreachableError(f"{where} cannot be used ({failed}); start it by {SERVE}, or correct the address") from failed
 
 
 def _check_model(server: Server, base: FrozenBase, key_variable: str, context_tokens: int) -> str:

@@ -8,6 +8,7 @@ all agents share every batch. Each adapter version has its own id and name, neve
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -19,9 +20,10 @@ from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.load import FrozenBase
 from teamtr_lora.base.versions import AdapterVersion, write_version
 from teamtr_lora.recipe import RolloutSection
+from teamtr_lora.recipe.rollout import LOWEST_VLLM_TEMPERATURE
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, request_problem
 from teamtr_lora.rollout.vllm_internals import DirectQueue, Sampled, SlotWriter, knows
-from teamtr_lora.rollout.vllm_start import SharedMemory, start_engine
+from teamtr_lora.rollout.vllm_start import SharedMemory, engine_closed, start_engine
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class VllmSampler:
         self._engine = start_engine(base, bank, rollout, context_tokens=context_tokens, lora=lora)
         self._lora = lora
         known = _known()
-        self._queue = DirectQueue(self._engine, _sampling_params) if known else PublicQueue(self._engine)
+        self._queue: Any = DirectQueue(self._engine, _sampling_params) if known else PublicQueue(self._engine)
         self._writer = SlotWriter(self._engine) if lora and known and rollout.vllm.publish == "auto" else None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ids = self._tickets = 0
@@ -65,9 +67,11 @@ class VllmSampler:
         self._new: list[tuple[int, Request, _Published]] = []
         self._waited = 0
         self._message_tokens = 0.0  # of a usual message, by those that finished
-        self.memory = SharedMemory(self._engine, base.device, rollout.vllm.offload, before_sleep=self._queue.settle)
+        self.memory = SharedMemory(self._engine, base.device, rollout.vllm.offload, before_sleep=self._drain)
 
     def publish(self, version: AdapterVersion) -> None:
+        if self._engine is None:
+            raise RuntimeError("the vLLM engine is closed")
         if self._bank.version(version.agent) != version:
             raise RuntimeError(f"{version.agent} {version.name} was published, but the bank holds another version")
         before = self._live.get(version.agent)
@@ -83,8 +87,16 @@ class VllmSampler:
             self._release()
 
     def submit(self, request: Request) -> int:
+        if self._engine is None:
+            raise RuntimeError("the vLLM engine is closed")
         self._tickets += 1
-        error = request_problem(request, self._live, vocab_size=self._vocab_size, context_tokens=self._context)
+        error = request_problem(
+            request,
+            self._live,
+            vocab_size=self._vocab_size,
+            context_tokens=self._context,
+            lowest_temperature=LOWEST_VLLM_TEMPERATURE,
+        )
         if error:
             self._done.append(Completion(self._tickets, error=error))
             return self._tickets
@@ -110,7 +122,8 @@ class VllmSampler:
         if self._engine is None:
             return
         self._engine.engine_core.shutdown()
-        self._engine = self._writer = None
+        engine_closed(self._engine)
+        self._engine = self._writer = self._queue = None
         self.memory.close()
         if self._folder:
             self._folder.cleanup()
@@ -121,6 +134,12 @@ class VllmSampler:
         """LoRA ids the engine holds: the live versions, and superseded ones that still sample."""
         return set(self._engine.list_loras())
 
+    def _drain(self) -> None:
+        """Finishes what is in flight (a rollout that failed may have left requests), and the step scheduled ahead of it."""
+        while self._owner:
+            self._step()
+        self._queue.settle()
+
     def _admit(self) -> None:
         running = len(self._owner) - len(self._new)
         if not self._new:
@@ -129,16 +148,19 @@ class VllmSampler:
             self._waited += 1
             return
         self.memory.wake()
-        for ticket, request, published in self._new:
+        self._waited = 0
+        while self._new:
+            ticket, request, published = self._new.pop(0)  # first, so that an interrupt cannot make it come twice
             try:
                 self._queue.add(ticket, request, published.lora_request)
-            except (ValueError, TypeError, OverflowError) as refused:  # this request alone
+            except BaseException as refused:
                 self._running[self._owner.pop(ticket).lora_id] -= 1
-                self._done.append(Completion(ticket, error=f"vLLM refused the request: {refused}"))
+                if not isinstance(refused, Exception):
+                    raise
+                self._done.append(Completion(ticket, error=f"vLLM refused the request: {refused}"))  # this request alone
                 continue
             self._requests += 1
             self._prompt_tokens += len(request.prompt_ids)
-        self._new, self._waited = [], 0
 
     def _step(self) -> None:
         self._admit()
@@ -174,12 +196,13 @@ class VllmSampler:
 
     def _release(self) -> None:
         for lora_id in [i for i in self._retired if not self._running[i]]:
-            del self._retired[lora_id]
+            retired = self._retired.pop(lora_id)
             del self._running[lora_id]
             if self._writer is not None:
                 self._writer.drop(lora_id)
             elif self._lora:
                 self._engine.remove_lora(lora_id)
+                shutil.rmtree(retired.lora_request.lora_path, ignore_errors=True)
 
 
 class PublicQueue:

@@ -11,6 +11,7 @@ import atexit
 import logging
 import queue
 import secrets
+import shutil
 import threading
 import time
 from collections import Counter
@@ -23,14 +24,16 @@ from safetensors.torch import save as save_safetensors
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.load import FrozenBase
-from teamtr_lora.base.versions import AdapterVersion, write_version
+from teamtr_lora.base.versions import AdapterVersion, version_folder, write_version
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import RolloutSection
+from teamtr_lora.recipe.rollout import LOWEST_VLLM_TEMPERATURE
 from teamtr_lora.rollout.adapter_upload import CONFIG_KEY, PATH, plain_config
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, request_problem
 from teamtr_lora.rollout.server_client import (
     Server,
     ServerFailedError,
+    UnreachableError,
     api_key,
     check_server,
     completion_body,
@@ -68,8 +71,15 @@ class ServerSampler:
         key = api_key(section.api_key_variable)
         self._servers = [Server(url, key, section.timeout_seconds) for url in dict.fromkeys(section.urls)]
         self._root = Path(section.adapter_root).expanduser().absolute() if section.adapter_root else None
-        for server in self._servers:
-            check_server(server, base, rollout, context_tokens=context_tokens)
+        self._lock = threading.Lock()  # guards `outstanding` and `dead` of the servers
+        self._closed = threading.Event()
+        for server in self._servers:  # one that is gone for good must not keep a run from going on with the others
+            try:
+                check_server(server, base, rollout, context_tokens=context_tokens)
+            except UnreachableError as failed:
+                if server is self._servers[-1] and not any(not other.dead for other in self._servers[:-1]):
+                    raise
+                self._bury(server, str(failed))
         self._run = secrets.token_hex(4)  # keeps this run's model names apart from any other's
         self._names = self._tickets = self._threads = 0
         self._live: dict[str, _Published] = {}  # by agent
@@ -79,8 +89,6 @@ class ServerSampler:
         self._done: list[Completion] = []
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[int, Completion | Exception]] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards `outstanding` and `dead` of the servers
-        self._closed = threading.Event()
         self._requests = self._prompt_tokens = self._sampled_tokens = 0
         self._seconds = 0.0
         atexit.register(self.close)  # however the run ends, the servers outlive it and should not keep its adapters
@@ -101,7 +109,10 @@ class ServerSampler:
 
     def submit(self, request: Request) -> int:
         self._tickets += 1
-        error = request_problem(request, self._live, vocab_size=self._vocab_size, context_tokens=self._context)
+        error = request_problem(
+            request, self._live, vocab_size=self._vocab_size, context_tokens=self._context,
+            lowest_temperature=LOWEST_VLLM_TEMPERATURE,
+        )  # fmt: skip
         if error:
             self._done.append(Completion(self._tickets, error=error))
             return self._tickets
@@ -195,6 +206,8 @@ class ServerSampler:
             published = self._retired.pop(model)
             for server in self._alive():
                 self._forget(server, published)
+            if self._root is not None:
+                shutil.rmtree(version_folder(self._root, published.version), ignore_errors=True)
 
     def _forget(self, server: Server, *versions: _Published) -> None:
         with suppress(ServerFailedError):  # if the server is dead, a request will find out

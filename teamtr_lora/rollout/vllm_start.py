@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from teamtr_lora.base.memory import reset_peak
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 
@@ -37,7 +40,15 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
             f"{'on a CPU' if not on_gpu else 'in flight'}; use base.quantization={'4bit or none' if on_gpu else 'none'}, "
             "or rollout.engine=transformers"
         )
+    if _live:
+        raise UserError(
+            "rollout.engine = vllm: an engine is open in this process already, and vLLM cannot run two; close it first"
+        )
     _set_environment(rollout, on_gpu)
+    # in another thread: errors that vLLM keeps from optional imports keep their frames, which would hold our base alive for good
+    importing = threading.Thread(target=importlib.import_module, args=("vllm.v1.engine.llm_engine",))
+    importing.start()
+    importing.join()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -53,7 +64,20 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
     # every step makes thousands of small objects: the collector must not walk the libraries' millions each time
     gc.collect()
     gc.freeze()
+    _live.add(id(engine))
     return engine
+
+
+_live: set[int] = set()  # engines open in this process: one at most, for they share one process group
+_ours: dict[str, str] = {}  # environment variables that an earlier engine of ours has set
+
+
+def engine_closed(engine: Any) -> None:
+    _live.discard(id(engine))
+
+
+def _nothing() -> None:
+    pass
 
 
 def _options(base: FrozenBase, rollout: RolloutSection, context_tokens: int) -> dict[str, Any]:
@@ -62,7 +86,7 @@ def _options(base: FrozenBase, rollout: RolloutSection, context_tokens: int) -> 
         "dtype": DTYPES[base.dtype],
         "max_model_len": context_tokens,
         "max_num_seqs": rollout.requests_per_batch,
-        "max_num_batched_tokens": max(TOKENS_PER_STEP[base.device.type], context_tokens),
+        "max_num_batched_tokens": max(TOKENS_PER_STEP[base.device.type], context_tokens, rollout.requests_per_batch),
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature, which is the policy
         "generation_config": "vllm",  # the base's own sampling defaults would change the policy
@@ -108,7 +132,8 @@ def _set_environment(rollout: RolloutSection, on_gpu: bool) -> None:
     """vLLM reads these when it is imported or started. What the user has set stays, the process layout aside."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # adapters are written from memory: the engine must be in this process
     for name, value in default_environment(rollout, on_gpu).items():
-        os.environ.setdefault(name, value)
+        if os.environ.get(name) in (None, _ours.get(name)):
+            os.environ[name] = _ours[name] = value
 
 
 def default_environment(rollout: RolloutSection, on_gpu: bool) -> dict[str, str]:
@@ -122,6 +147,9 @@ def default_environment(rollout: RolloutSection, on_gpu: bool) -> dict[str, str]
     if importlib.util.find_spec("flashinfer") is None:
         environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     return environment
+
+
+SKIPPED_BYTES = 2**24  # an update that took no more than this trained nothing, and says nothing of what one needs
 
 
 class SharedMemory:
@@ -152,11 +180,13 @@ class SharedMemory:
         if self._offload == "always" or self._needed is None or self._free() < 1.2 * self._needed:
             self._sleep()
         before = torch.cuda.memory_allocated(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        reset_peak(self._device)
         try:
             yield
         finally:
-            self._needed = max(self._needed or 0, torch.cuda.max_memory_allocated(self._device) - before)
+            needed = torch.cuda.max_memory_allocated(self._device) - before
+            if needed > SKIPPED_BYTES:
+                self._needed = max(self._needed or 0, needed)
 
     def wake(self) -> None:
         if self.asleep:
@@ -166,7 +196,7 @@ class SharedMemory:
 
     def close(self) -> None:
         """Frees what the engine held."""
-        self._engine = None
+        self._engine, self._before_sleep, self._offload = None, _nothing, "never"
         from vllm.distributed import cleanup_dist_env_and_memory
 
         gc.collect()

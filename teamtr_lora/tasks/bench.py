@@ -44,7 +44,8 @@ class BenchTask(Task):
             }
             return
         tested = BenchItems(self, test, "test", range(len(test)))
-        pairs = shared_items(((i.id, self.text(i)) for i in everything), ((i.id, self.text(i)) for i in tested))
+        sides = [((item.id, self.text(item)) for item in side) for side in (everything, tested)]
+        pairs = [] if on_overlap == "allow" else shared_items(*sides)
         if on_overlap == "refuse":
             refuse_overlap(pairs)
         shared = {name for name, _ in pairs}

@@ -1,4 +1,4 @@
-"""countdown: reach a target with the given numbers, each used once, by + - * and /; the last expression of the last message counts."""
+"""countdown: reach a target with the given numbers, each used once, by + - * /. The last message's last expression counts."""
 
 from __future__ import annotations
 

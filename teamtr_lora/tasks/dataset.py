@@ -76,9 +76,9 @@ class DatasetTask(Task):
         if test is not None:
             positions = {"train": range(len(train)), "test": range(len(test))}
         else:
-            held = [
-                _held_out(RowItems(train, "train", prompt_column, None, [i])[0].prompt, test_fraction) for i in range(len(train))
-            ]
+            prompts = [RowItems(train, "train", prompt_column, None, [i])[0].prompt for i in range(len(train))]
+            sides: dict[str, bool] = {}  # copies of a prompt that differ in spacing or case go where the first one goes
+            held = [sides.setdefault(normalised(prompt), _held_out(prompt, test_fraction)) for prompt in prompts]
             positions = {"train": _where(held, False), "test": _where(held, True)}  # type: ignore[dict-item]
             test = train
             if not positions["train"] or not positions["test"]:
@@ -96,6 +96,8 @@ class DatasetTask(Task):
 
     def settle_overlap(self, on_overlap: OnOverlap) -> None:
         """Refuses train rows that are test rows too, or leaves them out."""
+        if on_overlap == "allow":
+            return
         train, test = self._splits["train"], self._splits["test"]
         pairs = shared_items(train.named_prompts(), test.named_prompts())
         if on_overlap == "refuse":
@@ -201,9 +203,8 @@ def _text(prompt: Any) -> str:
 
 
 def _held_out(prompt: str, fraction: float) -> bool:
-    """By the normalised prompt's hash: copies of one prompt never fall on both sides."""
-    digest = hashlib.sha256(normalised(prompt).encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+    """By the prompt's hash: equal prompts never fall on both sides."""
+    return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:8], "big") < fraction * 2**64
 
 
 def _where(flags: list[bool], value: bool) -> list[int]:

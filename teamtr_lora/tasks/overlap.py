@@ -9,7 +9,7 @@ from typing import Literal
 
 from teamtr_lora.errors import UserError
 
-OnOverlap = Literal["refuse", "drop"]
+OnOverlap = Literal["refuse", "drop", "allow"]
 NAMED = 20  # pairs that an error names; more are counted
 
 _LATEX_SPACING = re.compile(r"\\[!,;: ]|\\left(?![a-z])|\\right(?![a-z])|\\q?quad(?![a-z])|\\displaystyle(?![a-z])")

@@ -74,6 +74,7 @@ class ChatPieces:
 
         The second try is for spellings that only the tokenizer's normaliser brings out.
         """
+        content = content.encode("utf-8", "replace").decode()  # half an emoji is no text that a tokenizer takes
         if not self._forges(content):
             return content
         spellings = "|".join(re.escape(t) for t in self._tokenizer.convert_ids_to_tokens(sorted(self._turn_ids)) if t)

@@ -71,8 +71,9 @@ def certify_run(folder: Path) -> RunCertificates:
         gamma,
         recipe.trust_region.confidence,
         stages,
-        _calibration([(s.certificate, s) for s in stages]),
-        _calibration([(s.by_turns, s) for s in stages if s.by_turns]),
+        # a reward that comes with the last of H messages counts gamma^(H - 1) in the discounted return, which the bound is about
+        _calibration([(s.certificate, s) for s in stages], gamma ** (_messages(recipe, gamma) - 1)),
+        _calibration([(s.by_turns, s) for s in stages if s.by_turns], 1.0),
     )
 
 
@@ -123,8 +124,16 @@ def _improvement(before: StageRow | None, after: StageRow | None) -> tuple[float
     return after.evaluation["mean_reward"] - before.evaluation["mean_reward"], math.hypot(*errors) if known else None
 
 
-def _calibration(stages: list[tuple[Certificate, StageCertificate]]) -> Calibration | None:
-    measured = [Measured(c, s.improvement, s.improvement_standard_error) for c, s in stages if s.improvement is not None]
+def _messages(recipe: Recipe, gamma: float) -> float:
+    return 1 / (1 - gamma) if recipe.training.discount == "auto" and gamma < 1 else 1.0
+
+
+def _calibration(stages: list[tuple[Certificate, StageCertificate]], scale: float) -> Calibration | None:
+    measured = [
+        Measured(c, scale * s.improvement, None if s.improvement_standard_error is None else scale * s.improvement_standard_error)
+        for c, s in stages
+        if s.improvement is not None
+    ]
     return calibrate(measured) if measured else None
 
 

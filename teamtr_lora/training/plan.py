@@ -10,13 +10,13 @@ import accelerate.optimizer  # noqa: F401  (what a run imports, so that this pro
 import torch
 
 from teamtr_lora.base.load import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
+from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.source import beside, describe
 from teamtr_lora.code_paths import load_callable
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import Recipe, ScriptTask
 from teamtr_lora.tasks import build_task
 from teamtr_lora.team import Team, build_team
-from teamtr_lora.training.memory import peak_memory
 
 SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
 # What one decoder layer keeps of one token for the backward pass, in values: about 10 of hidden width (norms, residuals, q, k, v,

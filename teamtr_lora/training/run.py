@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from teamtr_lora.algorithm.occupancy import weight_degeneracy
 from teamtr_lora.algorithm.radii import KEPT_SHARE
 from teamtr_lora.base.bank import AdapterBank
+from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.versions import AdapterVersion, read_version, write_version
 from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation import Evaluation
@@ -28,7 +29,6 @@ from teamtr_lora.training.checkpoint import RunState
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.floor import check_floors, measure_floors
 from teamtr_lora.training.importance import episode_log_weights
-from teamtr_lora.training.memory import peak_memory
 from teamtr_lora.training.metrics import StageRow
 from teamtr_lora.training.optimizers import flatten_state, restore_state
 from teamtr_lora.training.rows import update_row
@@ -105,14 +105,15 @@ class TrainingRun:
         self.run_dir.metrics.truncate(0)
         evaluation, episodes = self._evaluate()
         region = self.config.trust_region
-        floors = measure_floors(
-            self.updater.scorer,
-            self.playable.bank,
-            next((m.agent for e in episodes for m in e.messages), self.agents[0]),
-            episodes,
-            tokens_per_microbatch=self.config.training.tokens_per_microbatch,
-            reduction=region.reduction,
-        )
+        with self.playable.training_memory():
+            floors = measure_floors(
+                self.updater.scorer,
+                self.playable.bank,
+                next((m.agent for e in episodes for m in e.messages), self.agents[0]),
+                episodes,
+                tokens_per_microbatch=self.config.training.tokens_per_microbatch,
+                reduction=region.reduction,
+            )
         check_floors(floors, region.delta * (KEPT_SHARE if region.radii == "gain_weighted" else 1.0))
         self.state.accuracy_before = self.state.accuracy_after = evaluation.avg_at_k
         self.state.started = True

@@ -18,7 +18,9 @@ from teamtr_lora.training.checkpoint import CheckpointStore
 from teamtr_lora.training.metrics import MetricsLog
 
 # A resumed run may train longer, look at other things and live elsewhere; everything else decides what it learns.
-MAY_CHANGE = ("training.stages", "output_dir", "tracking", "base.device")
+MAY_CHANGE = (
+    "training.stages", "output_dir", "tracking", "base.device", "rollout.server", "rollout.vllm", "rollout.requests_per_batch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

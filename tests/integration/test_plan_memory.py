@@ -13,7 +13,7 @@ RECIPE = str(ROOT / "recipes" / "quickstart.yaml")
 MEASURE = """
 import sys, torch
 from teamtr_lora.cli import main
-from teamtr_lora.training.memory import peak_memory
+from teamtr_lora.base.memory import peak_memory
 code = main(sys.argv[1:])
 print("peak", peak_memory(torch.device("cpu")), file=sys.stderr)
 sys.exit(code)

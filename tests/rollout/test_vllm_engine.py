@@ -181,6 +181,9 @@ def test_bad_requests_fail_alone(sampler: Any, reference: Any) -> None:
         request([], "wide"),
         request([1] * CONTEXT, "wide"),
         request(PROMPTS[0], "nobody"),
+        request(PROMPTS[0], "wide", temperature=-1.0),
+        request(PROMPTS[0], "wide", temperature=0.001),
+        request(PROMPTS[0], "wide", tokens=0),
     ]
     answers = run(sampler, [bad[0], good, *bad[1:], good])
     errors = [a.error for a in answers if a.error]
@@ -200,7 +203,12 @@ def test_a_version_that_is_not_in_the_bank_is_refused(sampler: Any, bank: Any) -
 def test_an_unknown_vllm_gets_folders_and_public_calls(
     base: Any, bank: Any, reference: Any, sampler: Any, monkeypatch: Any, caplog: Any
 ) -> None:
-    """The same answers as from memory; said once. (A second engine in the process that had one.)"""
+    """The same answers as from memory; said once. Last of the engine's tests: one engine at a time in a process."""
+    with pytest.raises(UserError, match="vLLM cannot run two"):
+        VllmSampler(base, bank, RolloutSection(engine="vllm"), context_tokens=CONTEXT)
+    sampler.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        sampler.submit(request(PROMPTS[0], "wide"))
     monkeypatch.setattr(vllm_engine, "knows", lambda version: False)
     with caplog.at_level(logging.WARNING):
         public = VllmSampler(base, bank, RolloutSection(engine="vllm", requests_per_batch=8), context_tokens=CONTEXT)
@@ -216,7 +224,7 @@ def test_an_unknown_vllm_gets_folders_and_public_calls(
                 assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
             assert len(public.registered()) == len(SPECS)
         folder = Path(public._folder.name)  # type: ignore[union-attr]
-        assert len(list(folder.glob("stable/*"))) == 4
+        assert len(list(folder.glob("stable/*"))) == 1, "superseded folders are released too"
     finally:
         public.close()
     assert not folder.exists()

@@ -495,7 +495,6 @@ def test_close_gives_up_what_is_in_flight(start: Callable[..., Fake], open_sampl
         ({"takes_uploads": False}, {}, "takes no uploads.*--accept-adapters.*adapter_root"),
         ({"temperature_applies": False}, {"temperature": 0.7}, "--logprobs-mode processed_logprobs"),
         ({"key": KEY}, {}, "asks for an API key.* VLLM_API_KEY"),
-        ({"finish": "abort"}, {}, "ended a completion by 'abort'"),
     ],
 )
 def test_an_unfit_server_is_refused(
@@ -516,6 +515,16 @@ def test_a_server_that_is_not_there_is_named(start: Callable[..., Fake], open_sa
     gone.die()
     with pytest.raises(UserError, match=f"{gone.url} cannot be used .*refused.*teamtr-lora serve"):
         open_sampler(gone)
+
+
+def test_a_server_that_is_gone_does_not_keep_the_others_from_a_run(
+    start: Callable[..., Fake], open_sampler: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, gone, failing = start(), start(), start(finish="abort")
+    gone.die()
+    sampler = open_sampler(gone, good, failing)
+    assert run(sampler, [request(seed) for seed in range(4)])[3].token_ids == expected(3, 4)
+    assert sum("counts as dead" in record.getMessage() for record in caplog.records) == 2
 
 
 def test_the_key_is_sent_and_never_told(

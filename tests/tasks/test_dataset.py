@@ -210,7 +210,7 @@ def test_build_task_looks_beside_the_recipe(tmp_path: Path) -> None:
 
     write_jsonl(tmp_path / "rows.jsonl")
     (tmp_path / "my_rewards_beside.py").write_text("def f(prompts, level, **_):\n    return [float(n) for n in level]\n")
-    section = Section(name="dataset", path="rows.jsonl", reward="my_rewards_beside:f", test_path="rows.jsonl")
+    section = Section(name="dataset", path="rows.jsonl", reward="my_rewards_beside:f", test_path="rows.jsonl", on_overlap="allow")
     task = build_task(section, tmp_path)
     from teamtr_lora.team import Episode
 

@@ -76,7 +76,7 @@ def test_scoring_an_interactive_task(capsys: pytest.CaptureFixture[str], tmp_pat
         (["tasks", "show"], "needs a TASK"),
         (["tasks", "show", "gsm9k"], "did you mean 'gsm8k'?"),
         (["tasks", "sample", "gsm8k"], "a gsm8k task needs items"),
-        (["tasks", "sample", "zebra", "houses=9"], "task.houses = 9: must be at most 6"),
+        (["tasks", "sample", "zebra", "houses=9"], "task.houses = 9: must be at least 2 and at most 6"),
         (["tasks", "sample", "zebra", "housse=3"], "did you mean 'houses'?"),
         (["tasks", "sample", "arithmetic", "shots=-1"], "task.shots = -1"),
         (["score", "gsm8k", "--items", "ITEMS", "--responses", "none.jsonl"], "no such file"),

@@ -27,7 +27,8 @@ def logp(playable: Any, message: Any, temperature: float) -> float:
     return float(torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(message.token_ids)[:, None]).sum())
 
 
-def test_terms_are_those_of_the_held_out_episodes(make_team: Any, config: Any, accelerator: Any, episodes: Any) -> None:
+def test_terms_are_those_of_the_held_out_episodes(make_team: Any, config: Any, accelerator: Any, twins: Any) -> None:
+    episodes = twins
     playable, settings = make_team(), config()
     updater = AgentUpdater(playable, settings, accelerator)
     before = playable.bank.snapshot("left")

@@ -179,7 +179,7 @@ def test_too_few_informative_groups_are_skipped(updater: Updater, episodes) -> N
             episode.rewards = [0.0, 1.0]
     assert update.update("left", episodes, 0).decision == "skipped"
     _, enough = updater(min_informative_groups=2)
-    split = enough._split("left", episodes, enough._advantages(episodes), 0)
+    split = enough._split("left", episodes, enough._advantages(episodes).clipped_E.numpy(), 0)
     assert split is not None and split.informative_groups == 2
     assert set(split.held.group_M.tolist()) & telling, "a gate without reward variance would reject everything"
     assert enough.update("left", episodes, 0).decision != "skipped"
@@ -214,7 +214,7 @@ def test_whole_groups_are_held_out_and_never_trained_on(updater: Updater, episod
 
 def test_the_split_follows_the_seed(updater: Updater, episodes) -> None:
     _, update = updater()
-    advantages = update._advantages(episodes)
+    advantages = update._advantages(episodes).clipped_E.numpy()
     held = [tuple(sorted(set(update._split("left", episodes, advantages, seed).held.group_M.tolist()))) for seed in range(12)]
     assert held == [tuple(sorted(set(update._split("left", episodes, advantages, s).held.group_M.tolist()))) for s in range(12)]
     assert len(set(held)) > 4
@@ -226,7 +226,7 @@ def test_the_advantage_of_a_message_is_its_episodes_discounted_return(updater: U
     assert update.discount == 0.5
     for i, episode in enumerate(episodes):
         episode.rewards = [0.3 * (i % 4), float(i % 3)]
-    split = update._split("left", episodes, update._advantages(episodes), 0)
+    split = update._split("left", episodes, update._advantages(episodes).clipped_E.numpy(), 0)
     owner = {id(m): e for e in episodes for m in e.messages}
     for batch in [*split.fit, split.held]:
         for message, got in zip(batch.messages, batch.advantage_M.tolist(), strict=True):
@@ -255,7 +255,7 @@ def test_a_single_held_out_group_with_messages_is_rejected_not_a_crash(updater: 
     _, update = updater(truncated_messages="mask")
     for episode in episodes:
         episode.messages[0].finish = "stop"
-    held = sorted(set(update._split("left", episodes, update._advantages(episodes), 0).held.group_M.tolist()))
+    held = sorted(set(update._split("left", episodes, update._advantages(episodes).clipped_E.numpy(), 0).held.group_M.tolist()))
     assert len(held) == 2
     for episode in episodes:
         episode.messages[0].finish = "length" if episode.group == held[0] else "stop"
@@ -270,7 +270,13 @@ def test_a_minibatch_without_messages_does_not_stop_the_others(updater: Updater,
     _, update = updater(truncated_messages="mask", minibatches_per_epoch=6)
     for e in episodes:
         e.messages[0].finish = "stop"
-    fit = sorted({g for b in update._split("left", episodes, update._advantages(episodes), 0).fit for g in b.group_M.tolist()})
+    fit = sorted(
+        {
+            g
+            for b in update._split("left", episodes, update._advantages(episodes).clipped_E.numpy(), 0).fit
+            for g in b.group_M.tolist()
+        }
+    )
     for episode in episodes:
         if episode.group == fit[0]:
             episode.messages[0].finish = "length"

@@ -1,0 +1,101 @@
+"""Sharing a GPU with vLLM, with the GPU's numbers made up: when the engine sleeps, wakes, and what it learns from an update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from teamtr_lora.base import memory
+from teamtr_lora.recipe import RolloutSection
+from teamtr_lora.rollout import vllm_start
+from teamtr_lora.rollout.vllm_start import SharedMemory, default_environment
+
+GIB = 2**30
+
+
+class Gpu:
+    """What torch.cuda says, and an engine that notes what it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, free: int) -> None:
+        self.calls: list[str] = []
+        self.free, self.allocated, self.peak = free, 0, 0
+        fakes: dict[str, Any] = {
+            "memory_allocated": lambda device: self.allocated,
+            "memory_reserved": lambda device: self.allocated,
+            "max_memory_allocated": lambda device: self.peak,
+            "reset_peak_memory_stats": lambda device: setattr(self, "peak", self.allocated),
+            "mem_get_info": lambda device: (self.free, 80 * GIB),
+            "empty_cache": lambda: None,
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(memory, "_before_reset", {})
+
+    def reset_prefix_cache(self) -> None:
+        self.calls.append("reset")
+
+    def sleep(self, level: int) -> None:
+        self.calls.append(f"sleep {level}")
+
+    def wake_up(self) -> None:
+        self.calls.append("wake")
+
+    def update(self, shared: SharedMemory, needs: int) -> bool:
+        """One update that needs so many bytes, and the rollout after it; whether the engine slept."""
+        with shared.lent():
+            self.peak = max(self.peak, self.allocated + needs)
+            slept = shared.asleep
+        shared.wake()
+        return slept
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(monkeypatch, free=10 * GIB)
+
+
+def shared(gpu: Gpu, offload: Any, device: str = "cuda") -> SharedMemory:
+    return SharedMemory(gpu, torch.device(device), offload, before_sleep=lambda: gpu.calls.append("settle"))
+
+
+def test_always_and_never(gpu: Gpu) -> None:
+    assert [gpu.update(shared(gpu, how), 4 * GIB) for how in ("always", "never")] == [True, False]
+    assert gpu.calls == ["settle", "reset", "sleep 1", "wake"], "requests in flight end before the cache is given up"
+    assert not gpu.update(shared(gpu, "always", device="cpu"), GIB), "a CPU has nothing to lend"
+
+
+def test_auto_sleeps_once_and_then_only_where_memory_is_short(gpu: Gpu) -> None:
+    memory = shared(gpu, "auto")
+    assert gpu.update(memory, 4 * GIB), "what an update needs is not known yet"
+    assert not gpu.update(memory, 4 * GIB), "10 GiB are free and 4 were needed"
+    gpu.free = 4 * GIB
+    assert gpu.update(memory, 4 * GIB), "no room for the margin"
+
+
+def test_an_update_that_trained_nothing_teaches_nothing(gpu: Gpu) -> None:
+    memory = shared(gpu, "auto")
+    gpu.free = 2 * GIB
+    assert gpu.update(memory, 0)
+    assert gpu.update(memory, 8 * GIB), "the skipped update before must not pass for one that needs no memory"
+
+
+def test_measuring_an_update_keeps_the_peak_of_the_run(gpu: Gpu) -> None:
+    gpu.peak = 30 * GIB
+    gpu.update(shared(gpu, "auto"), 4 * GIB)
+    assert memory.peak_memory(torch.device("cuda")) == 30 * GIB
+
+
+def test_what_the_user_set_stays_and_what_we_set_follows_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_start, "_ours", {})
+    for name in default_environment(RolloutSection(), on_gpu=False):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    import os
+
+    for gib in (1, 2):
+        vllm_start._set_environment(RolloutSection.model_validate({"vllm": {"kv_cache_gib": gib}}), on_gpu=False)
+        assert os.environ["VLLM_CPU_KVCACHE_SPACE"] == str(gib)
+    assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG" and os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
