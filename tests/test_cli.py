@@ -29,6 +29,10 @@ COMMANDS = {
     "eval": ["RUN_OR_TEAM", "--split", "--k", "--temperature", "--limit", "--json", "--debug"],
     "ask": ["RUN_OR_TEAM", "question", "--temperature", "--seed", "--json", "--debug"],
     "init": ["DIR", "--debug"],
+    "certify": ["RUN", "--json", "--debug"],
+    "serve": ["RUN_OR_TEAM", "--host", "--port", "--accept-adapters", "--api-key-variable", "--debug"],
+    "tasks": ["list", "show", "sample", "TASK", "-n", "--json", "--debug"],
+    "score": ["TASK", "--items", "--responses", "--json", "--debug"],
 }
 SUMMARY = {
     "run_dir", "stages", "updates", "accepted", "shrunk", "rejected", "out_of_region_accepted", "accuracy_before",
@@ -39,7 +43,8 @@ base: {source: tiny, device: cpu}
 team:
   protocol: {system: Talk.}
   agents: [{name: planner, lora: {rank: 2}}, {name: solver, lora: {rank: 4}}]
-task: {name: dataset, path: rows.jsonl, test_path: rows.jsonl, on_overlap: allow, reward: "cli_rewards:even", answer_column: answer}
+task:
+  {name: dataset, path: rows.jsonl, test_path: rows.jsonl, on_overlap: allow, reward: "cli_rewards:even", answer_column: answer}
 rollout: {items_per_stage: 8, episodes_per_item: 4, max_message_tokens: 3}
 training: {stages: 1, inner_epochs: 1, learning_rate: 0.01}
 trust_region: {delta: 0.05}
