@@ -24,7 +24,7 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 
 
-torch.set_num_threads(2)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 VOCAB = 272  # more rows than the tokenizer has tokens, as real bases have
 CONTEXT = 512
