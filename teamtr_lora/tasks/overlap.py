@@ -12,7 +12,8 @@ from teamtr_lora.errors import UserError
 OnOverlap = Literal["refuse", "drop", "allow"]
 NAMED = 20  # pairs that an error names; more are counted
 
-_LATEX_SPACING = re.compile(r"\\[!,;: ]|\\left(?![a-z])|\\right(?![a-z])|\\q?quad(?![a-z])|\\displaystyle(?![a-z])")
+# spacing, and the signs that set a formula apart
+_LATEX_SPACING = re.compile(r"\\[!,;: ()\[\]]|\\left(?![a-z])|\\right(?![a-z])|\\q?quad(?![a-z])|\\displaystyle(?![a-z])")
 _SAME = (("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\cdots", "\\dots"), ("\\ldots", "\\dots"))
 
 

@@ -34,7 +34,7 @@ ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
     ({"training": {"discount": "autoo"}}, "must be auto or a number, at least 0 and at most 1"),
     (
         {"training": {"order": "randm"}},
-        "must be one of random, fixed, reverse; the default is random; did you mean 'random'?",
+        "must be one of random, fixed, reverse or a list",
     ),
     ({"training": {"learning_rat": 1}}, "training.learning_rat = 1: unknown key; did you mean 'learning_rate'?"),
     ({"rollout": {"learning_rate": 1}}, "unknown key; did you mean 'training.learning_rate'?"),

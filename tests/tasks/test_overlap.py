@@ -20,6 +20,7 @@ from teamtr_lora.tasks.score import task_section
         ("What is $1+1$?", "what is 1 + 1", True),
         ("Find  $\\dfrac{1}{2}$.\n", "Find $\\frac{1}{2}$", True),
         ("Let $\\left( x \\right)$", "Let $(x)$", True),
+        ("Solve \\[x = 1\\]", "Solve \\(x=1\\).", True),
         ("What is 3+4?", "What is 3-4?", False),
         ("What is 34?", "What is 3/4?", False),
         ("?", "!", False),
@@ -65,4 +66,4 @@ def test_a_share_held_out_never_has_a_copy_in_train(tmp_path: Path) -> None:
 def test_math_problems_inside_dapo_are_found(bench: Any) -> None:
     dapo = [(str(r["id"]), r["problem"]) for r in bench("dapo_math_17k/train")]
     math = [(r["id"], r["problem"]) for r in bench("math500/test")]
-    assert shared_items(dapo, math)
+    assert len(shared_items(dapo, math)) >= 3  # six in the whole of MATH-500

@@ -100,7 +100,7 @@ def test_generated_puzzles_have_one_solution_and_it_is_the_reference(houses: int
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_largest_grids_have_one_solution_by_our_solver(seed: int) -> None:
+def test_the_largest_grids_can_be_made(seed: int) -> None:
     item = ZebraTask("zebra", 6, 6).items("test")[seed]
     assert item.data["size"] == "6x6" and len(item.data["rows"]) == 6
 
