@@ -464,7 +464,7 @@ def test_only_what_the_bank_holds_can_be_published(start: Callable[..., Fake], o
     current = bank.version("a")
     with pytest.raises(RuntimeError, match="bank holds another version"):
         sampler.publish(AdapterVersion("a", current.number + 1, current.content_hash))
-    assert not fake.models and "no version of agent 'a'" in (run(sampler, [request()])[0].error or "")
+    assert not fake.models and "unknown agent 'a'" in (run(sampler, [request()])[0].error or "")
 
 
 def test_close_gives_up_what_is_in_flight(start: Callable[..., Fake], open_sampler: Any) -> None:
