@@ -156,6 +156,13 @@ class TrustRegionSection(Section):
     beta_initial: float = Field(default=0.1, ge=0, description="First weight of the KL penalty, per agent; it adapts from there.")
     gate_precision: Literal["fp32", "tf32"] = Field(default="fp32", description="Arithmetic of the gate's forward passes.")
 
+    @model_validator(mode="after")
+    def _one_rule_for_the_radius(self) -> Self:
+        if self.radii == "gain_weighted" and self.kind != "gate":
+            fix = "keep radii: equal (the default), or kind: gate"
+            refuse("trust_region", [(("radii",), self.radii, f"does nothing useful with kind {self.kind}", fix)])
+        return self
+
     def heldout_items(self, items_per_stage: int) -> int:
         """Items of a stage that the gate keeps: the one place that rounds."""
         return round(items_per_stage * self.holdout)

@@ -212,6 +212,11 @@ def test_an_explicit_order_is_kept_and_must_name_every_agent() -> None:
     assert problem.key == "training.order" and "names every agent once" in problem.wrong
 
 
+def test_two_rules_for_one_radius_are_refused() -> None:
+    (problem,) = problems({"team": {"agents": [{"name": "a"}]}, "trust_region": {"radii": "gain_weighted", "kind": "none"}})
+    assert problem.key == "trust_region.radii"
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_is_valid_and_says_what_it_is_for(path: Path) -> None:
     load_recipe(path)
