@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from teamtr_lora.recipe.sections import SERVER_URL, Section, Text, refuse
@@ -92,20 +92,11 @@ class RolloutSection(Section):
             refuse("rollout", [(("server", "urls"), [], "is empty, but rollout.engine is vllm_server", fix)])
         return self
 
-    @field_validator("top_p")
+    @field_validator("top_p", "top_k")
     @classmethod
-    def _no_nucleus(cls, top_p: float) -> float:
-        if top_p != 1.0:
-            raise PydanticCustomError(
-                "rule", "{wrong}; {fix}", {"wrong": _TRUNCATION, "fix": "set rollout.top_p to 1.0 (the default)"}
-            )
-        return top_p
-
-    @field_validator("top_k")
-    @classmethod
-    def _no_top_k(cls, top_k: int) -> int:
-        if top_k != 0:
-            raise PydanticCustomError(
-                "rule", "{wrong}; {fix}", {"wrong": _TRUNCATION, "fix": "set rollout.top_k to 0 (the default)"}
-            )
-        return top_k
+    def _whole_softmax(cls, value: float, info: ValidationInfo) -> float:
+        off = {"top_p": 1.0, "top_k": 0}[str(info.field_name)]
+        if value != off:
+            fix = f"set rollout.{info.field_name} to {off} (the default)"
+            raise PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": _TRUNCATION, "fix": fix})
+        return value

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from teamtr_lora.tasks.score import play, total_rewards
 from teamtr_lora.tasks.task import Item, Task
-from teamtr_lora.team import Episode, Message
+from teamtr_lora.team import Episode
 
 
 @pytest.fixture(scope="session")
@@ -29,25 +30,9 @@ def bench() -> Callable[[str], list[dict[str, Any]]]:
     return rows
 
 
-def play(task: Task, item: Item, texts: Sequence[str]) -> Episode:
-    """The episode in which the team says `texts`, up to where the task ends it."""
-    interaction = task.open(item)
-    episode = Episode(item.id, 0, interaction.first(), 0, item)
-    for turn, text in enumerate(texts):
-        message = Message("agent", turn, [], [], [], "", "stop", text)
-        feedback = interaction.feed(message)
-        episode.messages.append(message)
-        episode.rewards.append(feedback.reward)
-        episode.feedback.append(feedback.text)
-        if feedback.done:
-            episode.ended = "task"
-            break
-    return episode
-
-
 def rewards(task: Task, pairs: Sequence[tuple[Item, str]]) -> list[float]:
     episodes = [play(task, item, [text]) for item, text in pairs]
-    return [sum(e.rewards) + final for e, final in zip(episodes, task.score(episodes), strict=True)]
+    return total_rewards(task, episodes)
 
 
 @pytest.fixture(scope="session")

@@ -157,7 +157,8 @@ def test_answers_that_are_no_grids_score_nothing(text: str, score: Score) -> Non
 
 @given(st.text() | st.text(alphabet='{}[]":, solutionHouse 1\n'))
 def test_no_text_crashes_it(text: str) -> None:
-    last_json(text)
+    found = last_json(text)
+    assert found is None or json.loads(json.dumps(found)) == found
 
 
 @pytest.mark.parametrize("part", ["{}", '{"a":', "[", "\ud800"])
