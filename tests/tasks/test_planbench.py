@@ -172,7 +172,7 @@ def test_rows_that_are_no_instances_are_named() -> None:
 )
 def test_no_text_crashes_it(text: str) -> None:
     plan = parse_plan(text, block_names(["a", "b"]))
-    assert plan is None or {block for action in plan for block in action[1:]} <= {"a", "b"}
+    assert plan is None or {block for action in plan for block in action.blocks} <= {"a", "b"}
 
 
 @pytest.mark.parametrize("part", ["(", "(pick-up a)\n", "pick up the red block ", "[plan]", "\x00", "\ud800", "- "])
