@@ -19,14 +19,17 @@ RANKS = {
     "base": 2,
     "tasks": 3,
     "algorithm": 3,
+    "registry": 3,
     "rollout": 4,
     "evaluation": 5,
     "training": 6,
-    "report": 7,
-    "cli": 8,
+    "swap": 7,
+    "baselines": 7,
+    "report": 8,
+    "cli": 9,
 }
 # Rooms of one rank do not know each other.
-APART = [("team", "base"), ("tasks", "algorithm"), ("files", "code_paths")]
+APART = [("team", "base"), ("tasks", "algorithm"), ("tasks", "registry"), ("swap", "baselines"), ("files", "code_paths")]
 
 
 def room(path: Path) -> str:

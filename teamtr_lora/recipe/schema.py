@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from teamtr_lora.recipe.diagnostics import DiagnosticsSection
+from teamtr_lora.recipe.evaluation import EvaluationSection
 from teamtr_lora.recipe.rollout import LOWEST_VLLM_TEMPERATURE, MAX_VLLM_RANK, RolloutSection, ServerSection, VllmSection
 from teamtr_lora.recipe.sections import (
     AgentSection,
@@ -166,27 +168,6 @@ class TrustRegionSection(Section):
     def heldout_items(self, items_per_stage: int) -> int:
         """Items of a stage that the gate keeps: the one place that rounds."""
         return round(items_per_stage * self.holdout)
-
-
-class EvaluationSection(Section):
-    """Measuring the team on held-out items."""
-
-    every_stages: int = Field(
-        default=1, ge=0, description="Stages between evaluations; 0 evaluates only before and after the run."
-    )
-    items: int = Field(default=256, ge=1, description="Held-out items per evaluation.")
-    samples_per_item: int = Field(default=1, ge=1, description="Episodes per item (k of avg@k and pass@k).")
-    temperature: float | None = Field(
-        default=None, ge=0, description="Sampling temperature; null takes the rollout's, 0 is greedy."
-    )
-
-
-class DiagnosticsSection(Section):
-    """What is written for people to read."""
-
-    save_episodes: Literal["all", "none"] | Annotated[int, Field(ge=0)] = Field(
-        default="all", description="Episodes per update written to the run's episodes folder: all, none or a number."
-    )
 
 
 class TrackingSection(Section):

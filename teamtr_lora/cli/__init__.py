@@ -1,0 +1,79 @@
+"""The command line: parse, call, print; no logic. Exit codes: 0 ok, 2 user error in one line, 1 crash."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from teamtr_lora import __version__
+from teamtr_lora.cli import recipe_commands, task_commands, team_commands
+from teamtr_lora.cli.arguments import EXAMPLES
+from teamtr_lora.errors import UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    # argparse takes positionals in one run only: overrides that follow an option are collected here
+    if any(word.startswith("-") for word in rest) or (rest and not hasattr(args, "overrides")):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.overrides += rest
+    try:
+        return int(args.run(args) or 0)
+    except UserError as error:
+        if args.debug:
+            traceback.print_exc()
+        # only a recipe's list of problems has several lines
+        text = str(error) if hasattr(error, "problems") else " ".join(str(error).split())
+        print(f"teamtr-lora: {text}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("teamtr-lora: interrupted; what was saved is intact, train continues with --resume", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say to it
+        return 0
+    except Exception as error:
+        if args.debug:
+            raise
+        print(f"teamtr-lora: crashed: {type(error).__name__}: {error}; run again with --debug for the traceback", file=sys.stderr)
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
+    parser = argparse.ArgumentParser(
+        prog="teamtr-lora",
+        description="Trains teams of LLM agents, each a LoRA adapter on one frozen base, by TeamTR.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"teamtr-lora {__version__}")
+    parser.add_argument("--debug", action="store_true", default=False, help="show the traceback of an error")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def command(name: str, run: Any, text: str, epilog: str = "") -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name,
+            parents=[common],
+            help=text,
+            description=text,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.set_defaults(run=run)
+        return added
+
+    for group in (recipe_commands, team_commands, task_commands):
+        group.add_commands(command)
+    return parser

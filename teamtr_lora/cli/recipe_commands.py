@@ -1,0 +1,101 @@
+"""train, validate, plan, init: what takes a recipe."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora import __version__
+from teamtr_lora.cli.arguments import EXAMPLES, OVERRIDES, print_json
+from teamtr_lora.errors import UserError
+
+
+def add_commands(command: Any) -> None:
+    train = command("train", _train, "Train the team of a recipe; every update is checkpointed.", EXAMPLES)
+    train.add_argument("recipe", metavar="RECIPE", help="a recipe file")
+    train.add_argument("overrides", nargs="*", metavar="section.key=value", help=OVERRIDES)
+    train.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, numbered if taken)"
+    )
+    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run directory")
+    train.add_argument("--json", action="store_true", help="print one JSON object at the end; progress goes to stderr")
+
+    validate = command("validate", _validate, "Print the resolved recipe, or every problem in it at once.")
+    validate.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe file")
+    validate.add_argument("overrides", nargs="*", metavar="section.key=value", help=OVERRIDES)
+    validate.add_argument("--schema", action="store_true", help="print the JSON schema of recipes instead")
+    validate.add_argument("--json", action="store_true", help="print the resolved recipe as JSON")
+
+    plan = command("plan", _plan, "What a recipe will cost, without loading weights: episodes, tokens, updates, memory.")
+    plan.add_argument("recipe", metavar="RECIPE", help="a recipe file")
+    plan.add_argument("overrides", nargs="*", metavar="section.key=value", help=OVERRIDES)
+    plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+    init = command("init", _init, "Write a commented recipe and a reward function to start from.")
+    init.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+
+
+def _train(args: argparse.Namespace) -> None:
+    from teamtr_lora.recipe import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)
+    if args.run_dir is not None:
+        recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
+    from rich.console import Console
+
+    from teamtr_lora.report.live import LiveView
+    from teamtr_lora.report.summary import print_next_steps
+    from teamtr_lora.training.trainer import TeamTRTrainer
+
+    console = Console(stderr=args.json, highlight=False, soft_wrap=True)
+    console.print(f"teamtr-lora {__version__}: {args.recipe}")
+    view = LiveView(console)
+    trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[view])
+    try:
+        summary = trainer.train(resume=args.resume, name=Path(args.recipe).stem)
+    finally:
+        view.close()
+        trainer.close()
+    if args.json:
+        print_json(summary.as_dict())
+    else:
+        print_next_steps(console, summary, trainer.task.items("test")[0].prompt)
+
+
+def _validate(args: argparse.Namespace) -> None:
+    from teamtr_lora.recipe import dump_recipe, load_recipe, recipe_schema
+
+    if args.schema:
+        print_json(recipe_schema())
+        return
+    if args.recipe is None:
+        raise UserError("validate needs a RECIPE (or --schema)")
+    recipe = load_recipe(args.recipe, args.overrides)
+    if args.json:
+        print_json(recipe.model_dump(mode="json"))
+        return
+    print(dump_recipe(recipe), end="")
+
+
+def _plan(args: argparse.Namespace) -> None:
+    from teamtr_lora.recipe import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)
+    from teamtr_lora.training.plan import make_plan
+
+    plan = make_plan(recipe)
+    if args.json:
+        print_json(plan.as_dict())
+        return
+    from teamtr_lora.report.summary import print_plan
+
+    print_plan(plan)
+
+
+def _init(args: argparse.Namespace) -> None:
+    from teamtr_lora.recipe.template import write_starter
+
+    for path in write_starter(args.folder):
+        print(f"wrote {path}")
+    print(f"try: teamtr-lora train {args.folder / 'recipe.yaml'}")

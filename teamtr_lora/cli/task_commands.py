@@ -1,0 +1,55 @@
+"""tasks, score: what takes a task."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora.cli.arguments import positive, print_json
+from teamtr_lora.errors import UserError
+
+
+def add_commands(command: Any) -> None:
+    settings = "settings of the task, for example houses=4"
+    tasks = command("tasks", _tasks, "List the tasks, show one's settings, or print a few of its items.")
+    tasks.add_argument("action", choices=["list", "show", "sample"], help="what to do")
+    tasks.add_argument("task", nargs="?", metavar="TASK", help="a task's name (show, sample)")
+    tasks.add_argument("overrides", nargs="*", metavar="key=value", help=settings)
+    tasks.add_argument("-n", type=positive, default=3, metavar="N", help="items to print (default: 3)")
+    tasks.add_argument("--split", choices=["train", "test"], default="train", help="which items (default: train)")
+    tasks.add_argument("--json", action="store_true", help="print JSON; items one a line, as score --items takes them")
+
+    score = command("score", _score, "Score a file of responses with a task's verifier, as training does.")
+    score.add_argument("task", metavar="TASK", help="a task's name; teamtr-lora tasks list shows them")
+    score.add_argument("overrides", nargs="*", metavar="key=value", help=settings)
+    score.add_argument("--items", type=Path, required=True, metavar="FILE", help="the items, in the benchmark's own format")
+    score.add_argument(
+        "--responses", type=Path, required=True, metavar="FILE", help='rows {"id", "response"}, or "messages": the turns in order'
+    )
+    score.add_argument("--json", action="store_true", help="print {task, n, mean, standard_error, items} as JSON")
+
+
+def _tasks(args: argparse.Namespace) -> None:
+    from teamtr_lora.report import tasks as report
+
+    if args.action == "list":
+        print_json(report.task_rows()) if args.json else report.print_tasks()
+        return
+    if args.task is None:
+        raise UserError(f"tasks {args.action} needs a TASK; teamtr-lora tasks list shows them")
+    from teamtr_lora.tasks.score import sample_items, task_section
+
+    if args.action == "show":
+        section = task_section(args.task, args.overrides, Path("items.jsonl"))
+        print_json(report.task_keys(type(section))) if args.json else report.print_task(args.task)
+        return
+    report.print_items(sample_items(args.task, args.overrides, args.split, args.n), args.json)
+
+
+def _score(args: argparse.Namespace) -> None:
+    from teamtr_lora.report.tasks import print_scores
+    from teamtr_lora.tasks.score import score_file
+
+    scores = score_file(args.task, args.items, args.responses, args.overrides)
+    print_json(scores.as_dict()) if args.json else print_scores(scores)
