@@ -4,14 +4,17 @@
   already on the device, so publishing is a few grouped copies into the buffers its LoRA kernels read, and an entry in its books.
 - `DirectQueue`: requests and tokens past vLLM's text front end, whose work per request and token is most of what a small base
   costs.
+- `lora_side_by_side`: a layer's adapters beside each other in one buffer, applied to all tokens by two dense products and a mask,
+  where vLLM's kernels go adapter by adapter (on a CPU, token by token).
 - On a GPU, each step's map from tokens to slots is made on the CPU: vLLM asks the GPU for it, and so waits for the step before.
-- On a CPU, LoRA products per adapter instead of per token.
+- `_quick_slots`: a token that goes into a block its request already holds costs no bookkeeping.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +25,7 @@ from torch import Tensor
 from teamtr_lora.rollout.sampler import Request
 
 KNOWN = ("0.26", "0.32")
+DENSE_COLUMNS = 512  # slots x rank of a layer up to which products over all slots cost less than finding each token's own
 
 
 def knows(version: str) -> bool:
@@ -45,6 +49,7 @@ class DirectQueue:
         self._engine, self._make_params = engine, make_params
         self._templates: dict[tuple[float, tuple[int, ...]], Any] = {}
         self._open: dict[str, Sampled] = {}
+        _quick_slots(engine.engine_core.engine_core.scheduler.kv_cache_manager)
 
     def add(self, ticket: int, request: Request, lora_request: Any) -> None:
         """Like engine.add_request, from a checked request of the same kind: one per temperature and set of stop ids."""
@@ -96,10 +101,8 @@ class SlotWriter:
         self._mapper = mapper
         self._parts = self._find_parts()
         wrappers = list(self._manager.punica_wrapper_mapping.values())
-        if next(iter(self._parts.values()))[0].device.type == "cpu":
-            for wrapper in wrappers:
-                _multiply_by_group(wrapper)
-        elif hasattr(runner, "lora_state") and len(wrappers) == 1:
+        on_gpu = next(iter(self._parts.values()))[0].is_cuda
+        if on_gpu and hasattr(runner, "lora_state") and len(wrappers) == 1:
             _map_tokens_on_cpu(runner, self._manager, wrappers[0])
         self._plans: dict[tuple[int, tuple[int, ...]], _Plan] = {}
 
@@ -243,6 +246,9 @@ def _map_tokens_on_cpu(runner: Any, manager: Any, wrapper: Any) -> None:
             return
         last[:] = [slot_R, tokens_R.copy()]
         slot_T = slot_R.repeat(tokens_R)
+        if hasattr(wrapper, "choose"):
+            wrapper.choose(torch.from_numpy(slot_T).pin_memory().to(device, non_blocking=True))
+            return
         packed = torch.from_numpy(slot_map(slot_T, slots)).pin_memory().to(device, non_blocking=True)
         fill_kernel_meta(meta, packed, len(slot_T), slots)
         meta.no_lora_flag_cpu[0] = bool((slot_T < 0).all())
@@ -253,27 +259,102 @@ def _map_tokens_on_cpu(runner: Any, manager: Any, wrapper: Any) -> None:
     state.get_activate_loras, state.make_lora_inputs, runner._set_active_loras = active, inputs, set_active
 
 
-def _multiply_by_group(wrapper: Any) -> None:
-    """On a CPU vLLM copies the adapter of every single token before it multiplies; here, one product per adapter in the batch.
+@contextmanager
+def lora_side_by_side() -> Iterator[None]:
+    """While an engine starts in this process: its layers get the layout of `lay_side_by_side`, before anything is compiled."""
+    from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
-    (It also gives tokens without an adapter, index -1, the last slot's; here they get none.)
-    """
+    theirs = LoRAModelRunnerMixin.load_lora_model
 
-    class Grouped(type(wrapper)):  # type: ignore[misc]
+    def ours(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        model = theirs(runner, *args, **kwargs)
+        manager = runner.lora_manager._adapter_manager
+        wrappers = list(manager.punica_wrapper_mapping.values())
+        stacks = [(module.lora_a_stacked, module.lora_b_stacked) for module in manager.modules.values()]
+        narrow = all(isinstance(a, tuple) and a[0].shape[0] * a[0].shape[2] <= DENSE_COLUMNS for a, _ in stacks)
+        if len(wrappers) == 1 and narrow:
+            for module, (a, b) in zip(manager.modules.values(), stacks, strict=True):
+                module.lora_a_stacked, module.lora_b_stacked = lay_side_by_side(a, b)
+            _multiply_side_by_side(wrappers[0], manager.lora_slots, stacks[0][0][0].dtype)
+        return model
+
+    LoRAModelRunnerMixin.load_lora_model = ours
+    try:
+        yield
+    finally:
+        LoRAModelRunnerMixin.load_lora_model = theirs
+
+
+def lay_side_by_side(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """A layer's stacked buffers (shapes as in `_find_parts`, one pair for each part of a fused layer) as views of two matrices
+    with a column for every part, slot and rank: A [columns, in], and B [out, columns], which is block diagonal in the parts."""
+    parts, (slots, _, rank, width) = len(a), a[0].shape
+    outs = [part.shape[2] for part in b]
+    a_all = a[0].new_zeros(parts, slots, rank, width)
+    b_all = b[0].new_zeros(sum(outs), parts, slots, rank)
+    rows = b_all.split(outs)
+    return (
+        tuple(a_all[i].unsqueeze(1) for i in range(parts)),
+        tuple(rows[i][:, i].permute(1, 0, 2).unsqueeze(1) for i in range(parts)),
+    )
+
+
+def add_lora(y_T_O: Tensor, x_T_I: Tensor, a: list[Tensor], b: list[Tensor], chosen_T_S: Tensor) -> None:
+    """y += B (chosen * (A x)) on buffers that lie side by side; `chosen` has a one at each token's slot."""
+    parts, (slots, _, rank, width) = len(a), a[0].shape
+    columns = parts * slots * rank
+    h_T_C = x_T_I @ a[0].as_strided((columns, width), (width, 1)).T
+    h_T_C.view(-1, parts, slots, rank).mul_(chosen_T_S[:, None, :, None])
+    y_T_O.addmm_(h_T_C, b[0].as_strided((y_T_O.shape[1], columns), (columns, 1)).T)
+
+
+# an operator, so that compiled graphs call it as it is
+_library = torch.library.Library("teamtr_lora", "FRAGMENT")
+_library.define("add_lora(Tensor(a!) y, Tensor x, Tensor[] a, Tensor[] b, Tensor chosen) -> ()")
+for _key in ("CPU", "CUDA"):
+    _library.impl("add_lora", add_lora, _key)
+_library.impl("add_lora", lambda *_: None, "Meta")
+
+
+def _multiply_side_by_side(wrapper: Any, slots: int, dtype: torch.dtype) -> None:
+    class SideBySide(type(wrapper)):  # type: ignore[misc]
         def update_metadata(self, *args: Any, **kwargs: Any) -> None:
             super().update_metadata(*args, **kwargs)
-            index_T = self.token_lora_indices
-            self.groups = [(i, (index_T == i).nonzero()[:, 0]) for i in index_T.unique().tolist() if i >= 0]
+            self.choose(self.token_lora_indices)
 
-        def add_lora_linear(
-            self, y: Tensor, x: Tensor, lora_a_stacked: Any, lora_b_stacked: Any, scale: float, output_slices: Any, **_: Any
-        ) -> None:
-            y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
-            for slot, row_T in self.groups:
-                part, start = x[row_T], 0
-                for a, b, width in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
-                    y[row_T, start : start + width] += (part @ a[slot, 0].T) @ b[slot, 0].T * scale
-                    start += width
+        def choose(self, slot_T: Tensor) -> None:
+            self.chosen_T_S[: len(slot_T)].copy_(slot_T[:, None] == self.slots_S)
 
-    wrapper.__class__ = Grouped
-    wrapper.groups = []
+        def add_lora_linear(self, y: Tensor, x: Tensor, a: Any, b: Any, scale: float, output_slices: Any, **_: Any) -> None:
+            chosen_T_S = self.chosen_T_S[: x.shape[0]]
+            torch.ops.teamtr_lora.add_lora(y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1]), list(a), list(b), chosen_T_S)
+
+    wrapper.__class__ = SideBySide
+    device = wrapper._token_lora_indices.device
+    wrapper.slots_S = torch.arange(slots, device=device)
+    wrapper.chosen_T_S = torch.zeros(len(wrapper._token_lora_indices), slots, dtype=dtype, device=device)
+
+
+def _quick_slots(manager: Any) -> None:
+    """Past vLLM's bookkeeping of cache blocks for a decoded token that needs no new block and fills none: most of the scheduler's
+    time. (Blocks are entered in the prefix cache when they are full.)"""
+    caches = getattr(manager.coordinator, "single_type_managers", ())
+    if len(caches) != 1 or type(caches[0]).__name__ != "FullAttentionManager":
+        return
+    size, allocate, cache, none = (
+        caches[0].block_size,
+        manager.allocate_slots,
+        manager.cache_blocks,
+        manager.empty_kv_cache_blocks,
+    )
+
+    def allocate_slots(request: Any, num_new_tokens: int, **more: Any) -> Any:
+        if num_new_tokens == 1 and request.num_computed_tokens % size and more == {"num_lookahead_tokens": 0}:
+            return none
+        return allocate(request, num_new_tokens, **more)
+
+    def cache_blocks(request: Any, num_computed_tokens: int) -> None:
+        if num_computed_tokens % size == 0:
+            cache(request, num_computed_tokens)
+
+    manager.allocate_slots, manager.cache_blocks = allocate_slots, cache_blocks

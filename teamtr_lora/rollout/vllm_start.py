@@ -8,7 +8,7 @@ import importlib.util
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from teamtr_lora.base.memory import reset_peak
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import RolloutSection
+from teamtr_lora.rollout.vllm_internals import knows, lora_side_by_side
 
 if TYPE_CHECKING:  # peft takes seconds to import, and `serve` needs none of it
     from teamtr_lora.base.bank import AdapterBank
@@ -55,8 +56,11 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
     options = _options(base, rollout, context_tokens) | (_gpu_options(base, rollout) if on_gpu else _CPU_OPTIONS)
     if lora:
         options |= _lora_options(bank)
+    from vllm import __version__
+
     try:
-        engine = LLMEngine.from_engine_args(EngineArgs(**options))
+        with lora_side_by_side() if lora and knows(__version__) else nullcontext():
+            engine = LLMEngine.from_engine_args(EngineArgs(**options))
     except (ValueError, RuntimeError) as error:
         text = " ".join(str(error).split())
         hint = "; change rollout.vllm.memory_share" if "memory" in text else ""

@@ -22,12 +22,12 @@ from teamtr_lora.rollout import vllm_engine, vllm_start
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
 from teamtr_lora.rollout.vllm_engine import VllmSampler
-from teamtr_lora.rollout.vllm_internals import fill_kernel_meta, knows, slot_map
+from teamtr_lora.rollout.vllm_internals import add_lora, fill_kernel_meta, knows, lay_side_by_side, slot_map
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vllm is not installed (tools/setup --all installs it)"
 )
-CONTEXT = 128
+CONTEXT = 192
 SPECS = {
     "base": LoraSection(rank=8),  # B stays zero: the base itself
     "wide": LoraSection(rank=8, alpha=16),
@@ -173,6 +173,23 @@ def test_a_version_superseded_while_it_samples_finishes_under_its_own_name(sampl
 
 
 @installed
+def test_every_full_block_of_a_message_is_in_the_prefix_cache(sampler: Any) -> None:
+    manager = sampler._engine.engine_core.engine_core.scheduler.kv_cache_manager
+    assert hasattr(sampler._writer._manager.punica_wrapper_mapping["language_model"], "chosen_T_S")
+    size = manager.coordinator.single_type_managers[0].block_size
+    prompt = [8 + i % 90 for i in range(size - 4)]
+    (said,) = run(sampler, [request(prompt, "stable", temperature=1.0, stop=0)])
+    hits: list[int] = []
+    real = manager.get_computed_blocks
+    manager.get_computed_blocks = lambda asked: hits.append((found := real(asked))[1]) or found
+    try:
+        run(sampler, [request(prompt + said.token_ids, "stable")])
+    finally:
+        manager.get_computed_blocks = real
+    assert len(said.token_ids) > 4 and hits == [size]
+
+
+@installed
 def test_bad_requests_fail_alone(sampler: Any, reference: Any) -> None:
     good = request(PROMPTS[1], "stable")
     bad = [
@@ -250,6 +267,31 @@ def test_the_slot_map_is_what_vllm_computes_on_the_gpu(seed: int) -> None:
             assert getattr(ours, field)[:tokens].tolist() == getattr(theirs, field)[:tokens].tolist(), field
         for field in ("active_lora_ids", "num_tokens_per_lora", "lora_token_start_loc"):
             assert getattr(ours, field).tolist() == getattr(theirs, field).tolist(), field
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_products_side_by_side_are_each_tokens_own(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    slots, rank, width, tokens = (int(n) for n in rng.integers(1, 6, 4))
+    outs = [int(n) for n in rng.integers(1, 7, 3)]
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(rng.normal(size=shape))
+
+    a = tuple(draw(slots, 1, rank, width) for _ in outs)
+    b = tuple(draw(slots, 1, out, rank) for out in outs)
+    laid_a, laid_b = lay_side_by_side(a, b)
+    for ours, theirs in zip((*laid_a, *laid_b), (*a, *b), strict=True):
+        assert ours.shape == theirs.shape
+        ours.copy_(theirs)
+    x_T_I, y_T_O, slot_T = draw(tokens, width), draw(tokens, sum(outs)), rng.integers(-1, slots, tokens)
+    expected = y_T_O.clone()
+    for t, slot in enumerate(slot_T):
+        if slot >= 0:
+            expected[t] += torch.cat([b[i][slot, 0] @ (a[i][slot, 0] @ x_T_I[t]) for i in range(len(outs))])
+    chosen_T_S = (torch.from_numpy(slot_T)[:, None] == torch.arange(slots)).double()
+    add_lora(y_T_O, x_T_I, list(laid_a), list(laid_b), chosen_T_S)
+    assert torch.allclose(y_T_O, expected, atol=1e-12)
 
 
 def test_without_vllm_the_error_names_the_extra(base: Any, bank: Any, monkeypatch: Any) -> None:
