@@ -6,9 +6,9 @@
 
 Episodes here are token ids: episode e asks agent (e + turn) mod n for a message of a drawn length, appends it and goes on, so
 at any moment all agents are mixed. `even`: every message has --message-tokens; `uneven`: lengths from a long-tailed distribution
-with that mean. `one turn` compares engines on the same work; over several turns an engine without adapters also saves reading
-again what another agent has read. `text` plays the same number of episodes through the collector, protocol and a task. Each part
-runs in its own process.
+with that mean; few episodes at a time show what a barrier per turn costs, many hide it. `one turn` compares engines on the same
+work; over several turns an engine without adapters also saves reading again what another agent has read. `text` plays the same
+number of episodes through the collector, protocol and a task. Each part runs in its own process.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def run_episodes(
 def timed(sampler: Sampler, agents: list[str], args: argparse.Namespace, **how: Any) -> dict:
     """The second of two runs on other prompts: the first compiles, captures and fills caches. No two measures share a prompt,
     or one would find in the prefix cache what another left there."""
-    base = derive_seed(len(agents), *sorted(how.items()))
+    base = derive_seed(len(agents), args.episodes, *sorted(how.items()))
     run_episodes(sampler, agents, args, seed=base, **how)
     return run_episodes(sampler, agents, args, seed=base + 1, **how)
 
@@ -297,13 +297,17 @@ def part_vllm(args: argparse.Namespace) -> dict:
     started = time.perf_counter()
     sampler = open_engine(base, bank, args, engine="vllm", vllm=args.vllm)
     result: dict[str, Any] = {"start": {"seconds": time.perf_counter() - started}}
+    few = argparse.Namespace(**{**vars(args), "episodes": min(64, args.episodes)})
+    uneven = {"turns": args.turns, "uneven": True}
     measures: list[tuple[str, Callable[[], dict]]] = [
         ("one turn, 3 adapters", lambda: timed(sampler, bank.agents, args, turns=1)),
         ("one turn, 1 adapter", lambda: timed(sampler, bank.agents[:1], args, turns=1)),
         ("even, 3 adapters", lambda: timed(sampler, bank.agents, args, turns=args.turns)),
         ("even, 1 adapter", lambda: timed(sampler, bank.agents[:1], args, turns=args.turns)),
-        ("uneven, no barrier", lambda: timed(sampler, bank.agents, args, turns=args.turns, uneven=True)),
-        ("uneven, barrier", lambda: timed(sampler, bank.agents, args, turns=args.turns, uneven=True, barrier=True)),
+        ("uneven, no barrier", lambda: timed(sampler, bank.agents, args, **uneven)),
+        ("uneven, barrier", lambda: timed(sampler, bank.agents, args, **uneven, barrier=True)),
+        (f"uneven, {few.episodes} episodes, no barrier", lambda: timed(sampler, bank.agents, few, **uneven)),
+        (f"uneven, {few.episodes} episodes, barrier", lambda: timed(sampler, bank.agents, few, **uneven, barrier=True)),
         ("text, 3 adapters", lambda: text_episodes(base, bank, sampler, args)),
         ("text, seconds by call", lambda: time_shares(sampler, lambda: text_episodes(base, bank, sampler, args, only="shares"))),
         ("publish from memory", lambda: publish_latency(sampler, bank, base.device)),
@@ -380,7 +384,7 @@ def table(results: dict[str, dict]) -> str:
     for part, measures in results.items():
         for name, numbers in measures.items():
             shown = ", ".join(f"{k} {v:,.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in numbers.items())
-            lines.append(f"{part:13s} {name:22s} {shown}")
+            lines.append(f"{part:13s} {name:34s} {shown}")
     return "\n".join(lines)
 
 
