@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -21,6 +22,7 @@ from teamtr_lora.rollout.adapter_upload import PATH
 from teamtr_lora.rollout.sampler import Request
 
 CONNECT_SECONDS = 10.0
+OTHER_WEIGHTS = 0.5  # nats between two bases that are not one and the same, whatever precision each is in
 IDLE_SECONDS = 3.0  # vLLM hangs up on a connection that is idle for five
 SERVE = "`teamtr-lora serve TEAM --accept-adapters`"
 
@@ -182,8 +184,11 @@ def read_completion(answer: Any) -> tuple[list[int], list[float], Any]:
     return [token for token, _ in pairs], [logprob for _, logprob in pairs], finish
 
 
-def check_server(server: Server, base: FrozenBase, rollout: RolloutSection, *, context_tokens: int) -> None:
-    """Refuses, before anything is trained, a server that could not serve this run."""
+def check_server(
+    server: Server, base: FrozenBase, rollout: RolloutSection, *, context_tokens: int, first_logp_V: Sequence[float]
+) -> None:
+    """Refuses, before anything is trained, a server that could not serve this run. `first_logp_V`: what the trainer's own base
+    thinks of each token after one end-of-text token."""
     where = f"rollout.server.urls: {server.url}"
     try:
         model = _check_model(server, base, rollout.server.api_key_variable, context_tokens)
@@ -194,7 +199,7 @@ def check_server(server: Server, base: FrozenBase, rollout: RolloutSection, *, c
             raise UserError(
                 f"{where} takes no uploads; start it by {SERVE}, or set rollout.server.adapter_root to a folder that it shares"
             )
-        _check_logprobs(server, model, base.eos_ids[0], rollout.temperature)
+        _check_logprobs(server, model, base, rollout.temperature, first_logp_V)
     except ServerFailedError as failed:
         raise UnreachableError(f"{where} cannot be used ({failed}); start it by {SERVE}, or correct the address") from failed
 
@@ -225,18 +230,27 @@ def _check_model(server: Server, base: FrozenBase, key_variable: str, context_to
     return str(fitting[0]["id"])
 
 
-def _check_logprobs(server: Server, model: str, token: int, temperature: float) -> None:
-    """The likeliest tokens have the same log-probabilities at two temperatures only if the temperature is left out of them."""
+def _check_logprobs(server: Server, model: str, base: FrozenBase, temperature: float, first_logp_V: Sequence[float]) -> None:
+    """The likeliest tokens must be as likely as the trainer's base finds them (names prove nothing: other weights may have this
+    one), and less so at another temperature: only then is the temperature in the log-probabilities."""
     seen: list[dict[str, float]] = []
     for t in dict.fromkeys((1.0, temperature)):
-        body = {"model": model, "prompt": [token], "max_tokens": 1, "temperature": t, "seed": 0, "logprobs": 5, "top_p": 1.0,
-                "top_k": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}  # fmt: skip
+        body = {"model": model, "prompt": [base.eos_ids[0]], "max_tokens": 1, "temperature": t, "seed": 0, "logprobs": 5,
+                "top_p": 1.0, "top_k": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}  # fmt: skip
         answer = server.expect("POST", "/v1/completions", body)
         read_completion(answer)
         seen.append(answer["choices"][0]["logprobs"].get("top_logprobs", [{}])[0])
+    where = f"rollout.server.urls: {server.url}"
+    theirs = {int(key.removeprefix("token_id:")): value for key, value in seen[0].items() if key.startswith("token_id:")}
+    gaps = sorted(abs(value - first_logp_V[token]) for token, value in theirs.items() if token < len(first_logp_V))
+    if gaps and gaps[len(gaps) // 2] > OTHER_WEIGHTS:
+        raise UserError(
+            f"{where} serves {model} with other weights than base.source = {base.name} (log-probabilities differ by "
+            f"{gaps[len(gaps) // 2]:.2g}); serve the same base"
+        )
     differences = [abs(seen[0][key] - seen[-1][key]) for key in seen[0].keys() & seen[-1].keys()]
     if temperature != 1 and max(differences, default=0.0) < 1e-4:
         raise UserError(
-            f"rollout.server.urls: {server.url} returns log-probabilities without the temperature; start it with "
+            f"{where} returns log-probabilities without the temperature; start it with "
             "--logprobs-mode processed_logprobs, or use rollout.temperature=1"
         )

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ from torch import Tensor
 from teamtr_lora.rollout.sampler import Request
 
 KNOWN = ("0.26", "0.32")
-DENSE_COLUMNS = 512  # slots x rank of a layer up to which products over all slots cost less than finding each token's own
+DENSE_COLUMNS = 256  # slots x rank of a layer up to which products over all slots cost less than finding each token's own
 
 
 def knows(version: str) -> bool:
@@ -338,7 +338,7 @@ def _multiply_side_by_side(wrapper: Any, slots: int, dtype: torch.dtype) -> None
 def _quick_slots(manager: Any) -> None:
     """Past vLLM's bookkeeping of cache blocks for a decoded token that needs no new block and fills none: most of the scheduler's
     time. (Blocks are entered in the prefix cache when they are full.)"""
-    caches = getattr(manager.coordinator, "single_type_managers", ())
+    caches: Sequence[Any] = getattr(manager.coordinator, "single_type_managers", ())
     if len(caches) != 1 or type(caches[0]).__name__ != "FullAttentionManager":
         return
     size, allocate, cache, none = (

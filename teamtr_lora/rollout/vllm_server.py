@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import save as save_safetensors
 
 from teamtr_lora.base.bank import AdapterBank
@@ -73,9 +74,10 @@ class ServerSampler:
         self._root = Path(section.adapter_root).expanduser().absolute() if section.adapter_root else None
         self._lock = threading.Lock()  # guards `outstanding` and `dead` of the servers
         self._closed = threading.Event()
+        first_logp_V = _first_logprobs(bank, base.eos_ids[0])
         for server in self._servers:  # one that is gone for good must not keep a run from going on with the others
             try:
-                check_server(server, base, rollout, context_tokens=context_tokens)
+                check_server(server, base, rollout, context_tokens=context_tokens, first_logp_V=first_logp_V)
             except UnreachableError as failed:
                 if server is self._servers[-1] and not any(not other.dead for other in self._servers[:-1]):
                     raise
@@ -299,3 +301,11 @@ class ServerSampler:
             f"rollout.server.urls: no server is left ({reasons}); the last checkpoint is intact: start the servers again, then "
             "continue with --resume"
         )
+
+
+@torch.no_grad()
+def _first_logprobs(bank: AdapterBank, token: int) -> list[float]:
+    """By the trainer's own model. A sampler is opened on adapters that do nothing yet, so this is the base."""
+    ids = torch.tensor([[token]], device=next(bank.model.parameters()).device)
+    logits: torch.Tensor = bank.model(input_ids=ids).logits[0, -1]
+    return torch.log_softmax(logits.float(), -1).tolist()

@@ -47,6 +47,7 @@ class Fake:
         self.statuses: list[int] = []  # answers to give before any proper one
         self.load_status = 200
         self.serves, self.context, self.temperature_applies, self.key = "tiny", 512, True, ""
+        self.other_weights, self.logp_V = 0.0, []  # nats away from the base's own log-probabilities
         self.runtime_lora = self.takes_uploads = True
         self.answer_model: str | None = None
         self.finish = "length"
@@ -148,7 +149,7 @@ class Fake:
             if body["prompt"][-1] == 66:
                 return 400, {"error": {"message": "I do not like 66"}}
         scale = body["temperature"] or 1.0 if self.temperature_applies else 1.0
-        top = [{f"token_id:{token}": -token / scale for token in range(1, 1 + body["logprobs"])}]
+        top = [{f"token_id:{token}": self.logp_V[token] / scale for token in range(1, 1 + body["logprobs"])}]
         tokens = expected(body["seed"], count)
         logprobs = {"token_logprobs": [-0.25 * (i + 1) for i in range(count)], "top_logprobs": top}
         choice = {"token_ids": tokens, "logprobs": logprobs, "finish_reason": self.finish}
@@ -189,6 +190,9 @@ def open_sampler(base: FrozenBase, bank: AdapterBank, monkeypatch: pytest.Monkey
     def make(*fakes: Fake, publish: bool = True, temperature: float = 1.0, **server: Any) -> ServerSampler:
         section = {"urls": [fake.url for fake in fakes], "timeout_seconds": 30.0, **server}
         rollout = RolloutSection.model_validate({"engine": "vllm_server", "temperature": temperature, "server": section})
+        logp_V = vllm_server._first_logprobs(bank, base.eos_ids[0])
+        for fake in fakes:
+            fake.logp_V = [logp - fake.other_weights for logp in logp_V]
         opened.append(ServerSampler(base, bank, rollout, context_tokens=128))
         for agent in bank.agents if publish else ():
             opened[-1].publish(bank.version(agent))
@@ -490,6 +494,7 @@ def test_close_gives_up_what_is_in_flight(start: Callable[..., Fake], open_sampl
     ("options", "settings", "message"),
     [
         ({"serves": "other"}, {}, r"serves other, but base.source is .*--served-model-name"),
+        ({"other_weights": 1.0}, {}, "other weights than base.source"),
         ({"context": 100}, {}, r"context of 100 tokens, the team's is 128.*--max-model-len 128"),
         ({"runtime_lora": False}, {}, "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
         ({"takes_uploads": False}, {}, "takes no uploads.*--accept-adapters.*adapter_root"),
