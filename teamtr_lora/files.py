@@ -27,10 +27,10 @@ def disk_errors(path: Path) -> Iterator[None]:
         if error.errno in NO_SPACE:
             raise UserError(
                 f"{path}: no space left to write ({error.strerror}); everything saved before is intact: free some space, then "
-                "continue with --resume"
+                "run it again (train: with --resume)"
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise UserError(f"{path}: cannot write here ({error.strerror}); choose another folder with --run-dir") from error
+            raise UserError(f"{path}: cannot write here ({error.strerror}); choose another folder (train: --run-dir)") from error
         if error.errno is None:  # raised by us: a folder that must not be replaced
             raise
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
@@ -59,6 +59,21 @@ def write_atomic(path: Path, data: bytes | str) -> None:
         try:
             write_synced(temporary, data.encode() if isinstance(data, str) else data)
             os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+def create_atomic(path: Path, data: bytes | str) -> None:
+    """Creates file `path` in one step; an existing one is an error (FileExistsError), also one that appears meanwhile."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+        try:
+            write_synced(temporary, data.encode() if isinstance(data, str) else data)
+            os.link(temporary, path)
+        except FileExistsError as error:
+            raise FileExistsError(path) from error
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -32,7 +33,10 @@ CONTEXT = 512
 
 def load_tool(name: str) -> ModuleType:
     """A script of tools/ as a module (they are no package), loaded once."""
-    path = Path(__file__).resolve().parent.parent / "tools" / f"{name}.py"
+    return load_file(Path(__file__).resolve().parent.parent / "tools" / f"{name}.py")
+
+
+def load_file(path: Path) -> ModuleType:
     if path.name not in sys.modules:
         spec = importlib.util.spec_from_file_location(path.name, path)
         assert spec is not None and spec.loader is not None
@@ -54,6 +58,13 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="session")
 def tool() -> Callable[[str], ModuleType]:
     return load_tool
+
+
+@pytest.fixture
+def hub() -> Iterator[Any]:
+    """A model hub on this machine, for one test."""
+    with load_file(Path(__file__).resolve().parent / "registry" / "fake_hub.py").running_hub() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

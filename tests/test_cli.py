@@ -30,6 +30,7 @@ COMMANDS = {
     "ask": ["RUN_OR_TEAM", "question", "--temperature", "--seed", "--json", "--debug"],
     "init": ["DIR", "--debug"],
     "certify": ["RUN", "--json", "--debug"],
+    "diagnose": ["RUN", "--json", "--debug"],
     "serve": ["RUN_OR_TEAM", "--host", "--port", "--accept-adapters", "--api-key-variable", "--debug"],
     "tasks": ["list", "show", "sample", "TASK", "-n", "--json", "--debug"],
     "score": ["TASK", "--items", "--responses", "--json", "--debug"],

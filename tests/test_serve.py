@@ -29,8 +29,8 @@ from teamtr_lora.base.versions import read_version
 from teamtr_lora.cli import main
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import RolloutSection, load_recipe
+from teamtr_lora.registry.stored import read_team
 from teamtr_lora.rollout import serve
-from teamtr_lora.rollout.records import read_team
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
 from teamtr_lora.rollout.serve import ServeOptions, plan_launch
 from teamtr_lora.rollout.transformers_engine import TransformersSampler

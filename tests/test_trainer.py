@@ -261,6 +261,19 @@ def test_mistakes_in_a_script(
         TeamTRTrainer(**{**arguments, **change})
 
 
+def test_prompts_of_both_datasets_are_refused_or_dropped(
+    team: dict[str, Any], config: Callable[..., TeamTRConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    held = [{"prompt": "Question  3!", "answer": 3}, {"prompt": "another", "answer": 0}]
+    with pytest.raises(UserError, match=r"1 train items are test items too.*train-3 = test-0; .*pass on_overlap='drop'"):
+        TeamTRTrainer(team, even, config(), ROWS, held)
+    dropped = TeamTRTrainer(team, even, config(), ROWS, held, on_overlap="drop").task.items("train")
+    assert dropped.size == 11 and "question 3" not in [dropped[i].prompt for i in range(11)]
+    assert TeamTRTrainer(team, even, config(), ROWS, held, on_overlap="allow").task.items("train").size == 12
+    TeamTRTrainer(team, even, config(), ROWS, ROWS)
+    assert "eval_dataset is train_dataset" in caplog.text
+
+
 def test_a_script_run_says_where_it_goes_on(team: dict[str, Any], config: Callable[..., TeamTRConfig], tmp_path: Path) -> None:
     from teamtr_lora.cli import main
 

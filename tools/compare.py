@@ -9,6 +9,9 @@ fails stands in the table with its error and the rest goes on; the exit status i
 
 Means are over seeds; +- is half of the 95% Student t interval over seeds. `stability` is the SD of the rise in accuracy from one
 evaluation to the next (evaluation.every_stages=1 makes that every stage), `noise` what binomial noise alone would give it.
+`delta stale` and `d occ` are means over probed stages of sums over their updates, less their split-half nulls (`paired` and
+`coupled`: the more sensitive readings of both, with common random numbers); they need diagnostics.probe_every_stages=K.
+`rollouts` counts the episodes that were sampled to learn from, `probe tokens` what probes sampled beside them.
 Decisions and out-of-region updates are totals over seeds; `accepted` counts shrunk ones too.
 """
 
@@ -33,6 +36,7 @@ import torch
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import dump_json, write_atomic
 from teamtr_lora.recipe import Recipe, load_recipe
+from teamtr_lora.training.diagnose import staleness
 from teamtr_lora.training.metrics import StageRow, UpdateRow, read_rows
 from teamtr_lora.training.run_dir import RunDir
 from teamtr_lora.training.trainer import TeamTRTrainer
@@ -78,6 +82,13 @@ class RunRows:
         pairs = [before + after for before, after in zip(variances, variances[1:], strict=False)]
         return math.sqrt(statistics.fmean(pairs)) if len(pairs) > 1 else None
 
+    def staleness(self, *path: str) -> float | None:
+        """One number of `diagnose`'s table of probed stages, averaged over them."""
+        found: list[Any] = list(staleness(self.updates))
+        for key in path:
+            found = [row[key] for row in found]
+        return statistics.fmean(found) if found else None
+
     def coordination(self) -> float | None:
         found = self.evaluations[-1]["coordination"]
         return float(found["value"]) if found else None
@@ -98,11 +109,16 @@ COLUMNS = (
     Column("before", lambda run: run.evaluations[0]["avg_at_k"], ".3f", interval=True),
     Column("after", lambda run: run.evaluations[-1]["avg_at_k"], ".3f", interval=True),
     Column("improvement", lambda run: run.evaluations[-1]["avg_at_k"] - run.evaluations[0]["avg_at_k"], "+.3f", interval=True),
+    Column("delta_stale", lambda run: run.staleness("delta_stale", "excess"), ".4f", interval=True),
+    Column("paired", lambda run: run.staleness("delta_stale_paired"), ".4f", interval=True),
+    Column("d_occ", lambda run: run.staleness("d_occ", "excess"), ".4f", interval=True),
+    Column("coupled", lambda run: run.staleness("d_occ_coupled"), ".4f", interval=True),
     Column("stability", RunRows.stability, ".4f"),
     Column("noise", RunRows.stability_noise, ".4f"),
     Column("coordination", RunRows.coordination, ".3f", interval=True),
     Column("tokens", lambda run: run.last.sampled_tokens, ",.0f"),
-    Column("rollouts", lambda run: sum(row.episodes for row in run.updates), ",.0f"),
+    Column("rollouts", lambda run: sum(row.fresh_episodes for row in run.updates), ",.0f"),
+    Column("probe_tokens", lambda run: sum(row.probe.tokens for row in run.updates if row.probe), ",.0f"),
     Column("accepted", lambda run: run.last.accepted, ".0f", total=True),
     Column("shrunk", lambda run: run.last.shrunk, ".0f", total=True),
     Column("rejected", lambda run: run.last.rejected, ".0f", total=True),

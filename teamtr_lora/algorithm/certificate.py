@@ -228,24 +228,6 @@ def _times(factor: float, value: float) -> float:
     return factor * value if value else 0.0
 
 
-@dataclass(frozen=True)
-class LocalModel:
-    """The surrogate near the current policy (thm:info-lower-stage): gain <= slope sqrt(delta), less curvature delta."""
-
-    slope: float  # kappa = sqrt(2 g' F^-1 g)
-    curvature: float  # a = L_loc / smallest eigenvalue of F
-
-    def gain(self, radius: float) -> float:
-        """A gain that *some* update within the radius has; one particular update may have less."""
-        return self.slope * math.sqrt(radius) - self.curvature * radius
-
-
-def local_slope(gradient: ArrayLike, fisher: ArrayLike) -> float:
-    """kappa of lem:lin-quad: the best linear gain in {x' F x / 2 <= delta} is kappa sqrt(delta)."""
-    g = np.asarray(gradient, dtype=np.float64)
-    return math.sqrt(2 * float(g @ np.linalg.solve(np.asarray(fisher, dtype=np.float64), g)))
-
-
 def tightens(before: UpdateTerms, after: UpdateTerms) -> bool:
     """prop:tight: no less surrogate and no more KL cannot lower the bound. The other penalties must not rise either, which the
     proposition leaves to its proof."""

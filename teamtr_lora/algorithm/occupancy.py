@@ -192,35 +192,43 @@ class Reliability:
     flip_rate: float | None  # among those; None: there were none
 
 
-def monitor_reliability(updates: Sequence[MonitorTerms], fraction: float, *, repeats: int = 100, seed: int = 0) -> Reliability:
-    """Subsamples token positions without replacement, scaled up to all of them.
+@dataclass(frozen=True)
+class Subsample:
+    """One update's monitor on random parts of its token positions."""
 
-    This is the monitor's stability on one batch, not its error: the batch itself is a sample, see `k1_standard_error`.
-    """
+    deviations: list[float]  # |part - all| / delta
+    flips: int | None  # parts on the other side of delta; None: all of it is not within 0.8 to 1.2 delta
+
+
+def subsampled(update: MonitorTerms, fraction: float, repeats: int, seed: int) -> Subsample:
+    """Token positions are drawn without replacement, and their sum scaled up to all of them."""
     rng = np.random.default_rng(seed)
-    deviations: list[float] = []
-    flips: list[bool] = []
-    near = 0
-    for update in updates:
-        count = len(update.terms_N)
-        kept = max(1, round(fraction * count))
-        full = float(update.terms_N.sum()) / update.messages
-        counted = NEAR[0] * update.delta <= full <= NEAR[1] * update.delta
-        near += counted
-        for _ in range(repeats):
-            part = float(update.terms_N[rng.choice(count, kept, replace=False)].mean()) * count / update.messages
-            deviations.append(abs(part - full) / update.delta)
-            if counted:
-                flips.append((part <= update.delta) != (full <= update.delta))
+    count = len(update.terms_N)
+    kept = max(1, round(fraction * count))
+    full = float(update.terms_N.sum()) / update.messages
+    near = NEAR[0] * update.delta <= full <= NEAR[1] * update.delta
+    parts = [update.terms_N[rng.choice(count, kept, replace=False)].mean() * count / update.messages for _ in range(repeats)]
+    flips = sum(bool(part <= update.delta) != (full <= update.delta) for part in parts)
+    return Subsample([abs(float(part) - full) / update.delta for part in parts], flips if near else None)
+
+
+def reliability(fraction: float, updates: Sequence[Subsample]) -> Reliability:
+    deviations = [deviation for update in updates for deviation in update.deviations]
     if not deviations:
         raise ValueError("no update to subsample")
+    near = [(update.flips, len(update.deviations)) for update in updates if update.flips is not None]
     return Reliability(
         fraction,
         float(np.median(deviations)),
         float(np.quantile(deviations, 0.9)),
-        near,
-        sum(flips) / len(flips) if flips else None,
+        len(near),
+        sum(flips for flips, _ in near) / sum(parts for _, parts in near) if near else None,
     )
+
+
+def monitor_reliability(updates: Sequence[MonitorTerms], fraction: float, *, repeats: int = 100, seed: int = 0) -> Reliability:
+    """This is the monitor's stability on one batch, not its error: the batch itself is a sample, see `k1_standard_error`."""
+    return reliability(fraction, [subsampled(update, fraction, repeats, seed + i) for i, update in enumerate(updates)])
 
 
 @dataclass(frozen=True)
@@ -258,7 +266,9 @@ class TokenShift:
 def token_shift(logp_cur: ArrayLike, logp_new: ArrayLike, top: int) -> TokenShift:
     """Probability change by pre-update rank from log-probability rows [N, V] at the same prefixes."""
     cur_NV, new_NV = np.exp(np.asarray(logp_cur, dtype=np.float64)), np.exp(np.asarray(logp_new, dtype=np.float64))
-    rank_NV = np.argsort(-cur_NV, axis=1, kind="stable")[:, :top]
+    top = min(top, cur_NV.shape[1])
+    rank_NV = np.argpartition(-cur_NV, top - 1, axis=1)[:, :top]  # a whole sort of a large vocabulary takes seconds
+    rank_NV = np.take_along_axis(rank_NV, np.argsort(-np.take_along_axis(cur_NV, rank_NV, 1), axis=1, kind="stable"), 1)
 
     def by_rank(prob_NV: Array) -> Array:
         ranked_NK = np.take_along_axis(prob_NV, rank_NV, axis=1)
@@ -271,6 +281,44 @@ def token_shift(logp_cur: ArrayLike, logp_new: ArrayLike, top: int) -> TokenShif
         np.abs(after_NK - before_NK).mean(0).tolist(),
         float((cur_NV.argmax(1) != new_NV.argmax(1)).mean()),
     )
+
+
+@dataclass(frozen=True)
+class OrderReading(Excess):
+    """Whether it matters at which place of a stage's order an agent is updated."""
+
+    by_position: list[float]  # mean gain of the updates at the 1st, 2nd, ... place, each less its agent's own mean
+    p_value: float  # how often shuffled places differ at least as much
+
+
+def order_sensitivity(
+    position: Sequence[int], agent: Sequence[str], gain: ArrayLike, *, shuffles: int = 200, seed: int = 0
+) -> OrderReading:
+    """The standard deviation of `by_position`, beside its mean where the places of each agent's own updates are shuffled.
+
+    Agents differ in what they have to gain, which is no effect of the order: their means are taken out first.
+    """
+    place_U, agent_U, gain_U = np.asarray(position), np.asarray(agent), np.asarray(gain, dtype=np.float64).copy()
+    mine = [np.flatnonzero(agent_U == name) for name in np.unique(agent_U)]
+    for of_agent in mine:
+        gain_U[of_agent] -= gain_U[of_agent].mean()
+    places = np.unique(place_U)
+    if len(places) < 2:
+        raise ValueError("one place has no order")
+
+    def means(at_U: NDArray[np.int64]) -> Array:
+        return np.array([gain_U[at_U == place].mean() for place in places])
+
+    rng = np.random.default_rng(seed)
+    found, nulls = means(place_U), []
+    for _ in range(shuffles):
+        shuffled_U = place_U.copy()
+        for of_agent in mine:
+            shuffled_U[of_agent] = rng.permutation(place_U[of_agent])
+        nulls.append(float(means(shuffled_U).std()))
+    value = float(found.std())
+    more = sum(null >= value * (1 - 1e-12) for null in nulls)
+    return OrderReading(value, float(np.mean(nulls)), found.tolist(), (1 + more) / (1 + shuffles))
 
 
 @dataclass(frozen=True)

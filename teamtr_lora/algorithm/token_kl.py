@@ -80,8 +80,15 @@ def score_tokens(
     temperature: float,
     chunk_tokens: int,
     current_ND: Tensor | None = None,
+    current_head_VD: Tensor | None = None,
 ) -> TokenScores:
-    """Log-probabilities of the sampled tokens under softmax(z / T), and the exact KL from `current_ND`'s policy to this one."""
+    """Log-probabilities of the sampled tokens under softmax(z / T), and the exact KL from `current_ND`'s policy to this one.
+
+    `current_head_VD` is the head of a current policy on another base. Ids that only that head has are masked; ids that only
+    this one has can never be right, so their probability counts as lost.
+    """
+    other_VD = head_VD if current_head_VD is None else current_head_VD
+    shared = min(head_VD.shape[0], other_VD.shape[0])
 
     def chunk_scores(hidden: Tensor, target: Tensor, current: Tensor | None) -> tuple[Tensor, Tensor]:
         logp = torch.log_softmax(head_logits(hidden, head_VD) / temperature, dim=-1)
@@ -89,8 +96,11 @@ def score_tokens(
         if current is None:
             return picked, torch.zeros_like(picked)
         with torch.no_grad():
-            logp_cur = torch.log_softmax(head_logits(current, head_VD) / temperature, dim=-1)
-        return picked, kl_terms(logp_cur, logp)
+            logp_cur = torch.log_softmax(head_logits(current, other_VD)[:, :shared] / temperature, dim=-1)
+        if shared == logp.shape[-1]:
+            return picked, kl_terms(logp_cur, logp)
+        kept = torch.logsumexp(logp[:, :shared], dim=-1, keepdim=True)  # log of the probability on shared ids
+        return picked, kl_terms(logp_cur, logp[:, :shared] - kept) - kept[:, 0]
 
     recompute = torch.is_grad_enabled() and hidden_ND.requires_grad
     logps, kls = [], []

@@ -25,6 +25,7 @@ class LoraSpec(Protocol):
     alpha: float
     targets: Any
     rslora: bool
+    dora: bool
 
 
 def _peft_name(agent: str) -> str:
@@ -40,7 +41,7 @@ class AdapterBank:
 
     def __init__(self, model: nn.Module, specs: Mapping[str, LoraSpec], *, base_name: str, seed: int) -> None:
         self.base_name = base_name
-        self._configs = {agent: _lora_config(spec) for agent, spec in specs.items()}
+        self._configs = {agent: lora_config(spec) for agent, spec in specs.items()}
         for agent, config in self._configs.items():
             _check_targets(agent, config, model)
         peft_model: PeftModel | None = None
@@ -80,11 +81,7 @@ class AdapterBank:
 
     def config(self, agent: str) -> dict[str, Any]:
         """PEFT's adapter_config.json, with nothing of this machine in it."""
-        config = {k: sorted(v) if isinstance(v, set) else v for k, v in self._configs[agent].to_dict().items()}
-        config.update(base_model_name_or_path=self.base_name, inference_mode=True, revision=None)
-        for key in ("peft_type", "task_type"):
-            config[key] = getattr(config[key], "value", config[key])
-        return config
+        return exported_config(self._configs[agent], self.base_name)
 
     def scaling(self, agent: str) -> float:
         """What B A is multiplied by."""
@@ -118,6 +115,11 @@ class AdapterBank:
             for parameter in parameters:
                 parameter.requires_grad_(False)
                 parameter.grad = None
+
+    @property
+    def can_mix(self) -> bool:
+        """Whether rows of several agents can share a forward: PEFT cannot do that with DoRA."""
+        return not any(config.use_dora for config in self._configs.values())
 
     def mixed_names(self, agents: list[str]) -> list[str]:
         """What a mixed-batch forward takes as `adapter_names`, one a row."""
@@ -169,15 +171,26 @@ class AdapterBank:
     def _collect(self, agent: str) -> dict[str, nn.Parameter]:
         infix = f".{_peft_name(agent)}."
         owned = {n.replace(infix, "."): p for n, p in self.model.named_parameters() if infix in n}
-        return dict(sorted(owned.items()))
+        # as PEFT writes it: DoRA's magnitudes are called after their module alone
+        return dict(sorted((n.replace("lora_magnitude_vector.weight", "lora_magnitude_vector"), p) for n, p in owned.items()))
 
 
-def _lora_config(spec: LoraSpec) -> LoraConfig:
+def exported_config(config: LoraConfig, base_name: str) -> dict[str, Any]:
+    """PEFT's adapter_config.json of this config, with nothing of this machine in it."""
+    data = {k: sorted(v) if isinstance(v, set) else v for k, v in config.to_dict().items()}
+    data.update(base_model_name_or_path=base_name, inference_mode=True, revision=None)
+    for key in ("peft_type", "task_type"):
+        data[key] = getattr(data[key], "value", data[key])
+    return data
+
+
+def lora_config(spec: LoraSpec) -> LoraConfig:
     return LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,  # type: ignore[arg-type]
         target_modules=spec.targets if isinstance(spec.targets, str) else list(spec.targets),
         use_rslora=spec.rslora,
+        use_dora=spec.dora,
         bias="none",
         task_type="CAUSAL_LM",
     )

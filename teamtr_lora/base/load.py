@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,8 +20,9 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from teamtr_lora.base.precision import HALF_DTYPES, decoder_layers, keep_activations_unquantised
-from teamtr_lora.base.source import Progress, StoredWeights, check_folder, one_line, quiet_transformers, resolve
+from teamtr_lora.base.source import Progress, StoredWeights, cache_root, check_folder, one_line, quiet_transformers, resolve
 from teamtr_lora.errors import UserError
+from teamtr_lora.files import write_atomic
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 QUANTIZATIONS = ("none", "4bit", "8bit")
@@ -31,6 +33,7 @@ _TOKENIZER_FILES = (
     *_VOCABULARY_FILES, "merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+_LARGE_FILE = 64 << 20  # bytes
 _PROBE_TEXT = "The quick brown fox jumps over the lazy dog, 0123456789 times.\n"
 
 
@@ -346,5 +349,17 @@ def _hash_of_files(files: list[Path]) -> str:
 
 @lru_cache(maxsize=512)
 def _file_sha256(path: str, size: int, mtime_ns: int) -> str:
+    if size < _LARGE_FILE:
+        with open(path, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    # Reading tens of gigabytes takes minutes: other processes find the hash of the same file in the cache.
+    change_ns = os.stat(path).st_ctime_ns
+    key = hashlib.sha256(f"{path} {size} {mtime_ns} {change_ns}".encode()).hexdigest()
+    note = cache_root() / "sha256" / key
+    if note.is_file() and len(known := note.read_text()) == 64:
+        return known
     with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    with suppress(UserError):  # a cache that cannot be written costs time only
+        write_atomic(note, digest)
+    return digest

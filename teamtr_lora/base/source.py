@@ -84,6 +84,19 @@ def describe(source: str, revision: str | None = None) -> tuple[Path, StoredWeig
     return _describe_on_hub(source, revision)
 
 
+def present(source: str, revision: str | None = None) -> Path | None:
+    """The folder of a base that is on this machine already; nothing is fetched or converted."""
+    if source == NANO or (source and Path(source).expanduser().is_dir()):
+        return resolve(source)
+    if source.startswith(WHEEL_PREFIX):
+        match = _WHEEL.fullmatch(source.removeprefix(WHEEL_PREFIX))
+        name = re.sub(r"[-_.]+", "-", match["name"]).lower() if match else ""
+        version = match and (match["version"] or DEFAULT_WHEEL_VERSIONS.get(name))
+        folder = cache_root() / "wheels" / name / (version or "")
+        return folder if version and folder.is_dir() else None
+    return _cached_snapshot(source, revision) if _is_hub_id(source) else None
+
+
 def beside(source: str, folder: Path) -> str:
     """The source as seen from here: a relative path in a recipe starts at the recipe's own folder."""
     named = source == NANO or source.startswith(WHEEL_PREFIX)

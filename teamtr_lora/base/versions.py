@@ -14,6 +14,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
+from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES, parse_json, read_regular
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import dump_json, write_folder_atomic
 
@@ -76,12 +77,11 @@ def read_version(root: Path, version: AdapterVersion) -> dict[str, Tensor]:
 
 def read_adapter_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
-        tensors = load_safetensors((folder / WEIGHTS).read_bytes())
-        config = json.loads((folder / CONFIG).read_text())
-        if not isinstance(config, dict):
-            raise ValueError(f"{CONFIG} is no JSON object")
+        weights = read_regular(folder / WEIGHTS, MAX_WEIGHT_BYTES, folder=folder)
+        config = parse_json(read_regular(folder / CONFIG, MAX_JSON_BYTES, folder=folder), f"{folder / CONFIG}")
     except FileNotFoundError as error:
         raise UserError(f"{folder}: not an adapter version: {Path(str(error.filename)).name} is missing") from error
+    try:
+        return load_safetensors(weights), config
     except (SafetensorError, ValueError) as error:
         raise UserError(f"{folder}: the adapter is damaged ({error})") from error
-    return tensors, config

@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from teamtr_lora import __version__
-from teamtr_lora.cli import recipe_commands, task_commands, team_commands
+from teamtr_lora.cli import (
+    baseline_commands,
+    hub_commands,
+    recipe_commands,
+    registry_commands,
+    study_commands,
+    swap_commands,
+    task_commands,
+    team_commands,
+)
 from teamtr_lora.cli.arguments import EXAMPLES
 from teamtr_lora.errors import UserError
 
@@ -36,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"teamtr-lora: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("teamtr-lora: interrupted; what was saved is intact, train continues with --resume", file=sys.stderr)
+        print("teamtr-lora: interrupted; what was saved is intact: eval goes on by itself, train with --resume", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say to it
@@ -74,6 +83,8 @@ def build_parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for group in (recipe_commands, team_commands, task_commands):
+    groups = (recipe_commands, team_commands, study_commands, task_commands, registry_commands, hub_commands, baseline_commands,
+              swap_commands)  # fmt: skip
+    for group in groups:
         group.add_commands(command)
     return parser

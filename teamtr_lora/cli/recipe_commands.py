@@ -13,7 +13,7 @@ from teamtr_lora.errors import UserError
 
 def add_commands(command: Any) -> None:
     train = command("train", _train, "Train the team of a recipe; every update is checkpointed.", EXAMPLES)
-    train.add_argument("recipe", metavar="RECIPE", help="a recipe file")
+    train.add_argument("recipe", metavar="RECIPE", help="a recipe file, or a run directory to go on with (with --resume)")
     train.add_argument("overrides", nargs="*", metavar="section.key=value", help=OVERRIDES)
     train.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, numbered if taken)"
@@ -37,9 +37,9 @@ def add_commands(command: Any) -> None:
 
 
 def _train(args: argparse.Namespace) -> None:
-    from teamtr_lora.recipe import load_recipe
+    from teamtr_lora.recipe import load_recipe, load_run_recipe
 
-    recipe = load_recipe(args.recipe, args.overrides)
+    recipe = (load_run_recipe if Path(args.recipe).is_dir() else load_recipe)(args.recipe, args.overrides)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
     from rich.console import Console

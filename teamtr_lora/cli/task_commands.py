@@ -27,7 +27,7 @@ def add_commands(command: Any) -> None:
     score.add_argument(
         "--responses", type=Path, required=True, metavar="FILE", help='rows {"id", "response"}, or "messages": the turns in order'
     )
-    score.add_argument("--json", action="store_true", help="print {task, n, mean, standard_error, items} as JSON")
+    score.add_argument("--json", action="store_true", help="print {task, n, n_unanswered, mean, standard_error, items} as JSON")
 
 
 def _tasks(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""eval, ask, certify, serve: what takes a trained team."""
+"""eval, ask, serve: what takes a trained team."""
 
 from __future__ import annotations
 
@@ -10,32 +10,21 @@ from teamtr_lora.cli.arguments import port, positive, print_json, share, tempera
 
 
 def add_commands(command: Any) -> None:
-    evaluate = command("eval", _eval, "Measure a team on held-out items: avg@k, pass@k, agents, coordination.")
-    evaluate.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="the run directory that train printed")
-    evaluate.add_argument("--split", choices=["train", "test"], default="test", help="which items (default: test)")
-    evaluate.add_argument("--k", type=positive, metavar="K", help="samples per item (default: the recipe's)")
-    evaluate.add_argument("--temperature", type=temperature, metavar="T", help="0 is greedy (default: the recipe's)")
-    evaluate.add_argument("--limit", type=positive, metavar="N", help="items (default: the recipe's)")
-    evaluate.add_argument("--engine", choices=["transformers", "vllm"], help="what samples (default: the recipe's)")
-    evaluate.add_argument("--json", action="store_true", help="print the same fields as JSON")
+    _add_eval(command)
 
     ask = command("ask", _ask, "Play one episode with your own question and print the transcript.")
-    ask.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="the run directory that train printed")
+    ask.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of the registry")
     ask.add_argument("question", help="what to ask the team")
     ask.add_argument("--temperature", type=temperature, default=None, metavar="T", help="0 is greedy (default: the recipe's)")
     ask.add_argument("--seed", type=int, default=0, help="another seed, another answer (default: 0)")
     ask.add_argument("--json", action="store_true", help="print the transcript as JSON")
-
-    certify = command("certify", _certify, "What the trust region certifies about each stage of a run, beside what was measured.")
-    certify.add_argument("team", type=Path, metavar="RUN", help="the run directory that train printed")
-    certify.add_argument("--json", action="store_true", help="print every term as JSON")
 
     serve = command("serve", _serve, "Serve a team by vLLM's OpenAI API: the base and every agent, each a model by its name.")
     serve.add_argument(
         "team",
         type=Path,
         metavar="RUN_OR_TEAM",
-        help="the run directory that train printed (with --accept-adapters a recipe will do)",
+        help="a run directory or a team of the registry (with --accept-adapters a recipe will do)",
     )
     serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)")
     serve.add_argument("--port", type=port, default=8000, help="port to listen at (default: 8000)")
@@ -47,24 +36,69 @@ def add_commands(command: Any) -> None:
     serve.add_argument("--api-key-variable", metavar="NAME", help="environment variable that holds the API key to ask for")
 
 
-def _eval(args: argparse.Namespace) -> None:
-    from teamtr_lora.evaluation.commands import evaluate_team
-    from teamtr_lora.report.summary import print_evaluation, progress_bar
+def _add_eval(command: Any) -> None:
+    text = "Measure a team on held-out items: avg@k, pass@k, pass^k, maj@k, agents, coordination; interrupted, it goes on."
+    evaluate = command("eval", _eval, text)
+    evaluate.add_argument(
+        "team", type=Path, nargs="?", metavar="RUN_OR_TEAM", help="a run directory, a registry team, or a recipe (untrained)"
+    )
+    evaluate.add_argument("--split", choices=["train", "test"], default="test", help="which items (default: test)")
+    evaluate.add_argument("--k", type=positive, metavar="K", help="samples per item (default: the recipe's, or the paper's)")
+    evaluate.add_argument("--temperature", type=temperature, metavar="T", help="0 is greedy (default: the recipe's)")
+    evaluate.add_argument("--limit", type=positive, metavar="N", help="items (default: the recipe's)")
+    evaluate.add_argument("--engine", choices=["transformers", "vllm"], help="what samples (default: the recipe's)")
+    evaluate.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default: one in RUN/evaluations)")
+    evaluate.add_argument("--reuse", action="store_true", help="read a finished evaluation instead of playing it again")
+    evaluate.add_argument(
+        "--compare",
+        type=Path,
+        nargs=2,
+        metavar=("RUN_A", "RUN_B"),
+        help="paired test of two runs or evaluation folders",
+    )
+    evaluate.add_argument("--json", action="store_true", help="print the same fields as JSON")
+    group = evaluate.add_argument_group("inference-time baselines, on the run's base and task")
+    group.add_argument("--baseline", choices=["cot", "self_consistency", "tree_of_thoughts"], help="what answers, not the team")
+    group.add_argument("--agent", metavar="NAME", help="with this agent's adapter (default: the base alone)")
+    group.add_argument("--tokens", type=positive, metavar="N", help="most tokens per answer (default: a team episode's)")
+    group.add_argument("--votes", type=positive, metavar="V", help="self_consistency: samples per answer (default: equal budget)")
+    group.add_argument("--breadth", type=positive, default=3, metavar="N", help="tree_of_thoughts: steps per state (default: 3)")
+    group.add_argument("--depth", type=positive, default=2, metavar="N", help="tree_of_thoughts: steps (default: 2)")
+    group.add_argument("--beam", type=positive, default=2, metavar="N", help="tree_of_thoughts: states kept (default: 2)")
 
-    with progress_bar("evaluating") as progress:
-        evaluation = evaluate_team(
-            args.team,
-            split=args.split,
-            k=args.k,
-            temperature=args.temperature,
-            limit=args.limit,
-            engine=args.engine,
-            progress=progress,
-        )
-    if args.json:
-        print_json(evaluation.as_dict())
+
+def _eval(args: argparse.Namespace) -> None:
+    from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team, the_one_team
+    from teamtr_lora.report.evaluation import print_comparison, print_evaluation
+    from teamtr_lora.report.summary import progress_bar
+
+    team = the_one_team(args.team, args.compare)
+    options = EvalOptions(
+        split=args.split,
+        k=args.k,
+        temperature=args.temperature,
+        limit=args.limit,
+        engine=args.engine,
+        baseline=_baseline(args),
+        out=args.out,
+        reuse=args.reuse,
+    )
+    if team is None:
+        with progress_bar("evaluating") as progress:
+            comparison = compare_runs(args.compare, options, progress)
+        print_json(comparison.as_dict()) if args.json else print_comparison(comparison)
         return
-    print_evaluation(evaluation)
+    with progress_bar("evaluating") as progress:
+        result = evaluate_team(team, options, progress)
+    print_json(result.as_dict()) if args.json else print_evaluation(result)
+
+
+def _baseline(args: argparse.Namespace) -> Any:
+    from teamtr_lora.evaluation.baselines import BaselineOptions
+
+    if args.baseline is None:
+        return None
+    return BaselineOptions(args.baseline, args.agent, args.votes, args.breadth, args.depth, args.beam, args.tokens)
 
 
 def _ask(args: argparse.Namespace) -> None:
@@ -78,18 +112,6 @@ def _ask(args: argparse.Namespace) -> None:
         print_json(episode_record(episode))
         return
     print_transcript(episode)
-
-
-def _certify(args: argparse.Namespace) -> None:
-    from teamtr_lora.training.certify import certify_run
-
-    certificates = certify_run(args.team)
-    if args.json:
-        print_json(certificates.as_dict())
-        return
-    from teamtr_lora.report.certificates import print_certificates
-
-    print_certificates(certificates)
 
 
 def _serve(args: argparse.Namespace) -> None:

@@ -2,65 +2,188 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.errors import UserError
-from teamtr_lora.evaluation.evaluate import Evaluation, evaluate
-from teamtr_lora.recipe import Recipe, ScriptTask
+from teamtr_lora.evaluation.baselines import BaselineOptions, open_baseline, resolve_baseline
+from teamtr_lora.evaluation.compare import Comparison, compare
+from teamtr_lora.evaluation.evaluate import evaluation_items, evaluation_purpose
+from teamtr_lora.evaluation.inference import Played, Policy
+from teamtr_lora.evaluation.outcome import judge, problem_digest
+from teamtr_lora.evaluation.result import EvaluationResult, make_result
+from teamtr_lora.evaluation.store import EvaluationStore, evaluation_name, is_evaluation, read_evaluation
+from teamtr_lora.files import sha256
+from teamtr_lora.recipe import Recipe, ScriptTask, load_recipe
+from teamtr_lora.registry.stored import StoredTeam, find_team, is_recipe_file
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
-from teamtr_lora.rollout.records import read_team
 from teamtr_lora.tasks import Item, Task, build_task
 from teamtr_lora.tasks.task import Split
 from teamtr_lora.team import Episode
 
+logger = logging.getLogger(__name__)
+
 Engine = Literal["transformers", "vllm"]
+
+# Episodes of a chunk: enough to fill the engine, yet an evaluation is written down in several pieces. vLLM refills its batch as
+# rows finish, so its chunks are longer: only their ends run half empty.
+FEWEST_EPISODES = 32
+PIECES = 8
+BATCHES = {"transformers": 1, "vllm": 4, "vllm_server": 4}
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """What is None is taken from the run's own recipe."""
+
+    split: Split = "test"
+    k: int | None = None
+    temperature: float | None = None
+    limit: int | None = None
+    engine: Engine | None = None
+    baseline: BaselineOptions | None = None
+    out: Path | None = None  # folder of the results; None chooses one in the run
+    reuse: bool = False  # whether a finished evaluation is read instead of played again
+
+
+def read_source(source: Path) -> StoredTeam:
+    """A run or team and its versions, or a recipe file, whose team has fresh adapters."""
+    if is_recipe_file(source):
+        return StoredTeam(load_recipe(source), {}, source.parent, Path("evaluations") / source.stem)
+    return find_team(source)
 
 
 @contextmanager
-def open_stored(folder: Path, engine: Engine | None = None) -> Iterator[tuple[Recipe, PlayableTeam]]:
+def open_stored(source: Path, engine: Engine | None = None) -> Iterator[tuple[Recipe, PlayableTeam]]:
     """A stored team, ready to play on the engine of its recipe or on another one."""
-    recipe, versions = read_team(folder)
+    stored = read_source(source)
+    recipe = stored.recipe
     rollout = recipe.rollout if engine is None else recipe.rollout.model_copy(update={"engine": engine})
     playable = open_team(recipe.base, recipe.team, rollout, seed=recipe.seed, folder=recipe.folder)
     try:
-        load_versions(playable, versions, folder / "adapters")
+        if stored.versions:
+            load_versions(playable, stored.versions, stored.adapters)
         yield recipe, playable
     finally:
         playable.close()
 
 
-def evaluate_team(
-    folder: Path,
-    *,
-    split: Split = "test",
-    k: int | None = None,
-    temperature: float | None = None,
-    limit: int | None = None,
-    engine: Engine | None = None,
-    progress: Progress | None = None,
-) -> Evaluation:
-    """What is left out is taken from the run's own recipe."""
-    recipe, _ = read_team(folder)
+def evaluate_team(source: Path, options: EvalOptions | None = None, progress: Progress | None = None) -> EvaluationResult:
+    """Goes on where an interrupted evaluation of the same settings stopped."""
+    options = options or EvalOptions()
+    stored = read_source(source)
+    recipe, versions = stored.recipe, stored.versions
     if isinstance(recipe.task, ScriptTask):
-        raise UserError(f"{folder}: this run's items and rewards live in a Python script; use TeamTRTrainer.evaluate() there")
-    task, section = build_task(recipe.task, recipe.folder), recipe.evaluation
-    default = recipe.rollout.temperature if section.temperature is None else section.temperature
-    with open_stored(folder, engine) as (_, playable):
-        return evaluate(
-            playable,
-            task,
-            items=limit or section.items,
-            k=k or section.samples_per_item,
-            temperature=default if temperature is None else temperature,
-            max_message_tokens=recipe.rollout.max_message_tokens,
-            seed=recipe.seed,
-            split=split,
-            progress=progress,
-        )
+        raise UserError(f"{source}: this run's items and rewards live in a Python script; use TeamTRTrainer.evaluate() there")
+    task = build_task(recipe.task, recipe.folder)
+    items = evaluation_items(task, options.split, options.limit or recipe.evaluation.items)
+    settings = _settings(recipe, versions, task, items, options)
+    store = EvaluationStore(options.out or stored.evaluations / evaluation_name(settings), settings)
+    with store.claimed():
+        if store.finished and not options.reuse:
+            store.forget()
+        _play_missing(source, store, task, items, options, progress)
+        outcomes = [outcome for chunk in store.outcomes(_chunk_sizes(settings)) for outcome in chunk]
+        result = make_result(outcomes, settings, str(store.folder))
+        store.finish(result)
+    return result
+
+
+def the_one_team(team: Path | None, compared: list[Path] | None) -> Path | None:
+    """None where two are compared instead."""
+    if (team is None) == (compared is None):
+        raise UserError("eval takes one RUN_OR_TEAM, or --compare RUN_A RUN_B")
+    return team
+
+
+def compare_runs(sources: list[Path], options: EvalOptions, progress: Progress | None = None) -> Comparison:
+    """Each source is a run, evaluated here unless it was with the same settings, or the folder of a finished evaluation."""
+    if options.out is not None:
+        raise UserError("--out is for one evaluation; with --compare each run keeps its own")
+    options = replace(options, reuse=True)
+    results = [read_evaluation(s) if is_evaluation(s) else evaluate_team(s, options, progress) for s in sources]
+    names = [str(s) for s in sources]
+    return compare(results[0], results[1], names)
+
+
+def _settings(
+    recipe: Recipe, versions: dict[str, AdapterVersion], task: Task, items: list[Item], options: EvalOptions
+) -> dict[str, Any]:
+    """Everything that decides the result: an evaluation goes on, or is read again, only where all of it is the same."""
+    section, rollout = recipe.evaluation, recipe.rollout
+    default = rollout.temperature if section.temperature is None else section.temperature
+    k = options.k or section.samples_in_eval(task.name)
+    engine = options.engine or rollout.engine
+    policy = resolve_baseline(options.baseline, recipe, task) if options.baseline else {"kind": "team"}
+    speaking = set(versions) if not options.baseline else {options.baseline.agent}
+    episodes = len(items) * k * int(policy.get("votes", 1))
+    chunk = max(FEWEST_EPISODES, min(rollout.requests_per_batch * BATCHES[engine], -(-episodes // PIECES)))
+    return {
+        "task": recipe.task.model_dump(mode="json"),
+        "split": options.split,
+        "items": len(items),
+        "items_digest": sha256("\n".join(f"{item.id} {problem_digest(item)}" for item in items).encode("utf-8", "replace")),
+        "k": k,
+        "temperature": default if options.temperature is None else options.temperature,
+        "max_message_tokens": rollout.max_message_tokens,
+        "policy": policy,
+        "base": recipe.base.model_dump(mode="json"),
+        "team": recipe.team.model_dump(mode="json"),
+        "versions": {agent: version.name for agent, version in versions.items() if agent in speaking},
+        "engine": engine,
+        "seed": recipe.seed,
+        "items_per_chunk": max(1, chunk * len(items) // episodes),
+    }
+
+
+def _chunk_sizes(settings: dict[str, Any]) -> list[int]:
+    """Answers in each chunk."""
+    items, step, k = settings["items"], settings["items_per_chunk"], settings["k"]
+    return [(min(start + step, items) - start) * k for start in range(0, items, step)]
+
+
+def _play_missing(
+    source: Path, store: EvaluationStore, task: Task, items: list[Item], options: EvalOptions, progress: Progress | None
+) -> None:
+    settings = store.settings
+    sizes, k = _chunk_sizes(settings), settings["k"]
+    done = len(store.outcomes(sizes))
+    if done == len(sizes):
+        return
+    if done:
+        logger.warning("%s: continuing after the %d answers that are there", store.folder, sum(sizes[:done]))
+    with _open_policy(source, task, options, settings) as policy:
+        for chunk in range(done, len(sizes)):
+            start = chunk * settings["items_per_chunk"]
+            part = items[start : start + settings["items_per_chunk"]]
+            told = _shifted(progress, start * k, len(items) * k)
+            attempts = policy.attempts(part, range(start, start + len(part)), k, told)
+            store.append(attempts, [judge(attempt, task) for attempt in attempts])
+
+
+def _shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
+    return None if progress is None else lambda done, _, tokens: progress(before + done, total, tokens)
+
+
+@contextmanager
+def _open_policy(source: Path, task: Task, options: EvalOptions, settings: dict[str, Any]) -> Iterator[Policy]:
+    purpose = evaluation_purpose(settings["seed"], settings["split"])
+    if options.baseline:
+        stored = read_source(source)
+        recipe = stored.recipe
+        rollout = recipe.rollout.model_copy(update={"engine": settings["engine"]})
+        placed = recipe.model_copy(update={"rollout": rollout})
+        with open_baseline(settings, placed.placed_in(recipe.folder), stored.versions, stored.adapters, task, purpose) as policy:
+            yield policy
+        return
+    with open_stored(source, options.engine) as (recipe, playable):
+        yield Played(playable, task, settings["temperature"], recipe.rollout.max_message_tokens, purpose)
 
 
 def ask_team(folder: Path, question: str, *, temperature: float | None = None, seed: int = 0) -> Episode:

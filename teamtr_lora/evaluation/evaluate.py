@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from teamtr_lora.errors import UserError
+from teamtr_lora.evaluation.outcome import Attempt, Outcome, judge
 from teamtr_lora.evaluation.statistics import avg_at_k, item_pass_at_k, pass_at_k, standard_error
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.tasks import Item, Task
-from teamtr_lora.tasks.task import Split, item_of
+from teamtr_lora.tasks.task import Split
 from teamtr_lora.team import Episode
 
 
@@ -67,26 +69,39 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Evaluation:
     """The seeds depend on the item and the sample alone, so two teams are compared on common random numbers."""
-    plan = PlayPlan(evaluation_items(task, split, items), k, temperature, max_message_tokens, f"{seed}/evaluation/{split}")
+    plan = PlayPlan(evaluation_items(task, split, items), k, temperature, max_message_tokens, evaluation_purpose(seed, split))
     return summarise(playable.play(task, plan, progress), task, split=split, k=k, temperature=temperature)
 
 
+def evaluation_purpose(seed: int, split: str) -> str:
+    return f"{seed}/evaluation/{split}"
+
+
 def summarise(episodes: list[Episode], task: Task, *, split: str, k: int, temperature: float) -> Evaluation:
-    by_item: dict[int, list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        by_item[episode.group].append(episode)
-    groups = list(by_item.values())
-    successes = [sum(e.success for e in group) for group in groups]
+    return summarise_outcomes([judge(Attempt.of(e), task) for e in episodes], split=split, k=k, temperature=temperature)
+
+
+def by_item(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Each item's outcomes, items in the order of the evaluation."""
+    groups: dict[int, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.group].append(outcome)
+    return list(groups.values())
+
+
+def summarise_outcomes(outcomes: Sequence[Outcome], *, split: str, k: int, temperature: float) -> Evaluation:
+    groups = by_item(outcomes)
+    successes = [sum(o.success for o in group) for group in groups]
     samples = [len(group) for group in groups]
-    rewards = [sum(e.reward for e in group) / len(group) for group in groups]
+    rewards = [sum(o.reward for o in group) / len(group) for group in groups]
     passes = [item_pass_at_k(c, n, k) for c, n in zip(successes, samples, strict=True)]
-    agents, together = _message_judgements(groups, task)
-    given = [[ok for ok, e in zip(oks, group, strict=False) if e.success] for oks, group in zip(together, groups, strict=True)]
+    agents, together = _message_judgements(groups)
+    given = [[ok for ok, o in zip(oks, group, strict=False) if o.success] for oks, group in zip(together, groups, strict=True)]
     return Evaluation(
         split=split,
         items=len(groups),
         k=k,
-        episodes=len(episodes),
+        episodes=len(outcomes),
         temperature=temperature,
         avg_at_k=avg_at_k(successes, samples),
         standard_error=standard_error([c / n for c, n in zip(successes, samples, strict=True)]),
@@ -97,24 +112,22 @@ def summarise(episodes: list[Episode], task: Task, *, split: str, k: int, temper
         agents={agent: measure for agent, values in agents.items() if (measure := _over_items(values)) is not None},
         coordination=_over_items(together),
         coordination_given_success=_over_items(given),
-        sampled_tokens=sum(e.tokens for e in episodes),
+        sampled_tokens=sum(o.sampled_tokens for o in outcomes),
     )
 
 
-def _message_judgements(groups: list[list[Episode]], task: Task) -> tuple[dict[str, list[list[bool]]], list[list[bool]]]:
+def _message_judgements(groups: list[list[Outcome]]) -> tuple[dict[str, list[list[bool]]], list[list[bool]]]:
     """Each agent's last message judged on its own, and whether all of them are right; a list an item."""
     agents: dict[str, list[list[bool]]] = defaultdict(list)
     together: list[list[bool]] = []
     for group in groups:
         rows: list[bool] = []
         per_agent: dict[str, list[bool]] = defaultdict(list)
-        for episode in group:
-            last = {m.agent: m for m in episode.messages}
-            verdicts = {a: task.message_correct(item_of(episode), m) for a, m in last.items()}
-            known = {a: v for a, v in verdicts.items() if v is not None}
+        for outcome in group:
+            known = {agent: verdict for agent, verdict in outcome.verdicts.items() if verdict is not None}
             for agent, verdict in known.items():
                 per_agent[agent].append(verdict)
-            rows.append(bool(known) and all(verdicts.values()))
+            rows.append(bool(known) and all(outcome.verdicts.values()))
         judged = any(per_agent.values())
         together.append(rows if judged else [])
         for agent, values in per_agent.items():

@@ -1,6 +1,6 @@
 """Typed recipes: what a run is made of, before any tensor exists. Imports neither torch nor transformers."""
 
-from teamtr_lora.recipe.load import dump_recipe, first_difference, load_recipe, recipe_schema
+from teamtr_lora.recipe.load import dump_recipe, first_difference, load_recipe, load_run_recipe, recipe_schema
 from teamtr_lora.recipe.problems import problems
 from teamtr_lora.recipe.schema import (
     AgentSection,
@@ -12,6 +12,7 @@ from teamtr_lora.recipe.schema import (
     Recipe,
     RolloutSection,
     RouterSection,
+    SwapSection,
     TeamSection,
     TeamTRConfig,
     TrackingSection,
@@ -24,12 +25,15 @@ from teamtr_lora.recipe.task_sections import (
     ColumnSumTask,
     CountdownTask,
     DatasetTask,
+    DetectiveTask,
     GuessingTask,
     ItemSource,
     MathTask,
     ScriptTask,
+    SituationTask,
     SmallTask,
     TaskSection,
+    Tau2Task,
     ZebraTask,
 )
 from teamtr_lora.recipe.words import Problem, RecipeError
@@ -42,6 +46,7 @@ __all__ = [
     "ColumnSumTask",
     "CountdownTask",
     "DatasetTask",
+    "DetectiveTask",
     "DiagnosticsSection",
     "EvaluationSection",
     "GuessingTask",
@@ -55,8 +60,11 @@ __all__ = [
     "RolloutSection",
     "RouterSection",
     "ScriptTask",
+    "SituationTask",
     "SmallTask",
+    "SwapSection",
     "TaskSection",
+    "Tau2Task",
     "TeamSection",
     "TeamTRConfig",
     "TrackingSection",
@@ -66,6 +74,7 @@ __all__ = [
     "dump_recipe",
     "first_difference",
     "load_recipe",
+    "load_run_recipe",
     "problems",
     "recipe_schema",
 ]

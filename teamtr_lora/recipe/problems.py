@@ -17,9 +17,13 @@ _ROUNDS = 6
 # The other keys that the rule reported at a key reads.
 _READS: dict[str, list[Loc]] = {
     "trust_region.holdout": [("rollout", "items_per_stage")],
+    "rollout.items_per_stage": [("training",), ("trust_region", "holdout"), ("team", "agents")],
+    "training.update": [("training", "resampling")],
     "task.path": [("task", "hub")],
     "task.hub": [("task", "path")],
     "team.router.callable": [("team", "router", "kind")],
+    "team.router.kind": [("team", "protocol", "view")],
+    "team.router.judge": [("team", "router", "kind")],
 }
 
 
@@ -61,7 +65,7 @@ def check(data: Any) -> tuple[Recipe | None, list[Problem]]:
 def _echoes(rule: Loc, bad: frozenset[Loc]) -> bool:
     """Whether a rule broken at `rule` may only be broken because one of the keys it reads was repaired."""
     reads: list[Loc] = [rule, *_READS.get(key_text(rule), [])]
-    if rule[:3] == ("team", "router", "sequence"):
+    if rule[:2] == ("team", "router") and rule[2:3] in (("sequence",), ("kind",), ("judge",)):
         reads.append(("team", "agents"))
     return any(_overlap(key, other) for key in reads for other in bad)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -25,6 +26,7 @@ from teamtr_lora.recipe.sections import (
     Text,
     refuse,
 )
+from teamtr_lora.recipe.swap import SwapSection
 from teamtr_lora.recipe.task_sections import ColumnSumTask, TaskSection
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "RolloutSection",
     "RouterSection",
     "ServerSection",
+    "SwapSection",
     "TaskSection",
     "TeamSection",
     "TeamTRConfig",
@@ -65,6 +68,17 @@ class TrainingSection(Section):
         "importance: never, with each episode weighted by how much likelier the team has become to play it.",
     )
     resample_every: int = Field(default=2, ge=1, description="resampling: every_k only. Updates per rollout.")
+    update: Literal["sequential", "joint"] = Field(
+        default="sequential",
+        description="sequential: an agent's update is published before the next agent's; joint: all agents of a stage learn from "
+        "one batch and are published together at its end (with resampling: never).",
+    )
+    matched: Literal["update", "stage"] = Field(
+        default="update",
+        description="What items_per_stage times episodes_per_item counts: update: the episodes that each update learns from, so "
+        "every rollout of a stage plays all its items; stage: the episodes of a whole stage, whose items are shared out evenly "
+        "among its rollouts.",
+    )
     advantage: Literal["group", "no_norm", "no_clip", "leave_one_out"] = Field(
         default="group",
         description="group: normalised by the group's standard deviation and clipped; no_norm: not normalised; no_clip: not "
@@ -113,6 +127,20 @@ class TrainingSection(Section):
         if self.resampling in ("never", "importance"):
             return 0
         return update - update % self.resample_every if self.resampling == "every_k" else update
+
+    def rollouts(self, agents: int) -> list[int]:
+        """The updates of a stage, counted from 0, before which the team is sampled."""
+        return sorted({self.sampled_before(update) for update in range(agents)})
+
+    def items_per_rollout(self, items_per_stage: int, agents: int) -> int:
+        return items_per_stage // len(self.rollouts(agents)) if self.matched == "stage" else items_per_stage
+
+    @model_validator(mode="after")
+    def _joint_has_one_batch(self) -> Self:
+        if self.update == "joint" and self.resampling != "never":
+            wrong = f"a joint update has one batch a stage, and training.resampling is {self.resampling}"
+            refuse("training", [(("update",), self.update, wrong, "set training.resampling=never")])
+        return self
 
 
 class TrustRegionSection(Section):
@@ -192,6 +220,7 @@ class TeamTRConfig(Section):
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection, description="Measuring the team on held-out items.")
     diagnostics: DiagnosticsSection = Field(default_factory=DiagnosticsSection, description="What is written for people to read.")
     tracking: TrackingSection = Field(default_factory=TrackingSection, description="Experiment trackers.")
+    swap: SwapSection = Field(default_factory=SwapSection, description="How `swap` and `rebase` replace agents.")
 
     def __init__(self, **values: Any) -> None:
         """A script may name keys without their section, as in `TeamTRConfig(stages=2, delta=0.02)`."""
@@ -234,6 +263,7 @@ _SECTIONS: dict[str, type[Section]] = {
     "evaluation": EvaluationSection,
     "diagnostics": DiagnosticsSection,
     "tracking": TrackingSection,
+    "swap": SwapSection,
 }
 
 
@@ -268,6 +298,7 @@ class Recipe(TeamTRConfig):
             mistakes.append((("base", "quantization"), "8bit", "vLLM cannot serve LoRA on a base quantised to 8 bit in flight",
                              "use 4bit or none, or rollout.engine=transformers"))  # fmt: skip
         names = [agent.name for agent in self.team.agents]
+        mistakes += self._shares_are_even(len(names))
         if isinstance(self.training.order, list) and sorted(self.training.order) != sorted(names):
             mistakes.append((("training", "order"), self.training.order, "an explicit order names every agent once",
                              f"use each of {', '.join(names)} once"))  # fmt: skip
@@ -277,8 +308,26 @@ class Recipe(TeamTRConfig):
                     mistakes.append((("team", "agents", i, "lora", "rank"), agent.lora.rank,
                                      f"vLLM serves ranks up to {MAX_VLLM_RANK}",
                                      f"use at most {MAX_VLLM_RANK}, or rollout.engine=transformers"))  # fmt: skip
+                if agent.lora.dora:
+                    mistakes.append((("team", "agents", i, "lora", "dora"), True, "vLLM cannot serve DoRA",
+                                     "use rollout.engine=transformers"))  # fmt: skip
         refuse("recipe", mistakes)
         return self
+
+    def _shares_are_even(self, agents: int) -> list[Mistake]:
+        """With matched: stage every rollout of a stage gets as many items, and enough for its gate."""
+        items, rollouts = self.rollout.items_per_stage, len(self.training.rollouts(agents))
+        share = self.training.items_per_rollout(items, agents)
+        held = self.trust_region.heldout_items(share)
+        if self.training.matched == "update" or (share * rollouts == items and 2 <= held < share):
+            return []
+        holdout = self.trust_region.holdout
+        least = max(_items_for_two(holdout), int(0.5 / (1 - holdout)) + 2, -(-items // rollouts))
+        fix = f"use {least * rollouts}, or training.matched=update"
+        wrong = f"matched: stage cannot share {items} items among the {rollouts} rollouts of a stage"
+        if share * rollouts == items:
+            wrong = f"matched: stage gives each of the {rollouts} rollouts {share} items, too few for two held out and one left"
+        return [(("rollout", "items_per_stage"), items, wrong, fix)]
 
     _folder: Path = PrivateAttr(default_factory=Path)
 
@@ -292,6 +341,13 @@ class Recipe(TeamTRConfig):
         copy = self.model_copy(deep=True)
         copy._folder = folder
         return copy
+
+    def with_loras(self, loras: Mapping[str, Mapping[str, Any]]) -> Self:
+        """The same recipe with other adapters for the agents named, checked as a whole."""
+        data = self.model_dump()
+        for agent in data["team"]["agents"]:
+            agent["lora"] = dict(loras.get(agent["name"], agent["lora"]))
+        return type(self).model_validate(data).placed_in(self.folder)
 
     def __eq__(self, other: object) -> bool:
         # Where a recipe was found is no part of what it says; pydantic would compare the private attribute too.

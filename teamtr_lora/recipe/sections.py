@@ -15,7 +15,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 SAFE_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
 DEVICE = r"^(auto|cpu|cuda(:[0-9]+)?)$"
 DOTTED_PATH = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*[:.][A-Za-z_][A-Za-z0-9_]*$"
-DATA_FILE = r"\.(jsonl|jsonl\.gz|csv|parquet)$"
+DATA_FILE = r"\.(jsonl|jsonl\.gz|json|json\.gz|csv|parquet)$"
 
 SERVER_URL = r"^https?://[^/\s@]+(/[^\s]*)?$"
 
@@ -25,7 +25,7 @@ PATTERN_WORDS = {
     DEVICE: "auto, cpu, cuda or cuda:N",
     DOTTED_PATH: "a Python callable written module:function",
     SERVER_URL: "an address such as http://host:8000",
-    DATA_FILE: "a file that ends in .jsonl, .jsonl.gz, .csv or .parquet",
+    DATA_FILE: "a file that ends in .jsonl, .json, .jsonl.gz, .json.gz, .csv or .parquet",
 }
 
 CallablePath = Annotated[str, Field(pattern=DOTTED_PATH)]
@@ -88,7 +88,16 @@ class ProtocolSection(Section):
     reasoning_tags: Literal["strip", "keep"] = Field(
         default="strip", description="Whether text inside reasoning tags is hidden from the agents that speak later."
     )
-    system: str = Field(default="", description="System prompt at the head of the transcript.")
+    tool_calls: Literal["canonical", "as_written"] = Field(
+        default="canonical",
+        description="How a tool call is read by the agents that speak later: in one JSON form, whoever wrote it and however, or "
+        "as it was written. What is scored and trained on is always what the agent itself wrote.",
+    )
+    system: str | None = Field(
+        default="",
+        description="System prompt at the head of the transcript; empty is an explicit empty one. null leaves it to the base's "
+        "chat template, which may have a default of its own (roles then open the first user turn).",
+    )
     context_tokens: int | None = Field(
         default=None, ge=1, description="Longest transcript in tokens; null takes the base's own context length."
     )
@@ -100,17 +109,26 @@ class ProtocolSection(Section):
 class RouterSection(Section):
     """Who speaks when."""
 
-    kind: Literal["round_robin", "sequence", "until_done", "custom"] = Field(
+    kind: Literal["round_robin", "sequence", "until_done", "debate", "role_play", "custom"] = Field(
         default="round_robin",
         description="round_robin: agents in order; sequence: the order given; until_done: rounds until "
-        "done_marker appears; custom: your callable.",
+        "done_marker appears; debate: in each round every agent answers knowing the earlier rounds only, then the majority of "
+        "the last answers, or judge, decides; role_play: the first agent instructs, the second solves, in turn, until the "
+        "first says done_marker, and the second's last message is the answer; custom: your callable.",
     )
-    rounds: int = Field(default=1, ge=1, description="Rounds per episode (until_done: at most this many).")
+    rounds: int = Field(default=1, ge=1, description="Rounds per episode (until_done and role_play: at most this many).")
     sequence: list[str] = Field(
         default_factory=list, description="kind: sequence only. Agent names in speaking order, repeated `rounds` times."
     )
     done_marker: Text = Field(
-        default="FINAL:", description="kind: until_done only. The episode ends after a message that contains this text."
+        default="FINAL:",
+        description="kind: until_done and role_play only. The episode ends after a message that contains this text (role_play: "
+        "one of the first agent's, once the second has spoken).",
+    )
+    judge: Text | None = Field(
+        default=None,
+        description="kind: debate only. The agent that reads the whole debate and gives the team's answer in one last message; "
+        "null: the answer that most agents hold at the end (of equally many, the one held by the agent listed first).",
     )
     callable: CallablePath | None = Field(
         default=None, description="kind: custom only, and required then. The router as module:function."
@@ -155,6 +173,9 @@ class LoraSection(Section):
         description="Layers that carry the adapter: all-linear, or a list of module names such as [q_proj, v_proj].",
     )
     rslora: bool = Field(default=False, description="Scale by alpha / sqrt(rank) (rank-stabilised LoRA).")
+    dora: bool = Field(
+        default=False, description="Weight-decomposed LoRA (DoRA); with rollout.engine=transformers only: vLLM cannot serve it."
+    )
 
 
 class AgentSection(Section):
@@ -195,5 +216,28 @@ class TeamSection(Section):
                 like = nearest(name, names)
                 fix = f"did you mean {like!r}?" if like else f"the agents are {', '.join(names)}"
                 mistakes.append((("router", "sequence", i), name, "no agent has this name", fix))
-        refuse("team", mistakes)
+        refuse("team", [*mistakes, *self._roles_are_filled(names)])
         return self
+
+    def _roles_are_filled(self, names: list[str]) -> list[Mistake]:
+        """What debates and role plays need of the team."""
+        router, at = self.router, ("router", "kind")
+        if router.judge is not None and router.kind != "debate":
+            fix = "leave it out, or set team.router.kind=debate"
+            return [(("router", "judge"), router.judge, "only a debate has a judge", fix)]
+        if router.kind == "role_play" and len(names) != 2:
+            wrong = f"a role play has two agents, the team has {len(names)}"
+            return [(at, router.kind, wrong, "list the one that instructs, then the one that solves")]
+        if router.kind != "debate":
+            return []
+        mistakes: list[Mistake] = []
+        if router.judge is not None and router.judge not in names:
+            like = nearest(router.judge, names)
+            fix = f"did you mean {like!r}?" if like else f"the agents are {', '.join(names)}"
+            mistakes.append((("router", "judge"), router.judge, "no agent has this name", fix))
+        elif len(names) - (router.judge is not None) < 2:
+            mistakes.append((at, router.kind, "a debate needs two agents beside the judge", "add agents, or use round_robin"))
+        if self.protocol.view != "per_agent":
+            wrong = "one shared transcript cannot hide the answers of a round from the others of that round"
+            mistakes.append((at, router.kind, wrong, "set team.protocol.view=per_agent"))
+        return mistakes

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, Strict, Tag, model_validator
 
+from teamtr_lora.recipe.responder import ResponderSection
 from teamtr_lora.recipe.sections import DATA_FILE, CallablePath, Section, Text, refuse
 
 DataFile = Annotated[str, Field(pattern=DATA_FILE)]
@@ -48,6 +49,11 @@ class ColumnSumTask(RewardedTask):
 
     name: Literal["column_sum"] = Field(default="column_sum", description="The generated addition task of the quickstart.")
     digits: int = Field(default=3, ge=1, le=8, description="Digits per number.")
+    credit: Literal["all", "columns"] = Field(
+        default="all",
+        description="all: 1 where every column is right, else 0; columns: the share of columns that are right, without which "
+        "long numbers are hardly learned. Only a whole sum counts as a success either way.",
+    )
 
 
 class SmallTask(RewardedTask):
@@ -73,7 +79,8 @@ class ItemSource(RewardedTask):
 
     path: DataFile | None = Field(
         default=None,
-        description="Local .jsonl, .jsonl.gz, .csv or .parquet file, relative to the recipe. Give either path or hub.",
+        description="Local .jsonl, .json, .csv or .parquet file (the first two may be .gz), relative to the recipe. Give either "
+        "path or hub.",
     )
     hub: Text | None = Field(default=None, description="Hub id of a dataset. Give either path or hub.")
     hub_config: Text | None = Field(default=None, description="Configuration (subset) of the hub dataset.")
@@ -190,6 +197,60 @@ class AutoLogiTask(OptionalSource):
     check_seconds: float = Field(default=5.0, gt=0, description="Longest run of one item's checking programs, in seconds.")
 
 
+class ConversationTask(ItemSource):
+    """Tasks in which the team talks to somebody outside it."""
+
+    responder: ResponderSection = Field(default_factory=ResponderSection, description="Who answers the team.")
+
+
+class DetectiveTask(ConversationTask):
+    """Find the murderer by questioning suspects, whom the responder plays; AR-Bench's detective cases, scored by index."""
+
+    name: Literal["arbench_dc"] = Field(description="Rows need initial_information, suspects and label. A message is a turn.")
+    turns: int = Field(default=25, ge=1, description="Questions; one answer follows. A message is a turn.")
+    answer_early: bool = Field(
+        default=True, description="An answer before the last turn ends the episode; false plays all turns, as AR-Bench does."
+    )
+
+
+class SituationTask(ConversationTask):
+    """Find the story behind a situation by yes-or-no questions to a referee, the responder; AR-Bench's situation puzzles."""
+
+    name: Literal["arbench_sp"] = Field(description="Rows need surface and bottom. A message is a turn.")
+    turns: int = Field(default=25, ge=1, description="Questions; the story follows. A message is a turn.")
+    answer_early: bool = Field(
+        default=True, description="A story told before the last turn ends the episode; false plays all turns, as AR-Bench does."
+    )
+    reward: Literal["characters", "words"] = Field(
+        default="characters", description="F1 of the story told and the true one, over characters or over words."
+    )
+
+
+class Tau2Task(ConversationTask):
+    """Serve a customer, whom the responder plays, with tools over a database; tau2-bench's tasks and rewards."""
+
+    name: Literal["tau2_retail", "tau2_airline"] = Field(
+        description="path is the domain's tasks file; database, policy and split are looked for beside it."
+    )
+    database: DataFile | None = Field(
+        default=None, description="The domain's database (.json or .json.gz), relative to the recipe; null looks beside path."
+    )
+    policy: Text | None = Field(
+        default=None, description="The domain's policy.md, relative to the recipe; null looks beside path."
+    )
+    split: DataFile | None = Field(
+        default=None,
+        description="Official {train: [ids], test: [ids]}, relative to the recipe; null looks beside path, and holds out "
+        "test_fraction where there is none.",
+    )
+    max_errors: int = Field(default=10, ge=1, description="Tool calls that may fail in a conversation before it ends with 0.")
+    judge_assertions: bool = Field(
+        default=False,
+        description="Let the responder judge natural-language assertions where they are in a task's reward basis (retail); false "
+        "looks for the required outputs in what the agent said instead.",
+    )
+
+
 class ScriptTask(RewardedTask):
     """Items and rewards that a Python script passed to TeamTRTrainer: such a run goes on from its script."""
 
@@ -206,6 +267,9 @@ FAMILIES: tuple[type[RewardedTask], ...] = (
     AutoLogiTask,
     BlocksworldTask,
     GuessingTask,
+    DetectiveTask,
+    SituationTask,
+    Tau2Task,
     ScriptTask,
 )
 
@@ -234,6 +298,9 @@ TaskSection = Annotated[
     | Annotated[GuessingTask, Tag("arbench_gn")]
     | Annotated[ZebraTask, Tag("zebralogic")]
     | Annotated[AutoLogiTask, Tag("autologi")]
+    | Annotated[DetectiveTask, Tag("arbench_dc")]
+    | Annotated[SituationTask, Tag("arbench_sp")]
+    | Annotated[Tau2Task, Tag("tau2_retail")]
     | Annotated[ScriptTask, Tag("script")],
     Discriminator(_task_name),
 ]

@@ -36,7 +36,18 @@ def print_certificates(run: RunCertificates) -> None:
         )
     console = Console()
     console.print(table)
-    console.print(f"bounded by {run.stages[0].theorem}; `by turns` is the undiscounted form, with its sampling error charged")
+    if run.stages:
+        console.print(f"bounded by {run.stages[0].theorem}; `by turns` is the undiscounted form, with its sampling error charged")
+    for s in run.stages:
+        if s.achievable:
+            console.print(
+                f"stage {s.stage}: some update in each trust region gains {s.achievable.surrogate:+.4f} (thm:info-lower-stage), "
+                f"which certifies {s.achievable.bound:+.4f}"
+            )
+    for r in run.replacements:
+        measured = "" if r.change is None else f"; measured {r.change:+.4f} +/- {r.change_standard_error or 0:.4f}"
+        what = f"{r.agent} was replaced ({r.how}): {r.old} -> {r.new}"
+        console.print(f"after stage {r.after_stage} {what}; not certified{measured}")
     for name, calibration in (("bound", run.calibration), ("by turns", run.by_turns_calibration)):
         if calibration:
             console.print(f"{name}: {_words(calibration)}")

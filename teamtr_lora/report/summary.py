@@ -14,7 +14,6 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from teamtr_lora.evaluation import Evaluation
 from teamtr_lora.rollout.collector import Progress as ProgressCall
 from teamtr_lora.team import Episode
 from teamtr_lora.training.plan import Plan
@@ -48,31 +47,6 @@ def _program() -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def print_evaluation(evaluation: Evaluation) -> None:
-    table = Table(
-        title=f"{evaluation.items} {evaluation.split} items, k = {evaluation.k}, temperature {evaluation.temperature:g}"
-    )
-    for name in ("measure", "value", "standard error"):
-        table.add_column(name, justify="left" if name == "measure" else "right")
-
-    def row(name: str, value: float, error: float | None) -> None:
-        table.add_row(name, f"{value:.4f}", "-" if error is None else f"{error:.4f}")
-
-    row(f"avg@{evaluation.k}", evaluation.avg_at_k, evaluation.standard_error)
-    row(f"pass@{evaluation.k}", evaluation.pass_at_k, evaluation.pass_at_k_standard_error)
-    row("mean reward", evaluation.mean_reward, evaluation.mean_reward_standard_error)
-    for agent, measure in evaluation.agents.items():
-        row(f"{agent}'s own answer right", measure.value, measure.standard_error)
-    if evaluation.coordination:
-        row("all agents right together", evaluation.coordination.value, evaluation.coordination.standard_error)
-    if evaluation.coordination_given_success:
-        given = evaluation.coordination_given_success
-        row("... given that the team is right", given.value, given.standard_error)
-    console = Console()
-    console.print(table)
-    console.print(f"{evaluation.episodes} episodes, {evaluation.sampled_tokens:,} sampled tokens")
 
 
 def print_transcript(episode: Episode) -> None:

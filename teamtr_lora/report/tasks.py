@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from teamtr_lora.recipe.task_sections import FAMILIES, ItemSource, OptionalSource, RewardedTask, ScriptTask, names_of
-from teamtr_lora.recipe.words import describe
+from teamtr_lora.recipe.words import describe, resolve
 from teamtr_lora.tasks.score import Scores
 from teamtr_lora.tasks.task import Item
 
@@ -33,12 +36,18 @@ def print_tasks() -> None:
 
 
 def task_keys(family: type[RewardedTask]) -> list[dict[str, Any]]:
-    schema = family.model_json_schema()
-    return [
-        {"key": key, "takes": describe(node), "default": node.get("default"), "about": node.get("description", "")}
-        for key, node in schema["properties"].items()
-        if key != "name"
-    ]
+    return [row for row in _keys(family.model_json_schema(), "") if row["key"] != "name"]
+
+
+def _keys(section: dict[str, Any], prefix: str) -> Iterator[dict[str, Any]]:
+    """A section inside the section by its own keys."""
+    for key, node in section["properties"].items():
+        inner = resolve(node)
+        if "properties" in inner:
+            yield from _keys(inner, f"{prefix}{key}.")
+        else:
+            about = node.get("description", "")
+            yield {"key": prefix + key, "takes": describe(node), "default": node.get("default"), "about": about}
 
 
 def print_task(name: str) -> None:
@@ -47,7 +56,7 @@ def print_task(name: str) -> None:
     console.print(f"{name}: {family.__doc__}\n{family.model_fields['name'].description}\n", markup=False)
     table = Table("key", "default", "about", box=None, pad_edge=False)
     for row in task_keys(family):
-        table.add_row(row["key"], json.dumps(row["default"]), row["about"])
+        table.add_row(*(escape(cell) for cell in (row["key"], json.dumps(row["default"]), row["about"])))
     console.print(table)
 
 
@@ -61,12 +70,15 @@ def print_items(items: list[Item], as_json: bool) -> None:
 
 
 def print_scores(scores: Scores) -> None:
-    table = Table("item", "score", box=None, pad_edge=False)
-    for name, score in scores.items:
-        table.add_row(name, f"{score:g}")
+    kinds = list(scores.measures[0])
+    table = Table("item", "score", *kinds, box=None, pad_edge=False)
+    for (name, score), more in zip(scores.items, scores.measures, strict=True):
+        table.add_row(name, f"{score:g}", *(f"{more[kind]:g}" for kind in kinds))
     console = Console(highlight=False)
     console.print(table)
     error = "" if scores.standard_error is None else f" ± {scores.standard_error:.4f} (standard error)"
     console.print(f"{scores.task}: n = {len(scores.items)}, mean = {scores.mean:.4f}{error}", markup=False)
+    for kind in kinds:
+        console.print(f"{kind}: mean = {fmean(more[kind] for more in scores.measures):.4f}", markup=False)
     if scores.unanswered:
         console.print(f"{scores.unanswered} items have no response and are not in the mean", markup=False)

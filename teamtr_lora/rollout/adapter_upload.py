@@ -26,18 +26,15 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
+from teamtr_lora.base.adapter_files import MAX_HEADER_BYTES, MAX_RANK, MAX_WEIGHT_BYTES, parse_json, read_header, read_matrices
+from teamtr_lora.errors import UserError
 from teamtr_lora.files import TEMPORARY, dump_json, sync_folder, write_synced
 
 PATH = "/v1/teamtr/adapters"
 CONFIG_KEY = "adapter_config"  # in the metadata of the safetensors file
 UPLOADS = "TEAMTR_LORA_UPLOADS"  # environment variable: where to store; a temporary folder if it is not set
-MAX_BYTES = 4 << 30
-MAX_RANK = 512
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # one path segment that no file system reads in another way
-_TENSOR = re.compile(r"base_model\.model\.[\w.]+\.lora_([AB])\.weight", re.ASCII)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -94,7 +91,7 @@ class RequireKey:
 class AdapterUpload(RequireKey):
     """Takes uploads. vLLM puts such a middleware before its own check of the API key, so it has to check itself."""
 
-    max_bytes = MAX_BYTES
+    max_bytes = MAX_WEIGHT_BYTES
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         super().__init__(app)
@@ -199,30 +196,18 @@ async def _send_json(send: Send, status: int, answer: dict[str, Any]) -> None:
 def _check(weights: Path) -> dict[str, Any]:
     """The config of an uploaded adapter, if it and the tensors are those of a plain LoRA."""
     try:
-        with safe_open(weights, framework="numpy") as file:  # refuses a header that does not fit the file
-            config = _check_config((file.metadata() or {}).get(CONFIG_KEY))
-            names = list(file.keys())
-            shapes = {name: (file.get_slice(name).get_shape(), file.get_slice(name).get_dtype()) for name in names}
-    except SafetensorError as error:
-        raise _RefusedError(400, f"not a safetensors file: {error}") from error
-    if not shapes:
-        raise _RefusedError(400, "the file holds no tensors")
-    for name, (shape, dtype) in shapes.items():
-        match = _TENSOR.fullmatch(name)
-        if match is None or dtype not in ("F32", "F16", "BF16") or len(shape) != 2:
-            raise _RefusedError(400, f"{name[:200]} is no LoRA matrix")
-        if shape[0 if match[1] == "A" else 1] != config["r"]:
-            raise _RefusedError(400, f"{name[:200]} has shape {shape}, the config says rank {config['r']}")
+        with weights.open("rb") as file:
+            start = file.read(8 + MAX_HEADER_BYTES)
+        tensors, metadata = read_header(start, "the upload", size=weights.stat().st_size)
+        config = _check_config(metadata.get(CONFIG_KEY, ""))
+        read_matrices(tensors, config["r"], "the upload")
+    except UserError as error:
+        raise _RefusedError(400, str(error)) from error
     return config
 
 
-def _check_config(text: str | None) -> dict[str, Any]:
-    try:
-        config = json.loads(text or "")
-    except (ValueError, RecursionError) as error:
-        raise _RefusedError(400, f"the metadata key {CONFIG_KEY} holds no JSON") from error
-    if not isinstance(config, dict):
-        raise _RefusedError(400, f"{CONFIG_KEY} is no JSON object")
+def _check_config(text: str) -> dict[str, Any]:
+    config = parse_json(text, f"the metadata key {CONFIG_KEY}")
     if odd := sorted(config.keys() ^ _FIELDS.keys()):
         raise _RefusedError(400, f"{CONFIG_KEY}: {odd[0][:64]!r} is missing or not a field of plain LoRA")
     for key, allowed in _FIELDS.items():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
+from functools import partial
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
-from teamtr_lora.tasks.task import Interaction, Item, Task
+from teamtr_lora.tasks.task import Feedback, Interaction, Item, Task, settled
 from teamtr_lora.team import Episode, Message, Team, Transcript
+
+GATHER_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,10 @@ class PlayPlan:
     temperature: float
     max_message_tokens: int
     purpose: str
+    groups: Sequence[int] | None = None  # the items' numbers where they are a part of a longer list; seeds depend on them
+
+    def group(self, place: int) -> int:
+        return place if self.groups is None else self.groups[place]
 
 
 @dataclass
@@ -43,35 +51,58 @@ def play(
     progress: Progress | None = None,
 ) -> list[Episode]:
     """Finished, scored episodes in the order of the plan. A completion of any version not in `versions` is refused."""
-    players = [
-        _seat(team, task, plan, group, index) for group in range(len(plan.items)) for index in range(plan.episodes_per_item)
-    ]
-    waiting: dict[int, _Player] = {}
+    task.check_playable()
+    players = _seated(team, task, plan)
+    waiting: dict[int, _Player] = {}  # for a message, by the sampler's ticket
+    answering: dict[Future[Feedback], _Player] = {}  # for the environment's answer to one
     done = tokens = 0
     for player in players:
         done += _submit_next(team, sampler, plan, player, waiting)
-    while waiting:
-        completions = sampler.poll()
-        if not completions:
-            raise RuntimeError(f"the sampler lost {len(waiting)} requests")
-        for completion in completions:
-            if completion.ticket not in waiting:  # left in the sampler by a rollout that failed
-                continue
-            player = waiting.pop(completion.ticket)
-            _take(team, player, completion, versions)
-            tokens += len(completion.token_ids)
-            done += _submit_next(team, sampler, plan, player, waiting)
-        if progress:
-            progress(done, len(players), tokens)
+    try:
+        while waiting or answering:
+            for player in _answered(answering, until_one=not waiting):
+                done += _submit_next(team, sampler, plan, player, waiting)
+            completions = sampler.poll() if waiting else []
+            if waiting and not completions:
+                raise RuntimeError(f"the sampler lost {len(waiting)} requests")
+            for completion in completions:
+                if completion.ticket not in waiting:  # left in the sampler by a rollout that failed
+                    continue
+                player = waiting.pop(completion.ticket)
+                feedback = _take(team, player, completion, versions)
+                tokens += len(completion.token_ids)
+                if isinstance(feedback, Future):
+                    answering[feedback] = player
+                else:
+                    _hear(player, feedback)
+                    done += _submit_next(team, sampler, plan, player, waiting)
+            if progress:
+                progress(done, len(players), tokens)
+    finally:
+        for answer in answering:
+            answer.cancel()
     episodes = [player.episode for player in players]
-    _settle(task, episodes)
+    _settle(team, task, episodes)
     return episodes
 
 
-def _seat(team: Team, task: Task, plan: PlayPlan, group: int, index: int) -> _Player:
-    item = plan.items[group]
-    interaction = task.open(item)
-    prompt = interaction.first()
+def _seated(team: Team, task: Task, plan: PlayPlan) -> list[_Player]:
+    seats = [(place, index) for place in range(len(plan.items)) for index in range(plan.episodes_per_item)]
+    interactions = [task.open(plan.items[place]) for place, _ in seats]
+    openings = [interaction.first() for interaction in interactions]  # all are asked for before any is waited for
+    try:
+        return [
+            _seat(team, plan, *seat, interaction, settled(opening))
+            for seat, interaction, opening in zip(seats, interactions, openings, strict=True)
+        ]
+    finally:
+        for opening in openings:
+            if isinstance(opening, Future):
+                opening.cancel()  # of no use, unless one of them failed
+
+
+def _seat(team: Team, plan: PlayPlan, place: int, index: int, interaction: Interaction, prompt: str) -> _Player:
+    item, group = plan.items[place], plan.group(place)
     seed = derive_seed(plan.purpose, group, item.id, index)
     episode = Episode(item_id=item.id, group=group, prompt=prompt, seed=seed, item=item)
     return _Player(episode, team.protocol.begin(prompt), interaction)
@@ -105,7 +136,21 @@ def _overflow(team: Team, episode: Episode, tokens: int) -> bool:
     return True
 
 
-def _take(team: Team, player: _Player, completion: Completion, versions: Mapping[str, str]) -> None:
+def _answered(answering: dict[Future[Feedback], _Player], *, until_one: bool) -> list[_Player]:
+    """The players whose environments have answered by now; `until_one` waits for the first of them, and a moment for more: an
+    engine that works in batches would otherwise start with one request."""
+    if until_one:
+        wait(answering, return_when=FIRST_COMPLETED)
+        wait(answering, timeout=GATHER_SECONDS)
+    ready = [answer for answer in answering if answer.done()]
+    players = [answering.pop(answer) for answer in ready]
+    for player, answer in zip(players, ready, strict=True):
+        _hear(player, answer.result())
+    return players
+
+
+def _take(team: Team, player: _Player, completion: Completion, versions: Mapping[str, str]) -> Feedback | Future[Feedback]:
+    """Adds the message to its episode; returns what the environment says to it, or will say."""
     episode = player.episode
     if completion.error:
         raise UserError(f"item {episode.item_id!r}, agent {player.agent!r}: {completion.error}")
@@ -126,6 +171,11 @@ def _take(team: Team, player: _Player, completion: Completion, versions: Mapping
     )
     feedback = player.interaction.feed(message)
     episode.messages.append(message)
+    return feedback
+
+
+def _hear(player: _Player, feedback: Feedback) -> None:
+    episode = player.episode
     episode.rewards.append(feedback.reward)
     episode.feedback.append(feedback.text)
     if feedback.done:
@@ -134,9 +184,16 @@ def _take(team: Team, player: _Player, completion: Completion, versions: Mapping
         player.transcript.add_feedback(feedback.text)
 
 
-def _settle(task: Task, episodes: list[Episode]) -> None:
-    """Adds the terminal rewards, all in one call."""
-    for episode, reward in zip(episodes, task.score(episodes), strict=True):
+def _read(task: Task, episode: Episode, message: Message) -> str | None:
+    """The answer of one message, as a majority over episodes would count it."""
+    return task.vote(replace(episode, messages=[message]))
+
+
+def _settle(team: Team, task: Task, episodes: list[Episode]) -> None:
+    """Adds the terminal rewards, of what the router makes the team's answer, all in one call."""
+    for episode in episodes:
+        episode.answer_turn = team.router.answer_turn(episode.messages, partial(_read, task, episode))
+    for episode, reward in zip(episodes, task.score([episode.as_answered() for episode in episodes]), strict=True):
         if episode.rewards:
             episode.rewards[-1] += reward
         else:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.load import FrozenBase
+from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.sampler import Sampler
 
 
 def open_sampler(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *, context_tokens: int) -> Sampler:
+    if rollout.engine != "transformers" and not bank.can_mix:
+        raise UserError(f"rollout.engine = {rollout.engine}: vLLM cannot serve DoRA adapters; use the transformers engine")
     if rollout.engine == "vllm":
         from teamtr_lora.rollout.vllm_engine import VllmSampler
 

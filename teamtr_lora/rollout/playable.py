@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from teamtr_lora.base.load import FrozenBase, load_base
 from teamtr_lora.base.source import beside
 from teamtr_lora.base.versions import AdapterVersion, read_version
 from teamtr_lora.code_paths import load_callable
-from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection
+from teamtr_lora.recipe import BaseSection, LoraSection, RolloutSection, TeamSection
 from teamtr_lora.rollout.collector import PlayPlan, Progress, play
 from teamtr_lora.rollout.engines import open_sampler
 from teamtr_lora.rollout.sampler import Sampler
@@ -58,8 +58,10 @@ def open_team(
     *,
     seed: int,
     folder: Path,
+    extra: Mapping[str, LoraSection] | None = None,
 ) -> PlayableTeam:
-    """Loads the base and puts a fresh adapter on it for every agent; `folder` is the recipe's."""
+    """Loads the base and puts a fresh adapter on it for every agent; `folder` is the recipe's. `extra` adapters sit on the same
+    base beside the team's (one that is to replace an agent's)."""
     base = load_base(
         beside(base_section.source, folder),
         precision=base_section.precision,
@@ -72,7 +74,7 @@ def open_team(
     team = build_team(
         team_section, base.tokenizer, base_context_tokens=base.context_tokens, custom_router=custom, end_ids=base.eos_ids
     )
-    specs = {agent.name: agent.lora for agent in team_section.agents}
+    specs = {agent.name: agent.lora for agent in team_section.agents} | dict(extra or {})
     bank = AdapterBank(base.model, specs, base_name=base_section.source, seed=seed)
     sampler = open_sampler(base, bank, rollout, context_tokens=team.context_tokens)
     playable = PlayableTeam(base, bank, team, sampler)
@@ -89,3 +91,14 @@ def load_versions(playable: PlayableTeam, versions: Mapping[str, AdapterVersion]
     for version in versions.values():
         playable.bank.load(version, read_version(root, version))
     playable.publish_all()
+
+
+@contextmanager
+def versions_in_place(playable: PlayableTeam, versions: Mapping[str, AdapterVersion], root: Path) -> Iterator[None]:
+    """An earlier team for as long as it lasts: episodes of it can be played again."""
+    current = {agent: playable.bank.version(agent) for agent in versions}
+    load_versions(playable, versions, root)
+    try:
+        yield
+    finally:
+        load_versions(playable, current, root)

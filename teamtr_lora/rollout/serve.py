@@ -19,7 +19,7 @@ from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import read_version, version_folder
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
-from teamtr_lora.rollout.records import read_team
+from teamtr_lora.registry.stored import find_team, is_recipe_file
 from teamtr_lora.rollout.vllm_start import DTYPES, GRAPH_SIZES, RANKS, TOKENS_PER_STEP, default_environment
 
 MIDDLEWARE = "teamtr_lora.rollout.adapter_upload."
@@ -116,18 +116,20 @@ def plan_launch(team: Path, options: ServeOptions) -> Launch:
 def _read(team: Path, options: ServeOptions) -> tuple[Recipe, dict[str, str], int]:
     """The recipe, each agent's adapter folder (checked against its hash) and the rank that vLLM must make room for."""
     adapters: dict[str, str] = {}
-    if team.is_file():
+    if is_recipe_file(team):
         if not options.accept_adapters:
             raise UserError(f"{team}: a recipe has no adapters to serve; give a run directory, or add --accept-adapters")
         recipe = load_recipe(team)
         ranks = [agent.lora.rank for agent in recipe.team.agents]
     else:
-        recipe, versions = read_team(team)
-        ranks = []
-        for version in (versions[agent.name] for agent in recipe.team.agents):
-            tensors = read_version(team / "adapters", version)
+        stored = find_team(team)
+        recipe, ranks = stored.recipe, []
+        for version in (stored.versions[agent.name] for agent in recipe.team.agents):
+            tensors = read_version(stored.adapters, version)
             ranks += [tensor.shape[0] for name, tensor in tensors.items() if name.endswith(".lora_A.weight")]
-            adapters[version.agent] = str(version_folder(team / "adapters", version).resolve())
+            adapters[version.agent] = str(version_folder(stored.adapters, version).resolve())
+    if any(agent.lora.dora for agent in recipe.team.agents):
+        raise UserError(f"{team}: an agent has a DoRA adapter, which vLLM cannot serve; use ask or eval")
     if max(ranks) > RANKS[-1]:
         raise UserError(f"{team}: an adapter has rank {max(ranks)}; vLLM serves ranks up to {RANKS[-1]}")
     return recipe, adapters, next(rank for rank in RANKS if rank >= max(ranks))

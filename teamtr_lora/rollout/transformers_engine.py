@@ -78,7 +78,7 @@ class TransformersSampler:
 
     def _next_batch(self) -> list[int]:
         """All queued agents together while they are few; else the agent with the most queued, in order of submission."""
-        if len(self._queue) <= MIXED_ROWS.get(next(self._bank.model.parameters()).device.type, 0):
+        if self._bank.can_mix and len(self._queue) <= MIXED_ROWS.get(next(self._bank.model.parameters()).device.type, 0):
             return list(self._queue)[: self._rows]
         agent = Counter(r.agent for r in self._queue.values()).most_common(1)[0][0]
         return [t for t, r in self._queue.items() if r.agent == agent][: self._rows]

@@ -8,7 +8,7 @@ from typing import Any
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.overlap import OnOverlap, normalised, refuse_overlap, shared_items
-from teamtr_lora.tasks.task import Item, Items, Split, Task, item_of
+from teamtr_lora.tasks.task import CATEGORIES, Item, Items, Split, Task, item_of
 from teamtr_lora.team import Episode
 
 
@@ -28,7 +28,9 @@ class BenchTask(Task):
         return self._splits[split] if self._splits is not None else self.generated(split)
 
     def use_rows(self, train: Any, test: Any | None, test_fraction: float, on_overlap: OnOverlap = "refuse") -> None:
-        """Without test rows, a share of the train rows is held out by a hash of the text."""
+        """Without test rows, a share of the train rows is held out: the benchmark's own, or by a hash of the text."""
+        if test is None:
+            train, test = self.split_rows(train) or (train, None)
         everything = BenchItems(self, train, "train", range(len(train)))
         if test is None:
             held = [_held_out(self.text(item), test_fraction) for item in everything]
@@ -54,6 +56,10 @@ class BenchTask(Task):
             raise UserError("every train item is a test item too; nothing is left to train on")
         self._splits = {"train": BenchItems(self, train, "train", kept), "test": tested}
 
+    def split_rows(self, rows: Any) -> tuple[Any, Any] | None:
+        """Train and test rows as the benchmark itself divides them, where it does."""
+        return None
+
     def text(self, item: Item) -> str:
         """What makes two items the same problem."""
         return str(item.data.get("problem", item.prompt))
@@ -77,7 +83,11 @@ class BenchItems:
         place = self._places[position]
         row = self._rows[place]
         named = f" ({row['id']})" if row.get("id") is not None else ""
-        return self._task.row_item(row, f"{self._split}-{place}{named}")
+        item = self._task.row_item(row, f"{self._split}-{place}{named}")
+        for column in CATEGORIES:  # what results are reported by, whether or not the verifier needs it
+            if isinstance(row.get(column), (str, int)):
+                item.data.setdefault(column, row[column])
+        return item
 
     def __iter__(self) -> Iterator[Item]:
         return (self[position] for position in range(len(self._places)))

@@ -8,6 +8,7 @@ from typing import Any
 from teamtr_lora import recipe as recipes
 from teamtr_lora.code_paths import load_callable
 from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.arbench import DetectiveTask, SituationTask
 from teamtr_lora.tasks.autologi import AutoLogi
 from teamtr_lora.tasks.bench import BenchTask
 from teamtr_lora.tasks.column_sum import ColumnSum
@@ -16,9 +17,12 @@ from teamtr_lora.tasks.dataset import DatasetTask, read_hub, read_rows
 from teamtr_lora.tasks.guessing import GuessingTask
 from teamtr_lora.tasks.math_tasks import MathTask
 from teamtr_lora.tasks.planbench import Blocksworld
+from teamtr_lora.tasks.responder import build_responder
 from teamtr_lora.tasks.rewards import Rewards
 from teamtr_lora.tasks.small import SmallTask
 from teamtr_lora.tasks.task import Task
+from teamtr_lora.tasks.tau2 import Tau2Task
+from teamtr_lora.tasks.tau2_files import DomainFiles
 from teamtr_lora.tasks.zebra import ZebraTask
 
 
@@ -26,7 +30,7 @@ def build_task(section: Any, folder: Path) -> Task:
     """`folder` is the recipe's: data files and reward modules are looked up beside it."""
     if isinstance(section, recipes.DatasetTask):
         return _build_dataset(section, folder)
-    task = bare_task(section)
+    task = bare_task(section, folder)
     task.reward_range = section.reward_range
     if isinstance(section, recipes.ItemSource) and (section.path or section.hub):
         assert isinstance(task, BenchTask)
@@ -35,11 +39,11 @@ def build_task(section: Any, folder: Path) -> Task:
     return task
 
 
-def bare_task(section: Any) -> Task:
+def bare_task(section: Any, folder: Path) -> Task:
     """The task with its verifier, before it has read any items."""
     match section:
         case recipes.ColumnSumTask():
-            return ColumnSum(section.digits)
+            return ColumnSum(section.digits, section.credit)
         case recipes.SmallTask():
             return SmallTask(section.name, section.shots)
         case recipes.CountdownTask():
@@ -54,7 +58,23 @@ def bare_task(section: Any) -> Task:
             return AutoLogi(section.size, section.check_seconds)
         case recipes.BlocksworldTask():
             return Blocksworld(section.blocks, section.mystery)
+        case recipes.DetectiveTask():
+            return DetectiveTask(build_responder(section.responder, folder), section.turns, section.answer_early)
+        case recipes.SituationTask():
+            responder = build_responder(section.responder, folder)
+            return SituationTask(responder, section.turns, section.answer_early, section.reward)
+        case recipes.Tau2Task():
+            return _build_tau2(section, folder)
     raise UserError(f"task.name = {section.name!r}: this task cannot be built from a recipe")
+
+
+def _build_tau2(section: recipes.Tau2Task, folder: Path) -> Tau2Task:
+    given = (section.database, section.policy, section.split)
+    database, policy, split = (_beside(folder, path) if path else None for path in given)
+    tasks = _beside(folder, section.path).parent if section.path else folder
+    files = DomainFiles(section.name.removeprefix("tau2_"), tasks, database, policy, split)
+    responder = build_responder(section.responder, folder)
+    return Tau2Task(section.name, files, responder, section.max_errors, section.judge_assertions)
 
 
 def read_source(section: recipes.ItemSource, folder: Path) -> tuple[Any, Any | None]:

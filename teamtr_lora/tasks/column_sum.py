@@ -62,21 +62,31 @@ class ColumnItems:
 class ColumnSum(Task):
     name = "column_sum"
 
-    def __init__(self, digits: int = 3) -> None:
-        self.digits = digits
+    def __init__(self, digits: int = 3, credit: str = "all") -> None:
+        self.digits, self.credit = digits, credit
+        self.needs_every_message = digits > 1
 
     def items(self, split: Split) -> ColumnItems:
         return ColumnItems(self.digits, split)
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
-        return [float(self._all_right(episode)) for episode in episodes]
-
-    def _all_right(self, episode: Episode) -> bool:
         """The last word on each column counts, so a team with several rounds may correct itself."""
-        stated = [self.answer(message.text) for message in episode.messages]
+        shares = [self._share_right(episode) for episode in episodes]
+        return shares if self.credit == "columns" else [float(share == 1) for share in shares]
+
+    def _share_right(self, episode: Episode) -> float:
         expected = [str(total) for total in item_of(episode).data["totals"]]
+        return sum(s == e for s, e in zip(self._totals(episode), expected, strict=True)) / self.digits
+
+    def _totals(self, episode: Episode) -> list[str | None]:
+        stated = [self.answer(message.text) for message in episode.messages]
         last = {turn % self.digits: answer for turn, answer in enumerate(stated)}
-        return [last.get(column) for column in range(self.digits)] == expected
+        return [last.get(column) for column in range(self.digits)]
+
+    def vote(self, episode: Episode) -> str | None:
+        """All the columns: the last message alone is one of them."""
+        totals = self._totals(episode.as_answered())
+        return None if None in totals else " ".join(map(str, totals))
 
     def success(self, reward: float) -> bool:
         return reward >= 1

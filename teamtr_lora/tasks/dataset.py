@@ -94,14 +94,14 @@ class DatasetTask(Task):
     def items(self, split: Split) -> RowItems:
         return self._splits[split]
 
-    def settle_overlap(self, on_overlap: OnOverlap) -> None:
+    def settle_overlap(self, on_overlap: OnOverlap, fix: str = "set task.on_overlap=drop") -> None:
         """Refuses train rows that are test rows too, or leaves them out."""
         if on_overlap == "allow":
             return
         train, test = self._splits["train"], self._splits["test"]
         pairs = shared_items(train.named_prompts(), test.named_prompts())
         if on_overlap == "refuse":
-            refuse_overlap(pairs)
+            refuse_overlap(pairs, fix)
         self._splits["train"] = train.without({name for name, _ in pairs})
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
@@ -115,11 +115,11 @@ class DatasetTask(Task):
 
 
 def read_rows(path: Path, key: str) -> Any:
-    """The rows of a local JSONL, CSV (all columns text) or Parquet file; JSONL may be gzipped."""
+    """The rows of a local JSONL, JSON (a list of rows), CSV (all columns text) or Parquet file; the first two may be gzipped."""
     kind = (path.suffixes[-2:-1] if path.suffix == ".gz" else [path.suffix])[-1:]
     reader = READERS.get(kind[0] if kind else "")
     if reader is None:
-        raise UserError(f"{key} = {str(path)!r}: unknown file type; use .jsonl, .csv or .parquet")
+        raise UserError(f"{key} = {str(path)!r}: unknown file type; use .jsonl, .json, .csv or .parquet")
     if not path.is_file():
         near = sorted(p.name for p in path.parent.glob("*") if p.is_file())[:5] if path.parent.is_dir() else []
         raise UserError(f"{key} = {str(path)!r}: no such file" + (f"; the folder has {', '.join(near)}" if near else ""))
@@ -152,6 +152,14 @@ def _read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _read_json(path: Path) -> list[dict[str, Any]]:
+    with _open_text(path) as file:
+        rows = json.load(file)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("it is no list of objects")
+    return rows
+
+
 def _read_csv(path: Path) -> list[dict[str, Any]]:
     csv.field_size_limit(2**31 - 1)  # prompts are longer than the module's default of 128 KiB
     with _open_text(path) as file:
@@ -165,7 +173,12 @@ def _read_parquet(path: Path) -> Any:
     return datasets.Dataset(pyarrow.parquet.read_table(path))
 
 
-READERS: dict[str, Callable[[Path], Any]] = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
+READERS: dict[str, Callable[[Path], Any]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
 
 
 def read_hub(name: str, config: str | None, split: str, key: str) -> Any:

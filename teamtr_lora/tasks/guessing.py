@@ -66,6 +66,7 @@ class Guessing(Interaction):
 
 class GuessingTask(BenchTask):
     name = "arbench_gn"
+    needs_every_message = True
 
     def __init__(self, turns: int = 25, stop_when_right: bool = True) -> None:
         self._turns, self._stop = turns, stop_when_right

@@ -19,6 +19,8 @@ _RATIO = re.compile(r"(-?)(?:(\d+)/(\d+)|\\[dt]?frac\{(-?\d+)\}\{(\d+)\}|\\[dt]?
 _WRAPPED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}")
 _NOISE = re.compile(r"\\[!,;: ]|\\left(?![a-z])|\\right(?![a-z])|\s|\$|\\\$|\^\\circ|\^\{\\circ\}|~")
 _BASE = re.compile(r"\d_\{?(\d+)\}?\s*$")
+_UNIT = re.compile(r"([^a-zA-Z]*|\\[dt]?frac[^a-zA-Z]*)\\text\{([a-zA-Z ]+)\}\s*")  # a number and its unit
+_NO_UNIT = re.compile(r"\b(?:and|or|percent\w*)\b", re.IGNORECASE)
 _UNIT_POWER = re.compile(r"\\(?:text|mbox|mathrm)\{[^{}]*\}\^\{?(\d+)\}?\s*$")
 
 
@@ -88,12 +90,20 @@ def plain(text: str) -> str:
     return text[1:-1] if re.fullmatch(r"\([A-Z]\)", text) else text  # a choice
 
 
+def canonical(text: str) -> str:
+    r"""Equal for answers that are plainly the same, such as 1/2, 0.5 and \frac12: what a majority counts."""
+    value = number(text)
+    return plain(text) if value is None else str(value)
+
+
 def quick(gold: str, answer: str) -> bool | None:
     """Whether the two are equal, where that is plain to see; None where algebra must decide."""
     for suffix in (_BASE, _UNIT_POWER):
         ends = [suffix.search(side) for side in (gold, answer)]
         if ends[0] and ends[1] and int(ends[0][1]) != int(ends[1][1]):
             return False  # another base or unit, which a parser takes for decoration
+    if (unit := _UNIT.fullmatch(answer)) and not _NO_UNIT.search(unit[2]):
+        answer = unit[1]  # math-verify drops such words too
     first, second = number(gold), number(answer)
     if first is not None and second is not None:
         return first == second

@@ -31,7 +31,6 @@ INSTRUCTIONS = {
 }
 PROBLEM = ("problem", "question", "prompt")
 ANSWER = ("answer", "ground_truth", "solution")
-CATEGORIES = ("subject", "level", "type", "difficulty", "lang")
 
 
 class MathTask(BenchTask):
@@ -48,11 +47,14 @@ class MathTask(BenchTask):
         if "####" in gold and (marked := math_answer.last_hashes(gold)):
             gold = marked[1]
         prompt = f"{problem}\n\n{self._instruction}" if self._instruction else problem
-        kept = {key: row[key] for key in CATEGORIES if key in row}
-        return Item(name, prompt, {"problem": problem, "answer": gold, **kept})
+        return Item(name, prompt, {"problem": problem, "answer": gold})
 
     def answer(self, text: str) -> str | None:
         return math_answer.stated(text, READERS[self.name])
+
+    def vote(self, episode: Episode) -> str | None:
+        stated = super().vote(episode)
+        return None if stated is None else math_answer.canonical(stated)
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
         """All at once, so that the slow comparisons share the pool."""

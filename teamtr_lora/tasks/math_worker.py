@@ -1,7 +1,8 @@
 """Symbolic equality, in a process of its own: `python -P math_worker.py SECONDS`, a JSON pair a line in, 0 or 1 a line out.
 
-A script that imports nothing of this package. math-verify keeps time by SIGALRM, which works in a main thread only, and no alarm
-interrupts one huge power; so whoever asks also kills this process when no line comes back in time.
+A script that imports nothing of this package. SECONDS are of work, not by the clock: on a busy machine no answer is wrong for
+being slow. An alarm works in a main thread only, and none interrupts one huge power; so whoever asks also kills this process when
+no line comes back in time.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import logging
 import resource
 import signal
 import sys
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
 MEMORY_BYTES = 4 * 2**30
 TINY = 1e-2
+PARSED = 4096  # texts whose parse is kept
 
 
 class OutOfTime(BaseException):
@@ -26,12 +29,21 @@ def _ring(_signal: int, _frame: FrameType | None) -> None:
     raise OutOfTime
 
 
-def equal(gold: str, answer: str) -> bool:
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+@lru_cache(PARSED)
+def parsed(text: str) -> list[Any]:
+    """Kept: the samples of an item share its reference, and many share an answer."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     how: list[Any] = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
     # only what stood in the box is parsed, never the text around it
-    sides = [parse(f"\\boxed{{{text}}}", how, fallback_mode="no_fallback", parsing_timeout=None) for text in (gold, answer)]
+    found: list[Any] = parse(f"\\boxed{{{text}}}", how, fallback_mode="no_fallback", parsing_timeout=None)
+    return found
+
+
+def equal(gold: str, answer: str) -> bool:
+    from math_verify import verify
+
+    sides = [parsed(gold), parsed(answer)]
     return all(sides) and bool(verify(sides[0], sides[1], timeout_seconds=None)) and not _both_tiny_and_apart(*sides)
 
 
@@ -44,21 +56,48 @@ def _both_tiny_and_apart(gold: list[Any], answer: list[Any]) -> bool:
     return max(first, second) < TINY and abs(first - second) > 1e-4 * max(first, second)
 
 
+def parse_in_two_stages() -> None:
+    """Most of the time goes into the LaTeX parser's lookahead with full context, and most answers need none.
+
+    ANTLR promises that its cheaper prediction (SLL) finds the same tree or reports an error; after an error the text is parsed
+    again as before. A parser that is built otherwise is left as it is.
+    """
+    try:
+        from antlr4.atn.PredictionMode import PredictionMode
+        from latex2sympy2_extended.latex2sympy2 import PSParser
+
+        whole = PSParser.math
+    except (ImportError, AttributeError):
+        return
+
+    def math(self: Any) -> Any:
+        self._interp.predictionMode = PredictionMode.SLL
+        try:
+            return whole(self)
+        except Exception:  # its error listener raises a bare one
+            self.reset()
+            self._interp.predictionMode = PredictionMode.LL
+            return whole(self)
+
+    PSParser.math = math
+
+
 def main() -> None:
     seconds = float(sys.argv[1])
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    signal.signal(signal.SIGALRM, _ring)
-    equal("1", "2")  # imports and caches, before the clock runs
+    signal.signal(signal.SIGPROF, _ring)
+    parse_in_two_stages()
+    equal(r"\frac{2k+2}{3}", "2(k+1)/3")  # imports and caches, before the clock runs
     print("ready", flush=True)
     for line in sys.stdin:
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
+            signal.setitimer(signal.ITIMER_PROF, seconds)
             verdict = equal(*json.loads(line))
         except (OutOfTime, Exception):
             verdict = False
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         print(int(verdict), flush=True)
 
 

@@ -17,6 +17,14 @@ class DataOrder:
             raise UserError("the train dataset is empty")
         self._epoch, self._shuffled = -1, [0]
 
+    def check_stage(self, items_per_stage: int) -> None:
+        size = self._items.size
+        if size is not None and size < items_per_stage:
+            raise UserError(
+                f"rollout.items_per_stage = {items_per_stage}: the train split has only {size} items and a stage plays different "
+                f"ones; use at most {size}"
+            )
+
     def take(self, cursor: int, count: int) -> list[Item]:
         return [self._items[self._position(cursor + offset)] for offset in range(count)]
 

@@ -34,11 +34,11 @@ def shared_items(train: Iterable[tuple[str, str]], test: Iterable[tuple[str, str
     return [(name, known[key]) for name, text in train if (key := normalised(text)) in known]
 
 
-def refuse_overlap(pairs: list[tuple[str, str]]) -> None:
+def refuse_overlap(pairs: list[tuple[str, str]], fix: str = "set task.on_overlap=drop") -> None:
     if pairs:
         named = ", ".join(f"{train} = {test}" for train, test in pairs[:NAMED])
         more = f" and {len(pairs) - NAMED} more" if len(pairs) > NAMED else ""
         raise UserError(
             f"{len(pairs)} train items are test items too, so the test would measure memory: {named}{more}; remove them from one "
-            "side, or set task.on_overlap=drop to train without them"
+            f"side, or {fix} to train without them"
         )

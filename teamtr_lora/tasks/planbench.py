@@ -13,8 +13,8 @@ from typing import Any
 from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.bench import BenchTask, field
 from teamtr_lora.tasks.blocksworld import COLOURS, LETTERS, Fact, achieves, block_names, fact, parse_plan
-from teamtr_lora.tasks.task import Item, Split
-from teamtr_lora.team import Message
+from teamtr_lora.tasks.task import Item, Split, item_of
+from teamtr_lora.team import Episode, Message
 
 TEST_SHARE = 0.2
 
@@ -86,6 +86,14 @@ class Blocksworld(BenchTask):
         plan = parse_plan(text, block_names(item.data["objects"]))
         facts = [[tuple(f) for f in item.data[key]] for key in ("init", "goal")]  # lists, where the item was read back from JSON
         return float(plan is not None and achieves(facts[0], facts[1], plan))
+
+    def vote(self, episode: Episode) -> str | None:
+        objects = item_of(episode).data["objects"]
+        plan = parse_plan(episode.messages[-1].text, block_names(objects)) if episode.messages else None
+        return None if plan is None else "; ".join(" ".join([action.name, *action.blocks]) for action in plan)
+
+    def categories(self, item: Item) -> dict[str, str]:
+        return {"blocks": str(len(item.data["objects"])), **super().categories(item)}
 
     def message_correct(self, item: Item, message: Message) -> bool:
         return bool(self.verdict(item, message.text))

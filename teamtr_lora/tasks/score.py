@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from teamtr_lora.recipe.yaml_text import parse
 from teamtr_lora.tasks.bench import BenchTask
 from teamtr_lora.tasks.build import bare_task, build_task
 from teamtr_lora.tasks.dataset import read_rows
-from teamtr_lora.tasks.task import Item, Split, Task
+from teamtr_lora.tasks.task import Item, Split, Task, settled
 from teamtr_lora.team import Episode, Message
 
 
@@ -25,6 +26,7 @@ class Scores:
     task: str
     items: list[tuple[str, float]]  # id, score
     unanswered: int  # items without a response; they are not in the mean
+    measures: list[dict[str, float]]  # by response, what the benchmark reports beside the score
 
     @property
     def mean(self) -> float:
@@ -40,9 +42,10 @@ class Scores:
         return {
             "task": self.task,
             "n": len(self.items),
+            "n_unanswered": self.unanswered,
             "mean": self.mean,
             "standard_error": self.standard_error,
-            "items": [{"id": name, "score": score} for name, score in self.items],
+            "items": [{"id": name, "score": score} | more for (name, score), more in zip(self.items, self.measures, strict=True)],
         }
 
 
@@ -56,7 +59,13 @@ def task_section(name: str, settings: Sequence[str] = (), path: Path | None = No
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise UserError(f"{text!r}: settings are key=value, for example houses=4")
-        data[key.strip().removeprefix("task.")] = parse(value, f"setting {key}")
+        *sections, last = key.strip().removeprefix("task.").split(".")
+        place = data
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise UserError(f"{text!r}: {section} is set to a value already; it has no keys")
+        place[last] = parse(value, f"setting {key}")
     recipe, problems = check({"team": {"agents": [{"name": "agent"}]}, "task": data})
     if recipe is None:
         raise RecipeError(problems, "the task")
@@ -65,7 +74,8 @@ def task_section(name: str, settings: Sequence[str] = (), path: Path | None = No
 
 def score_file(name: str, items: Path, responses: Path, settings: Sequence[str] = ()) -> Scores:
     """`responses` holds rows {"id", "response"}, or {"id", "messages"} with the team's turns in order."""
-    task = bare_task(task_section(name, settings, items))
+    task = bare_task(task_section(name, settings, items), Path.cwd())
+    task.use_recorded()
     known = _read_items(task, items)
     episodes = []
     for number, row in enumerate(read_rows(responses, "--responses"), 1):
@@ -76,7 +86,8 @@ def score_file(name: str, items: Path, responses: Path, settings: Sequence[str] 
     if not episodes:
         raise UserError(f"--responses = {str(responses)!r}: holds no response")
     scored = list(zip([e.item_id for e in episodes], total_rewards(task, episodes), strict=True))
-    return Scores(name, scored, len(known.keys() - {name for name, _ in scored}))
+    unanswered = len(known.keys() - {name for name, _ in scored})
+    return Scores(name, scored, unanswered, [task.measures(episode) for episode in episodes])
 
 
 def sample_items(name: str, settings: Sequence[str], split: Split, count: int) -> list[Item]:
@@ -88,10 +99,10 @@ def sample_items(name: str, settings: Sequence[str], split: Split, count: int) -
 def play(task: Task, item: Item, turns: Sequence[str]) -> Episode:
     """The episode in which the team says `turns`, up to where the task ends it."""
     interaction = task.open(item)
-    episode = Episode(item.id, 0, interaction.first(), 0, item)
+    episode = Episode(item.id, 0, settled(interaction.first()), 0, item)
     for turn, text in enumerate(turns):
         message = Message("agent", turn, [], [], [], "", "stop", text)
-        feedback = interaction.feed(message)
+        feedback = settled(interaction.feed(message))
         episode.messages.append(message)
         episode.rewards.append(feedback.reward)
         episode.feedback.append(feedback.text)
@@ -135,8 +146,17 @@ def _turns(row: Mapping[str, Any], where: str) -> list[str]:
         if isinstance(message, Mapping):
             if message.get("role", "assistant") != "assistant":
                 continue  # a whole conversation: what the environment said is said again by the task
-            message = message.get("content")
+            message = _said(message)
         if not isinstance(message, str):
             raise UserError(f"{where}: every message is text, or {{role, content}}")
         turns.append(message)
     return turns
+
+
+def _said(message: Mapping[str, Any]) -> Any:
+    """The text of a recorded turn; one that only calls tools, as APIs record it, is the text that says so."""
+    calls = {"tool_calls": message["tool_calls"]} if message.get("tool_calls") else message if "arguments" in message else None
+    content = message.get("content")
+    if calls is None:
+        return content
+    return f"{content}\n{json.dumps(calls)}" if isinstance(content, str) and content else json.dumps(calls)

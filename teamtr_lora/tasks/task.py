@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
-from teamtr_lora.team import Episode, Message
+from teamtr_lora.errors import UserError
+from teamtr_lora.team import Episode, Message, Router
 
 Split = Literal["train", "test"]
+T = TypeVar("T")
+
+# Columns by which results are reported where items carry them.
+CATEGORIES = ("category", "subject", "level", "type", "difficulty", "size", "kind", "domain", "lang", "language")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +44,25 @@ class Items(Protocol):
 
 
 class Interaction:
-    """The trivial one: the team talks, nobody answers, the reward comes at the end from `Task.score`."""
+    """The trivial one: the team talks, nobody answers, the reward comes at the end from `Task.score`.
+
+    `first` and `feed` may return a future where somebody else has to be asked: the collector plays other episodes meanwhile,
+    and comes back with the next message only when this one is answered.
+    """
 
     def __init__(self, item: Item) -> None:
         self.item = item
 
-    def first(self) -> str:
+    def first(self) -> str | Future[str]:
         return self.item.prompt
 
-    def feed(self, message: Message) -> Feedback:
+    def feed(self, message: Message) -> Feedback | Future[Feedback]:
         return Feedback()
+
+
+def settled(answer: T | Future[T]) -> T:
+    """What `first` or `feed` returned, waited for where it is a future."""
+    return answer.result() if isinstance(answer, Future) else answer
 
 
 class Task:
@@ -55,6 +70,7 @@ class Task:
 
     name = ""
     reward_range: tuple[float, float] = (0.0, 1.0)
+    needs_every_message = False  # the score is made of several messages: none of them answers alone
 
     def items(self, split: Split) -> Items:
         raise TypeError(f"{type(self).__name__} defines no items")
@@ -74,13 +90,45 @@ class Task:
         """The answer a message states, if any; used by coordination metrics."""
         return None
 
+    def vote(self, episode: Episode) -> str | None:
+        """The answer of a whole episode as a majority counts it: what is the same answer is the same text."""
+        return self.answer(episode.as_answered().messages[-1].text) if episode.messages else None
+
+    def categories(self, item: Item) -> dict[str, str]:
+        """What results are also reported by, such as {"subject": "Algebra", "level": "5"}."""
+        return {name: str(item.data[name]) for name in CATEGORIES if isinstance(item.data.get(name), (str, int))}
+
+    def measures(self, episode: Episode) -> dict[str, float]:
+        """Further numbers that the benchmark reports of an episode, beside its reward."""
+        return {}
+
     def message_correct(self, item: Item, message: Message) -> bool | None:
         """Whether this message on its own is right; None where the task cannot tell."""
         expected = item.data.get("answer")
         return None if expected is None else self.answer(message.text) == str(expected)
 
+    def use_recorded(self) -> None:
+        """From now on messages are recorded ones: nobody is asked to answer them."""
+
+    def check_playable(self) -> None:
+        """Raises UserError where the team talks to somebody and nobody is there; recorded messages can be scored all the same."""
+
     def check_agents(self, agents: Sequence[str], max_messages: int) -> None:
         """Raises UserError when the team cannot play this task."""
+        self.check_playable()
+
+    def check_router(self, router: Router) -> None:
+        """Raises UserError where the router makes one message the answer and this task has no such thing."""
+        if router.one_answer and self.needs_every_message:
+            raise UserError(
+                f"team.router.kind: one message is the answer of a debate or role play, and {self.name or 'this task'} scores "
+                "several; use another router, or another task (column_sum: task.digits=1)"
+            )
+        if router.votes and type(self).answer is Task.answer and type(self).vote is Task.vote:
+            raise UserError(
+                f"team.router.kind = 'debate': {self.name or 'this task'} reads no answers from messages, so there is nothing to "
+                "vote over; name a team.router.judge"
+            )
 
 
 def item_of(episode: Episode) -> Item:

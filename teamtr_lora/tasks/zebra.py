@@ -84,6 +84,15 @@ class ZebraTask(BenchTask):
     def message_correct(self, item: Item, message: Message) -> bool:
         return self.cell_accuracy(item, message.text) == 1
 
+    def answer(self, text: str) -> str | None:
+        """The table, spelled in one way."""
+        found = last_json(text)
+        table = found.get("solution") if isinstance(found, dict) else None
+        try:
+            return json.dumps(table, sort_keys=True).lower() if isinstance(table, dict) else None
+        except RecursionError:
+            return None
+
     def success(self, reward: float) -> bool:
         return reward >= 1
 

@@ -33,13 +33,14 @@ FIXED_DAY = datetime.date(2024, 7, 26)
 class ChatPieces:
     """The constant text between the contents of a conversation, read off the tokenizer's own chat template."""
 
-    def __init__(self, tokenizer: Any, *, reasoning: bool, also_ends: Sequence[int] = ()) -> None:
-        """`also_ends`: further ids that end a message, such as those of a base's generation config."""
+    def __init__(self, tokenizer: Any, *, reasoning: bool, system_turn: bool = True, also_ends: Sequence[int] = ()) -> None:
+        """`also_ends`: further ids that end a message, such as those of a base's generation config. Without `system_turn` the
+        template is given none, and puts there what it puts by default."""
         self._tokenizer, self._reasoning = tokenizer, reasoning
         self._encoded: dict[str, list[int]] = {}
         self._turn_ids: set[int] = set()  # what contents must not contain; known once the template is taken apart
-        self._system_role = self._accepts_system()
-        if not self._system_role:
+        self._system_role = system_turn and self._accepts_system()
+        if system_turn and not self._system_role:
             logger.warning("this base's chat template takes no system role: the system text opens the first user turn instead")
         user = [{"role": "user", "content": MARK}]
         opened = self._render(user, generation_prompt=True)
@@ -65,7 +66,7 @@ class ChatPieces:
         """The conversation up to and including the closed first user turn, for `encode`."""
         if self._system_role:
             turns = [{"role": "system", "content": self.as_text(system)}, {"role": "user", "content": self.as_text(user)}]
-        else:  # the template refuses a system role: its text opens the first user turn instead
+        else:  # the template refuses a system role, or is given none: its text opens the first user turn instead
             turns = [{"role": "user", "content": self.as_text(f"{system}\n\n{user}" if system else user)}]
         return self._render(turns, generation_prompt=False)
 

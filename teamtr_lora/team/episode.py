@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 
@@ -39,10 +39,18 @@ class Episode:
     rewards: list[float] = field(default_factory=list)
     ended: Literal["router", "task", "overflow"] = "router"
     success: bool = False
+    answer_turn: int | None = None  # the message that is the team's answer, by the router's rule; None: nobody spoke
 
     @property
     def reward(self) -> float:
         return sum(self.rewards)
+
+    def as_answered(self) -> Episode:
+        """What a task scores: the same episode with the team's answer as its last message (itself, where it is that)."""
+        if self.answer_turn is None or self.answer_turn == len(self.messages) - 1:
+            return self
+        others = [message for place, message in enumerate(self.messages) if place != self.answer_turn]
+        return replace(self, messages=[*others, self.messages[self.answer_turn]])
 
     def discounted_return(self, discount: float) -> float:
         """R of eq:group_adv: the discounted return over messages."""

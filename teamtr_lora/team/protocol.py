@@ -8,8 +8,21 @@ from typing import Any, Literal, Protocol
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.team.chat import ChatPieces
+from teamtr_lora.team.tool_calls import canonical_text
 
 REASONING_OPEN, REASONING_CLOSE = "<think>", "</think>"
+
+
+def without_reasoning(text: str) -> str:
+    """A text from outside the protocol (another model's reply, a recorded message) without its reasoning blocks."""
+    kept, close = [], 0
+    while (start := text.find(REASONING_OPEN, close)) >= 0:
+        kept.append(text[close:start])
+        stop = text.find(REASONING_CLOSE, start)
+        if stop < 0:
+            return "".join(kept)
+        close = stop + len(REASONING_CLOSE)
+    return "".join([*kept, text[close:]]) if kept or close else text
 
 
 class Transcript(Protocol):
@@ -29,6 +42,9 @@ class TeamProtocol:
 
     `shared`: all agents see one token-identical transcript; the turn header names the speaker. `per_agent`: each agent has its
     own system prompt, its own messages are assistant turns, and what the others said since arrives as one user turn.
+
+    With `round_messages` above 1 (a debate; per_agent only) a message is heard by the others when that many have been said: in
+    one round nobody sees the others' words of that round.
     """
 
     def __init__(
@@ -38,12 +54,15 @@ class TeamProtocol:
         *,
         view: Literal["shared", "per_agent"] = "shared",
         reasoning_tags: Literal["strip", "keep"] = "strip",
-        system: str = "",
+        tool_calls: Literal["canonical", "as_written"] = "canonical",
+        system: str | None = "",
         also_ends: Sequence[int] = (),
+        round_messages: int = 1,
     ) -> None:
-        self.roles, self.view, self.system = roles, view, system
+        self.roles, self.view, self.system, self.round_messages = roles, view, system or "", round_messages
         self.keep_reasoning = reasoning_tags == "keep"
-        self.chat = ChatPieces(tokenizer, reasoning=self.keep_reasoning, also_ends=also_ends)
+        self.canonical_calls = tool_calls == "canonical"
+        self.chat = ChatPieces(tokenizer, reasoning=self.keep_reasoning, system_turn=system is not None, also_ends=also_ends)
         self.end_ids = self.chat.end_ids
         self.close_ids = self.chat.encode(self.chat.agent_close)
         opened = self.chat.agent_open
@@ -66,11 +85,17 @@ class TeamProtocol:
         return visible + end + rest
 
     def visible(self, token_ids: list[int]) -> list[int]:
-        """The tokens others see: the end token goes, and with `strip` every reasoning block, cut at token boundaries."""
+        """The tokens that are read from then on: the end token goes, with `strip` every reasoning block, cut at token boundaries,
+        and with `canonical` a message whose tool calls are written otherwise is written anew."""
         ids = token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids
-        if self.keep_reasoning or not (self._opens_thinking or REASONING_OPEN in self._plain(ids)):
-            return ids
-        return _cut_reasoning(ids, self._plain, inside=self._opens_thinking)
+        if not self.keep_reasoning and (self._opens_thinking or REASONING_OPEN in self._plain(ids)):
+            ids = _cut_reasoning(ids, self._plain, inside=self._opens_thinking)
+        return self._with_canonical_calls(ids) if self.canonical_calls else ids
+
+    def _with_canonical_calls(self, ids: list[int]) -> list[int]:
+        said = self.chat.decode(ids)
+        written = canonical_text(said)
+        return ids if written == said else self.chat.encode(self.chat.as_text(written))
 
     def _plain(self, ids: list[int]) -> str:
         # special tokens kept: several tokenizers make <think> one of them
@@ -126,6 +151,8 @@ class _PerAgentTranscript:
         self._protocol, chat = protocol, protocol.chat
         self._views: dict[str, list[int]] = {}
         self._heard: dict[str, list[list[int]]] = {agent: [] for agent in protocol.roles}
+        self._unheard: list[tuple[str, list[int]]] = []  # of the round in progress: the speaker, or "" for feedback
+        self._said = 0
         self._spoken: set[str] = set()
         for agent in protocol.roles:
             opening = chat.prologue(protocol.system_for(agent), prompt)
@@ -152,15 +179,24 @@ class _PerAgentTranscript:
         self._views[agent] = self.prompt_for(agent) + protocol.turn(token_ids, visible)
         self._heard[agent] = []
         self._spoken.add(agent)
-        for other in protocol.roles:
-            if other != agent:
-                self._heard[other].append(chat.encode(f"{agent}:\n") + visible)
+        self._said += 1
+        self._tell(agent, chat.encode(f"{agent}:\n") + visible)
         return chat.decode(visible)
 
     def add_feedback(self, text: str) -> None:
         chat = self._protocol.chat
-        for heard in self._heard.values():
-            heard.append(chat.encode(chat.as_text(text)))
+        self._tell("", chat.encode(chat.as_text(text)))
+
+    def _tell(self, speaker: str, piece: list[int]) -> None:
+        """Everybody but the speaker hears it, once the round is over."""
+        self._unheard.append((speaker, piece))
+        if self._said % self._protocol.round_messages:
+            return
+        for said_by, words in self._unheard:
+            for agent, heard in self._heard.items():
+                if agent != said_by:
+                    heard.append(words)
+        self._unheard = []
 
 
 def check_prefix_stability(protocol: TeamProtocol, *, rounds: int = 2) -> None:

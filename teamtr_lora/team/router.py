@@ -1,23 +1,43 @@
-"""Who speaks next. A router is a pure function of the messages so far: it belongs to the environment, not to the policy."""
+"""Who speaks next, and whose word counts in the end.
+
+A router is a pure function of the messages so far: it belongs to the environment, not to the policy.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.team.episode import Message
 
+Read = Callable[[Message], str | None]  # the answer a message states, if any
+
 
 @dataclass(frozen=True)
 class Router:
-    """`next(messages)` names the next speaker, or None to end the episode; never more than `max_messages` of them."""
+    """`next(messages)` names the next speaker, or None to end the episode; never more than `max_messages` of them.
+
+    `decide(messages, read)` is the place of the message that is the team's answer; without it that is the last one. A round of
+    `round_messages` is spoken blind: its messages are heard when it is over.
+    """
 
     choose: Callable[[Sequence[Message]], str | None]
     max_messages: int
+    decide: Callable[[Sequence[Message], Read], int] | None = None
+    round_messages: int = 1
+    one_answer: bool = False  # a single message is all of the team's answer
+    votes: bool = False  # the decision reads answers out of messages
 
     def next(self, messages: Sequence[Message]) -> str | None:
         return None if len(messages) >= self.max_messages else self.choose(messages)
+
+    def answer_turn(self, messages: Sequence[Message], read: Read) -> int | None:
+        """The message that is the team's answer; None where nobody has spoken."""
+        if not messages:
+            return None
+        return len(messages) - 1 if self.decide is None else self.decide(messages, read)
 
 
 def build_router(
@@ -27,6 +47,7 @@ def build_router(
     rounds: int = 1,
     sequence: Sequence[str] = (),
     done_marker: str = "",
+    judge: str | None = None,
     custom: Callable[..., str | None] | None = None,
 ) -> Router:
     speakers = list(sequence) if kind == "sequence" else list(agents)
@@ -36,9 +57,53 @@ def build_router(
         return Router(in_turn, limit)
     if kind == "until_done":
         return Router(lambda messages: None if messages and done_marker in messages[-1].text else in_turn(messages), limit)
+    if kind == "debate":
+        return _debate([agent for agent in agents if agent != judge], rounds, judge)
+    if kind == "role_play":
+        return _role_play(agents[0], agents[1], rounds, done_marker)
     if kind == "custom" and custom is not None:
         return Router(_checked(custom, list(agents)), limit)
-    raise UserError(f"team.router.kind = {kind!r}: unknown router; use round_robin, sequence, until_done or custom")
+    raise UserError(
+        f"team.router.kind = {kind!r}: unknown router; use round_robin, sequence, until_done, debate, role_play or custom"
+    )
+
+
+def _debate(debaters: list[str], rounds: int, judge: str | None) -> Router:
+    """Every debater once a round, blind to the round; then the judge's one message, or the majority of the last answers."""
+    spoken = rounds * len(debaters)
+    in_turn = lambda messages: debaters[len(messages) % len(debaters)]  # noqa: E731
+    if judge is None:
+        return Router(in_turn, spoken, _majority, len(debaters), one_answer=True, votes=True)
+    then_the_judge = lambda messages: judge if len(messages) == spoken else in_turn(messages)  # noqa: E731
+    return Router(then_the_judge, spoken + 1, round_messages=len(debaters), one_answer=True)
+
+
+def _majority(messages: Sequence[Message], read: Read) -> int:
+    """The first message that states the answer most agents hold in their last message.
+
+    Who states none does not vote; of equally many votes, the answer of the agent that spoke first wins. Where nobody states
+    one, that agent's message stands, for the task to judge.
+    """
+    last = {message.agent: place for place, message in enumerate(messages)}  # in the order of first words
+    answers = {place: answer for place in last.values() if (answer := read(messages[place])) is not None}
+    if not answers:
+        return next(iter(last.values()))
+    winner = Counter(answers.values()).most_common(1)[0][0]  # the first counted, of equally many
+    return next(place for place, answer in answers.items() if answer == winner)
+
+
+def _role_play(instructor: str, assistant: str, rounds: int, done_marker: str) -> Router:
+    """The two in turn until the instructor says that it is done (CAMEL); the assistant's last message is the answer."""
+
+    def choose(messages: Sequence[Message]) -> str | None:
+        done = len(messages) > 1 and messages[-1].agent == instructor and done_marker in messages[-1].text
+        return None if done else (instructor, assistant)[len(messages) % 2]
+
+    def decide(messages: Sequence[Message], read: Read) -> int:
+        solved = [place for place, message in enumerate(messages) if message.agent == assistant]
+        return solved[-1] if solved else 0
+
+    return Router(choose, 2 * rounds, decide, one_answer=True)
 
 
 def _checked(custom: Callable[..., str | None], agents: list[str]) -> Callable[[Sequence[Message]], str | None]:

@@ -47,27 +47,31 @@ def build_team(
     `end_ids`: what ends a message for this base beside its template's own end of turn.
     """
     roles = {agent.name: agent.role for agent in section.agents}
+    named = section.router
+    router = build_router(
+        named.kind,
+        list(roles),
+        rounds=named.rounds,
+        sequence=named.sequence,
+        done_marker=named.done_marker,
+        judge=named.judge,
+        custom=custom_router,
+    )
     protocol = TeamProtocol(
         tokenizer,
         roles,
         view=section.protocol.view,
         reasoning_tags=section.protocol.reasoning_tags,
+        tool_calls=section.protocol.tool_calls,
         system=section.protocol.system,
         also_ends=end_ids,
+        round_messages=router.round_messages,
     )
     check_prefix_stability(protocol)
-    router = section.router
     return Team(
         agents=tuple(Agent(name, role) for name, role in roles.items()),
         protocol=protocol,
-        router=build_router(
-            router.kind,
-            list(roles),
-            rounds=router.rounds,
-            sequence=router.sequence,
-            done_marker=router.done_marker,
-            custom=custom_router,
-        ),
+        router=router,
         context_tokens=min(section.protocol.context_tokens or base_context_tokens, base_context_tokens),
         on_overflow=section.protocol.on_overflow,
     )

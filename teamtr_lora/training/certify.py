@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from teamtr_lora.algorithm.certificate import (
     certify_stale_stage,
     episode_setting,
 )
+from teamtr_lora.algorithm.local_gain import LocalModel, certify_achievable_stage
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.rollout.records import read_team
-from teamtr_lora.training.metrics import CertificateTerms, StageRow, UpdateRow, read_rows
+from teamtr_lora.registry.stored import read_team
+from teamtr_lora.training.metrics import CertificateTerms, MetricsRow, StageRow, SwapRow, UpdateRow, read_rows
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,20 @@ class StageCertificate:
     zeta: dict[str, float]  # mean proxies of the stage's updates, in units of the normalised advantage
     improvement: float | None  # measured mean reward after minus before, held-out items
     improvement_standard_error: float | None
+    achievable: Certificate | None = None  # thm:info-lower-stage; None where a probe measured no local gains in this stage
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A swap or an undo. No theorem bounds it (prop:pnp); from here on the certificates are about another team."""
+
+    after_stage: int
+    agent: str
+    how: str
+    old: str
+    new: str
+    change: float | None  # measured mean reward after minus before, held-out items
+    change_standard_error: float | None
 
 
 @dataclass(frozen=True)
@@ -45,7 +61,8 @@ class RunCertificates:
     confidence: float
     stages: list[StageCertificate]
     calibration: Calibration | None  # of `certificate`; None where no stage has both ends evaluated
-    by_turns_calibration: Calibration | None
+    by_turns_calibration: Calibration | None  # both are of the stages since the last replacement
+    replacements: list[Replacement]
 
     def as_dict(self) -> dict[str, Any]:
         return _plain(asdict(self))
@@ -62,23 +79,49 @@ def certify_run(folder: Path) -> RunCertificates:
     low, high = recipe.task.reward_range
     setting = episode_setting(1, low, high, gamma)
     confidence = Confidence(failure=1 - recipe.trust_region.confidence, method="normal")
-    ends = {row.stage: row for row in rows if isinstance(row, StageRow)}
+    swaps = [row for row in rows if isinstance(row, SwapRow)]
     stages = [
-        _stage(stage, [row for row in updates if row.stage == stage], recipe, setting, confidence, ends)
-        for stage in sorted({row.stage for row in updates} & ends.keys())
+        _stage(end.stage, own, recipe, setting, confidence, _improvement(before, end.evaluation))
+        for before, own, end in _complete_stages(rows)
     ]
+    latest = [s for s in stages if s.stage > max((row.stage for row in swaps), default=-1)]
     return RunCertificates(
         gamma,
         recipe.trust_region.confidence,
         stages,
         # a reward that comes with the last of H messages counts gamma^(H - 1) in the discounted return, which the bound is about
-        _calibration([(s.certificate, s) for s in stages], gamma ** (_messages(recipe, gamma) - 1)),
-        _calibration([(s.by_turns, s) for s in stages if s.by_turns], 1.0),
+        _calibration([(s.certificate, s) for s in latest], gamma ** (_messages(recipe, gamma) - 1)),
+        _calibration([(s.by_turns, s) for s in latest if s.by_turns], 1.0),
+        [_replacement(row) for row in swaps],
     )
 
 
+def _complete_stages(rows: list[MetricsRow]) -> Iterator[tuple[dict[str, Any] | None, list[UpdateRow], StageRow]]:
+    """(the evaluation before, the updates, the end) of every stage. A swap begins anew: the team before the next stage is the
+    one it left, and what was updated in a stage that it cut short is no part of that stage."""
+    before: dict[str, Any] | None = None
+    own: list[UpdateRow] = []
+    for row in rows:
+        if isinstance(row, UpdateRow):
+            own.append(row)
+            continue
+        if isinstance(row, StageRow) and own:
+            yield before, own, row
+        before, own = row.evaluation, []
+
+
+def _replacement(row: SwapRow) -> Replacement:
+    change, error = _improvement(row.evaluation_before, row.evaluation)
+    return Replacement(row.stage, row.agent, row.how, row.old, row.new, change, error)
+
+
 def _stage(
-    stage: int, rows: list[UpdateRow], recipe: Recipe, setting: Setting, confidence: Confidence, ends: dict[int, StageRow]
+    stage: int,
+    rows: list[UpdateRow],
+    recipe: Recipe,
+    setting: Setting,
+    confidence: Confidence,
+    measured: tuple[float | None, float | None],
 ) -> StageCertificate:
     resampling = recipe.training.resampling
     theorem, certify = {
@@ -86,7 +129,6 @@ def _stage(
         "never": ("cached episodes", certify_cached_stage),
     }.get(resampling, ("thm:stage_stale", certify_stale_stage))
     terms = [_terms(row.certificate, discounted=True) for row in rows]
-    improvement, error = _improvement(ends.get(stage - 1), ends.get(stage))
     accepted = [row.certificate for row in rows if row.certificate]
     zeta = {n: math.fsum(getattr(t, f"zeta_{n}") for t in accepted) / max(1, len(accepted)) for n in ("clip", "ratio", "norm")}
     turns = [_terms(row.certificate, discounted=False) for row in rows]
@@ -97,9 +139,31 @@ def _stage(
         certify(terms, setting, confidence),
         certify_by_turns(turns, setting, confidence) if resampling == "every_update" else None,
         zeta,
-        improvement,
-        error,
+        *measured,
+        _achievable(rows, recipe, setting, confidence),
     )
+
+
+def _achievable(rows: list[UpdateRow], recipe: Recipe, setting: Setting, confidence: Confidence) -> Certificate | None:
+    """thm:info-lower-stage at the radii, where every accepted update of the stage has its local model.
+
+    The model's KL is a message's and the occupancy penalty's is def:kltok: the step that was taken says how the two compare.
+    """
+    models: list[LocalModel] = []
+    radii: list[float] = []
+    terms: list[UpdateTerms] = []
+    for row in rows:
+        if row.certificate is None:
+            continue
+        fisher = row.probe.fisher if row.probe else None
+        if fisher is None or not row.kl_message_sum or recipe.trust_region.reduction != "message_sum":
+            return None
+        models.append(LocalModel(fisher.slope, fisher.smoothness / fisher.smallest_eigenvalue))
+        radii.append(row.delta)
+        radius = row.delta * row.certificate.kl / row.kl_message_sum
+        error = row.certificate.surrogate_standard_error
+        terms.append(UpdateTerms(0.0, radius, groups=row.certificate.groups, standard_error=error))
+    return certify_achievable_stage(models, radii, terms, setting, confidence) if models else None
 
 
 def _terms(logged: CertificateTerms | None, *, discounted: bool) -> UpdateTerms:
@@ -115,13 +179,13 @@ def _terms(logged: CertificateTerms | None, *, discounted: bool) -> UpdateTerms:
     )
 
 
-def _improvement(before: StageRow | None, after: StageRow | None) -> tuple[float | None, float | None]:
+def _improvement(before: dict[str, Any] | None, after: dict[str, Any] | None) -> tuple[float | None, float | None]:
     """The standard error takes the two evaluations as independent; on common seeds it is smaller."""
-    if before is None or after is None or before.evaluation is None or after.evaluation is None:
+    if before is None or after is None:
         return None, None
-    errors = [row.evaluation["mean_reward_standard_error"] for row in (before, after) if row.evaluation]
+    errors = [evaluation["mean_reward_standard_error"] for evaluation in (before, after)]
     known = all(error is not None for error in errors)
-    return after.evaluation["mean_reward"] - before.evaluation["mean_reward"], math.hypot(*errors) if known else None
+    return after["mean_reward"] - before["mean_reward"], math.hypot(*errors) if known else None
 
 
 def _messages(recipe: Recipe, gamma: float) -> float:

@@ -21,6 +21,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
+from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import dump_json, sha256, write_folder_atomic
@@ -42,6 +43,9 @@ class RunState:
     cursor: int = 0  # training items taken by complete stages
     versions: dict[str, dict[str, Any]] = field(default_factory=dict)
     rollout_versions: dict[str, dict[str, Any]] = field(default_factory=dict)  # that sampled the episodes in use
+    stage_versions: dict[str, dict[str, Any]] = field(default_factory=dict)  # that began the stage in progress
+    probing: bool = False  # the stage in progress is probed
+    probe_seconds: float = 0.0
     betas: dict[str, float] = field(default_factory=dict)
     radii: dict[str, float] = field(default_factory=dict)  # of the stage in progress
     slopes: dict[str, float | None] = field(default_factory=dict)  # what gain_weighted radii go by
@@ -54,9 +58,16 @@ class RunState:
     accuracy_after: float | None = None
     episodes_evaluated: int = 0
     started: bool = False  # stage 0 (floors and the evaluation before training) is done
+    loras: dict[str, dict[str, Any]] = field(default_factory=dict)  # of agents that were swapped: what the recipe says is older
+    swaps: list[dict[str, Any]] = field(default_factory=list)  # lineage: every replacement and undo, oldest first
 
     def adapter_versions(self) -> dict[str, AdapterVersion]:
         return {agent: AdapterVersion(agent, v["number"], v["content_hash"]) for agent, v in self.versions.items()}
+
+
+def as_state(bank: AdapterBank) -> dict[str, dict[str, Any]]:
+    """The current versions of all agents, as a state keeps them."""
+    return {a: {"number": bank.version(a).number, "content_hash": bank.version(a).content_hash} for a in bank.agents}
 
 
 class CheckpointStore:
@@ -84,26 +95,34 @@ class CheckpointStore:
         for old in self._steps()[:-KEPT]:
             shutil.rmtree(old)
 
+    def state(self) -> RunState:
+        """Where the newest checkpoint is, without its tensors."""
+        return RunState(**self._body(self._read_checked(self._steps()[-1], STATE))["state"])
+
     def load(self) -> tuple[RunState, dict[str, tuple[dict[str, Tensor], dict[str, Any]]]]:
         """The newest checkpoint, checked; also puts the random generators back."""
-        folder = self._steps()[-1]
-        contents = self._read_checked(folder)
-        body = json.loads(contents[STATE])
-        if body.get("format") != FORMAT:
-            raise UserError(
-                f"{folder}: written by another version of teamtr-lora (format {body.get('format')}, this one reads {FORMAT})"
-            )
+        contents = self._read_checked(self._steps()[-1], STATE, TENSORS)
+        body = self._body(contents)
         tensors = load_safetensors(contents[TENSORS])
         _restore_generators(tensors, body["python_random"])
         optimizers = {agent: (_under(tensors, f"optimizer/{agent}/"), scalars) for agent, scalars in body["optimizers"].items()}
         return RunState(**body["state"]), optimizers
 
-    def _read_checked(self, folder: Path) -> dict[str, bytes]:
+    def _body(self, contents: dict[str, bytes]) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads(contents[STATE])
+        if body.get("format") != FORMAT:
+            raise UserError(
+                f"{self._steps()[-1]}: written by another version of teamtr-lora (format {body.get('format')}, this one reads "
+                f"{FORMAT})"
+            )
+        return body
+
+    def _read_checked(self, folder: Path, *names: str) -> dict[str, bytes]:
         older = [p.name for p in self._steps() if p != folder]
         fix = f"remove that folder to go on from {older[-1]}" if older else "start again with another --run-dir"
         try:
             manifest = json.loads((folder / MANIFEST).read_bytes())
-            contents = {name: (folder / name).read_bytes() for name in (STATE, TENSORS)}
+            contents = {name: (folder / name).read_bytes() for name in names}
             wrong = [name for name, data in contents.items() if sha256(data) != manifest[name]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder}: the checkpoint is damaged ({type(error).__name__}: {error}); {fix}") from error

@@ -30,6 +30,8 @@ class CandidateReading:
     gain: float
     log_ratio_M: Tensor  # log of each message's ratio, candidate to current
     kl_M: Tensor  # exact KL of each message, summed over its tokens
+    group_M: Tensor
+    terms_N: dict[str, Tensor]  # by estimator: its term of every token, in the order of the micro-batches
 
     @property
     def log_ratio_max(self) -> float:
@@ -51,6 +53,7 @@ def read_candidate(
     count = len(batch.messages)
     per_message = {name: torch.zeros(count) for name in ESTIMATORS}
     sums, objective_M, log_ratio_M = torch.zeros(count), torch.zeros(count), torch.zeros(count)
+    terms_N: dict[str, list[Tensor]] = {name: [] for name in ESTIMATORS}
     for part, hidden_cur, logp_cur in zip(batch.microbatches, current.hidden, current.logp, strict=True):
         scores = scorer.score(part, scorer.hidden(part), hidden_cur)
         assert scores.kl_N is not None
@@ -61,6 +64,7 @@ def read_candidate(
         }
         for name, values_N in by_token.items():
             per_message[name] += message_kl(values_N, part.message_N, count, config.trust_region.reduction).cpu()
+            terms_N[name].append(values_N.cpu())
         sums += message_kl(scores.kl_N, part.message_N, count, "message_sum").cpu()
         terms = surrogate_terms(
             scores.logp_N,
@@ -81,6 +85,8 @@ def read_candidate(
         gain=float((objective_M - batch.advantage_M).double().mean()),
         log_ratio_M=log_ratio_M,
         kl_M=sums,
+        group_M=batch.group_M,
+        terms_N={name: torch.cat(parts) for name, parts in terms_N.items()},
     )
 
 

@@ -16,32 +16,40 @@ from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, mes
 
 
 @torch.no_grad()
+def message_log_ratios(
+    scorer: Scorer, bank: AdapterBank, agent: str, episodes: list[Episode], before: Snapshot, *, tokens_per_microbatch: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """log pi_now(message) / pi_before(message) of the agent's messages, and the episode each is in."""
+    index = {id(episode): i for i, episode in enumerate(episodes)}
+    batch = message_batch(
+        agent_sequences(episodes, agent),
+        dict.fromkeys(index, 0.0),
+        index,
+        tokens_per_microbatch=tokens_per_microbatch,
+        mask_truncated=False,
+        device=scorer.device,
+        pack_width=scorer.pack_width,
+    )
+    now = bank.snapshot(agent)
+    bank.activate(agent)
+    with gate_pass(scorer):
+        new_M = _message_logp(scorer, batch)
+        bank.restore(agent, before)
+        try:
+            old_M = _message_logp(scorer, batch)
+        finally:
+            bank.restore(agent, now)
+    return (new_M - old_M).numpy(), batch.episode_M.numpy()
+
+
 def episode_log_weights(
     scorer: Scorer, bank: AdapterBank, episodes: list[Episode], sampled: Mapping[str, Snapshot], *, tokens_per_microbatch: int
 ) -> np.ndarray:
     """log pi_now(episode) / pi_sampled(episode): only messages of agents that have changed since (`sampled`) count."""
     log_E = np.zeros(len(episodes))
-    index = {id(episode): i for i, episode in enumerate(episodes)}
     for agent, before in sampled.items():
-        batch = message_batch(
-            agent_sequences(episodes, agent),
-            dict.fromkeys(index, 0.0),
-            index,
-            tokens_per_microbatch=tokens_per_microbatch,
-            mask_truncated=False,
-            device=scorer.device,
-            pack_width=scorer.pack_width,
-        )
-        now = bank.snapshot(agent)
-        bank.activate(agent)
-        with gate_pass(scorer):
-            new_M = _message_logp(scorer, batch)
-            bank.restore(agent, before)
-            try:
-                old_M = _message_logp(scorer, batch)
-            finally:
-                bank.restore(agent, now)
-        log_E += trajectory_log_weights((new_M - old_M).numpy(), batch.episode_M.numpy(), len(episodes))
+        ratios = message_log_ratios(scorer, bank, agent, episodes, before, tokens_per_microbatch=tokens_per_microbatch)
+        log_E += trajectory_log_weights(*ratios, len(episodes))
     return log_E
 
 

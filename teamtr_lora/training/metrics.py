@@ -1,4 +1,4 @@
-"""metrics.jsonl: one row per update and per stage. The models below are its documented schema.
+"""metrics.jsonl: one row per update, per stage and per swap. The models below are its documented schema.
 
 What depends on the moment (TIME_FIELDS: times, rates, peak memory) is all that differs between two runs of one recipe on one
 CPU.
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import disk_errors
+from teamtr_lora.training.diagnostic_rows import ProbeReading, UpdateDiagnostics
 
 TIME_FIELDS = ("seconds", "tokens_per_second", "time", "peak_memory_bytes")
 
@@ -93,12 +94,14 @@ class UpdateRow(_Row):
         description="resampling: importance, on episodes used again: their trajectory weights' ess (share of the episodes), p95, "
         "p99, largest, over_ten (share above 10), mean and its standard error; null where none are used",
     )
+    diagnostics: UpdateDiagnostics | None = Field(default=None, description="null where diagnostics.from_updates is off")
+    probe: ProbeReading | None = Field(default=None, description="null in stages that diagnostics.probe_every_stages leaves out")
     messages: int = Field(description="of the updated agent")
     truncated_messages: int = Field(description="of the whole team, cut off by the token limit")
     overflowed_episodes: int
     sampled_tokens: int
     trained_tokens: int = Field(description="of the updated agent, per inner epoch")
-    seconds: dict[str, float] = Field(description="by phase: rollout, current, optimise, gate, publish")
+    seconds: dict[str, float] = Field(description="by phase: rollout, current, optimise, gate, publish, diagnostics, probe")
     tokens_per_second: float = Field(description="sampled tokens over rollout seconds")
     time: float = Field(description="Unix time")
 
@@ -125,13 +128,39 @@ class StageRow(_Row):
     time: float
 
 
+class SwapRow(_Row):
+    """An agent was replaced (or a replacement undone) between two stages. The step itself is not certified (prop:pnp)."""
+
+    kind: Literal["swap"] = "swap"
+    stage: int = Field(description="the last complete stage; updates of a later stage that was in progress begin anew")
+    agent: str
+    how: Literal["stage0", "direct", "undo"]
+    source: str = Field(description="what the new adapter was made from, as the command named it")
+    old: str = Field(description="the agent's version before")
+    new: str
+    versions: dict[str, str] = Field(description="the team's afterwards")
+    delta_align: float | None = Field(description="the radius of the alignment; null without one")
+    kl_before: KLReading | None = Field(description="KL(old || new) on held-out probe contexts before alignment")
+    kl_after: KLReading | None
+    steps: int = Field(description="of the alignment's optimiser")
+    evaluation: dict[str, Any] | None = Field(description="of the team afterwards: Evaluation.as_dict(); null after an undo")
+    evaluation_before: dict[str, Any] | None
+    sampled_tokens: int
+    trained_tokens: int
+    seconds: float
+    time: float = Field(description="Unix time")
+
+
+MetricsRow = UpdateRow | StageRow | SwapRow
+
+
 class MetricsLog:
     """Appends rows durably. The byte length is part of the checkpoint: rows after it belong to an update that was lost."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def append(self, row: UpdateRow | StageRow) -> None:
+    def append(self, row: MetricsRow) -> None:
         with disk_errors(self._path), open(self._path, "ab") as file:
             file.write((row.model_dump_json() + "\n").encode())
             file.flush()
@@ -148,9 +177,9 @@ class MetricsLog:
             os.truncate(self._path, size)
 
 
-def read_rows(path: Path) -> list[UpdateRow | StageRow]:
-    kinds: dict[str, type[UpdateRow] | type[StageRow]] = {"update": UpdateRow, "stage": StageRow}
-    rows: list[UpdateRow | StageRow] = []
+def read_rows(path: Path) -> list[MetricsRow]:
+    kinds: dict[str, type[UpdateRow] | type[StageRow] | type[SwapRow]] = {"update": UpdateRow, "stage": StageRow, "swap": SwapRow}
+    rows: list[MetricsRow] = []
     for line in path.read_text().splitlines():
         data = json.loads(line)
         rows.append(kinds[data["kind"]].model_validate(data))

@@ -94,8 +94,9 @@ def make_plan(recipe: Recipe) -> Plan:
     prompt = _prompt_tokens(recipe, team)
     adapters = {agent.name: _adapter_parameters(agent.lora, facts) for agent in recipe.team.agents}
     rollout = recipe.rollout
-    episodes = rollout.items_per_stage * rollout.episodes_per_item
-    rollouts = len({recipe.training.sampled_before(update) for update in range(len(recipe.team.agents))})
+    agents = len(recipe.team.agents)
+    episodes = recipe.training.items_per_rollout(rollout.items_per_stage, agents) * rollout.episodes_per_item
+    rollouts = len(recipe.training.rollouts(agents))
     messages = team.router.max_messages
     sampled = episodes * messages * rollout.max_message_tokens
     transcript = min(team.context_tokens, prompt + messages * (rollout.max_message_tokens + _turn_tokens(team)))
@@ -115,7 +116,7 @@ def make_plan(recipe: Recipe) -> Plan:
         sampled_tokens_per_update_at_most=sampled,
         sampled_tokens_per_stage_at_most=sampled * rollouts,
         stages=recipe.training.stages,
-        evaluation_episodes=recipe.evaluation.items * recipe.evaluation.samples_per_item,
+        evaluation_episodes=recipe.evaluation.items * recipe.evaluation.samples_in_training,
         adapter_parameters=adapters,
         adapter_bytes={agent: 4 * count for agent, count in adapters.items()},
         memory_bytes=memory,
@@ -138,6 +139,7 @@ def _prompt_tokens(recipe: Recipe, team: Team) -> int:
     else:
         task = build_task(recipe.task, recipe.folder)
         task.check_agents(team.names, team.router.max_messages)
+        task.check_router(team.router)
         items = task.items("train")
         prompts = [items[i].prompt for i in range(SAMPLE_ITEMS if items.size is None else min(SAMPLE_ITEMS, items.size))]
     return max(len(team.protocol.begin(prompt).prompt_for(team.names[0])) for prompt in prompts)
@@ -158,7 +160,8 @@ def _adapter_parameters(lora: Any, facts: BaseFacts) -> int:
     narrow = min(min(m.in_features, m.out_features) for m in chosen)
     if lora.rank > narrow:
         raise UserError(f"team.agents: lora.rank = {lora.rank} is larger than a layer is wide; use at most {narrow}")
-    return sum(lora.rank * (m.in_features + m.out_features) for m in chosen)
+    magnitudes = sum(m.out_features for m in chosen) if lora.dora else 0
+    return sum(lora.rank * (m.in_features + m.out_features) for m in chosen) + magnitudes
 
 
 def _memory(
@@ -231,8 +234,8 @@ _UNGATED = {
 def _in_words(recipe: Recipe) -> str:
     region = recipe.trust_region
     unit = "summed over each message's tokens" if region.reduction == "message_sum" else "averaged over each message's tokens"
-    held = region.heldout_items(recipe.rollout.items_per_stage)
-    items = f"{held} of {recipe.rollout.items_per_stage} items"
+    played = recipe.training.items_per_rollout(recipe.rollout.items_per_stage, len(recipe.team.agents))
+    items = f"{region.heldout_items(played)} of {played} items"
     if region.kind in _UNGATED:
         return (
             f"Trust region: {_UNGATED[region.kind]}. No update is shortened or rejected; how far each one went is measured on "

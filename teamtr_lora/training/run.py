@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,25 +11,24 @@ from accelerate import Accelerator
 
 from teamtr_lora.algorithm.occupancy import weight_degeneracy
 from teamtr_lora.algorithm.radii import KEPT_SHARE
-from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.versions import AdapterVersion, read_version, write_version
-from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation import Evaluation
 from teamtr_lora.evaluation.evaluate import evaluation_items, summarise
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.collector import PlayPlan
-from teamtr_lora.rollout.playable import PlayableTeam, load_versions
+from teamtr_lora.rollout.playable import PlayableTeam, load_versions, versions_in_place
 from teamtr_lora.rollout.sampler import derive_seed
 from teamtr_lora.tasks import DataOrder, Item, Task
 from teamtr_lora.team import Episode
-from teamtr_lora.training.checkpoint import RunState
+from teamtr_lora.training.checkpoint import RunState, as_state
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.floor import check_floors, measure_floors
 from teamtr_lora.training.importance import episode_log_weights
 from teamtr_lora.training.metrics import StageRow
 from teamtr_lora.training.optimizers import flatten_state, restore_state
 from teamtr_lora.training.rows import update_row
+from teamtr_lora.training.run_diagnostics import RunDiagnostics
 from teamtr_lora.training.run_dir import RunDir
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
 
@@ -60,19 +57,16 @@ class TrainingRun:
         self.playable, self.task, self.config = playable, task, config
         self.run_dir, self.accelerator, self.events = run_dir, accelerator, events
         self.updater = AgentUpdater(playable, config, accelerator)
+        self.diagnostics = RunDiagnostics(playable, task, config, run_dir, self.updater)
         self.state = RunState()
-        items = task.items("train")
-        if items.size is not None and items.size < config.rollout.items_per_stage:
-            raise UserError(
-                f"rollout.items_per_stage = {config.rollout.items_per_stage}: the train split has only {items.size} items and a "
-                f"stage plays different ones; use at most {items.size}"
-            )
-        self._order = DataOrder(items, config.seed)
+        self._order = DataOrder(task.items("train"), config.seed)
+        self._order.check_stage(config.rollout.items_per_stage)
         self._publish_seconds = 0.0
         self._rollout: Rollout | None = None
         self._log_weight_E: np.ndarray | None = None
         self._clock = time.monotonic() if started is None else started
         task.check_agents(playable.team.names, playable.team.router.max_messages)
+        task.check_router(playable.team.router)
 
     @property
     def agents(self) -> list[str]:
@@ -91,7 +85,7 @@ class TrainingRun:
         self.updater.betas.update(self.state.betas)
         self.updater.radii.update(self.state.radii)
         self.updater.slopes.update(self.state.slopes)
-        if self.updater.scaler.is_enabled():
+        if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
             self.updater.scaler.load_state_dict(self.state.loss_scaler)
         self.run_dir.metrics.truncate(self.state.metrics_bytes)
         self.events.state.global_step = self.state.counts["updates"]
@@ -121,11 +115,12 @@ class TrainingRun:
         self.checkpoint()
 
     def items(self) -> list[Item]:
-        """The stage's items; every update of the stage plays the same ones anew."""
+        """The stage's items; every rollout of the stage plays the same ones anew, or its share of them."""
         return self._order.take(self.state.cursor, self.config.rollout.items_per_stage)
 
     def begin_stage(self, stage: int, order: list[str]) -> None:
         self.events.state.epoch = stage - 1
+        self.diagnostics.begin_stage(self.state, stage)
         self.events.fire("on_epoch_begin", order=order)
 
     def roll_out(self, items: list[Item], stage: int, update: int) -> Rollout:
@@ -133,23 +128,23 @@ class TrainingRun:
         self.events.fire("on_step_begin")
         sampled_at = self.config.training.sampled_before(update)
         if sampled_at == update:
-            self.state.rollout_versions = _as_state(self.playable.bank, self.agents)
-            self._rollout = self._play_rollout(items, stage, update)
+            self.state.rollout_versions = as_state(self.playable.bank)
+            self._rollout = self._play_rollout(self._share(items, update), stage, update)
             return self._rollout
         if self._rollout is None:  # resumed in between: the same seeds and versions give the same episodes again
-            with self._versions_of_the_rollout():
-                self._rollout = self._play_rollout(items, stage, sampled_at)
+            sampled = {agent: AdapterVersion(agent, **version) for agent, version in self.state.rollout_versions.items()}
+            with versions_in_place(self.playable, sampled, self.run_dir.adapters):
+                self._rollout = self._play_rollout(self._share(items, sampled_at), stage, sampled_at)
         return replace(self._rollout, seconds=0.0, fresh=False)
 
-    @contextmanager
-    def _versions_of_the_rollout(self) -> Iterator[None]:
-        current = {agent: self.playable.bank.version(agent) for agent in self.agents}
-        sampled = {agent: AdapterVersion(agent, **version) for agent, version in self.state.rollout_versions.items()}
-        load_versions(self.playable, sampled, self.run_dir.adapters)
-        try:
-            yield
-        finally:
-            load_versions(self.playable, current, self.run_dir.adapters)
+    def _share(self, items: list[Item], update: int) -> list[Item]:
+        """The items of the rollout before `update`: all of the stage's, or its share with `matched: stage`."""
+        training = self.config.training
+        if training.matched == "update":
+            return items
+        count = training.items_per_rollout(len(items), len(self.agents))
+        place = training.rollouts(len(self.agents)).index(update)
+        return items[place * count : (place + 1) * count]
 
     def _play_rollout(self, items: list[Item], stage: int, update: int) -> Rollout:
         started = time.monotonic()
@@ -166,11 +161,17 @@ class TrainingRun:
         return Rollout(episodes, versions, time.monotonic() - started)
 
     def update(self, agent: str, rollout: Rollout, stage: int, update: int) -> UpdateOutcome:
+        self.diagnostics.before_update(self.state, agent, stage, update, self._probe_items)
         self.events.progress("update", 0, 1, 0)
         seed = derive_seed(self.config.seed, "holdout", stage, agent)
         with self.playable.training_memory():
             self._log_weight_E = self._weigh(rollout)
-            return self.updater.update(agent, rollout.episodes, seed, self._log_weight_E)
+            outcome = self.updater.update(agent, rollout.episodes, seed, self._log_weight_E)
+            self.diagnostics.after_update(self.state, agent, stage, outcome)
+        return outcome
+
+    def _probe_items(self) -> list[Item]:
+        return self._order.take(self.state.cursor + self.config.rollout.items_per_stage, self.config.diagnostics.probe_items)
 
     def _weigh(self, rollout: Rollout) -> np.ndarray | None:
         """With `importance`: how much likelier today's team is to play each episode than the team that played it."""
@@ -187,7 +188,8 @@ class TrainingRun:
         started = time.monotonic()
         if outcome.accepted:
             self._store_version(outcome.version.agent)
-            self.playable.publish(outcome.version)
+            if self.config.training.update == "sequential":
+                self.playable.publish(outcome.version)
         self._publish_seconds = time.monotonic() - started
 
     def record_update(self, stage: int, update: int, agent: str, rollout: Rollout, outcome: UpdateOutcome) -> None:
@@ -195,6 +197,7 @@ class TrainingRun:
         row = update_row(stage, update + 1, agent, rollout.episodes, rollout.versions, outcome, phases, fresh=rollout.fresh)
         if self._log_weight_E is not None:
             row.importance = asdict(weight_degeneracy(self._log_weight_E))
+        self.diagnostics.fill(row, rollout.episodes, outcome, fresh=rollout.fresh)
         state, counts = self.state, self.state.counts
         counts["updates"] += 1
         counts["accepted"] += outcome.accepted
@@ -214,6 +217,7 @@ class TrainingRun:
 
     def evaluate_stage(self, stage: int, order: list[str]) -> None:
         """Closes the stage: evaluation where due, the stage's row, the cursor."""
+        self._publish_joint()
         every, last = self.config.evaluation.every_stages, stage >= self.config.training.stages
         evaluation = self._evaluate()[0] if last or (every and stage % every == 0) else None
         if evaluation:
@@ -226,7 +230,13 @@ class TrainingRun:
         self.events.state.epoch = stage
         self.events.fire("on_epoch_end")
 
+    def _publish_joint(self) -> None:
+        """With a joint update nothing is live before all of it is."""
+        if self.config.training.update == "joint":
+            self.playable.publish_all()
+
     def end(self) -> None:
+        self._publish_joint()
         self.events.fire("on_train_end")
         for tracker in self.accelerator.trackers:
             tracker.finish()  # not end_training: that would also end the process group of a vLLM in this process
@@ -236,13 +246,13 @@ class TrainingRun:
         state = self.state
         state.step += 1
         current = {agent: self.playable.bank.version(agent) for agent in self.agents}
-        state.versions = _as_state(self.playable.bank, self.agents)
+        state.versions = as_state(self.playable.bank)
         state.betas, state.radii, state.slopes = dict(self.updater.betas), dict(self.updater.radii), dict(self.updater.slopes)
         state.loss_scaler = self.updater.scaler.state_dict()
         state.metrics_bytes = self.run_dir.metrics.size
         state.seconds += self._lap()
         self.run_dir.checkpoints.save(state, {agent: flatten_state(o) for agent, o in self.updater.optimizers.items()})
-        self.run_dir.write_team(current)
+        self.run_dir.write_team(current, state.loras)
         self.events.fire("on_save")
 
     def _store_version(self, agent: str) -> None:
@@ -254,13 +264,13 @@ class TrainingRun:
         temperature = rollout.temperature if section.temperature is None else section.temperature
         plan = PlayPlan(
             evaluation_items(self.task, "test", section.items),
-            section.samples_per_item,
+            section.samples_in_training,
             temperature,
             rollout.max_message_tokens,
             f"{self.config.seed}/evaluation/test",
         )
         episodes = self.playable.play(self.task, plan, lambda d, n, t: self.events.progress("evaluation", d, n, t))
-        evaluation = summarise(episodes, self.task, split="test", k=section.samples_per_item, temperature=temperature)
+        evaluation = summarise(episodes, self.task, split="test", k=section.samples_in_training, temperature=temperature)
         self.state.episodes_evaluated = evaluation.episodes
         self.state.sampled_tokens += evaluation.sampled_tokens
         self.events.fire("on_evaluate", metrics=evaluation.as_dict())
@@ -290,10 +300,6 @@ class TrainingRun:
         now = time.monotonic()
         lap, self._clock = now - self._clock, now
         return lap
-
-
-def _as_state(bank: AdapterBank, agents: list[str]) -> dict[str, dict[str, Any]]:
-    return {a: {"number": bank.version(a).number, "content_hash": bank.version(a).content_hash} for a in agents}
 
 
 def _numbers(row: dict[str, Any], prefix: str) -> dict[str, float]:

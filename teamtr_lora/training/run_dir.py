@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -17,9 +18,12 @@ from teamtr_lora.team import Episode
 from teamtr_lora.training.checkpoint import CheckpointStore
 from teamtr_lora.training.metrics import MetricsLog
 
+BASELINE = "baseline.json"  # what `teamtr-lora baseline` leaves in its runs, which train must not go on from
+
 # A resumed run may train longer, look at other things and live elsewhere; everything else decides what it learns.
 MAY_CHANGE = (
     "training.stages", "output_dir", "tracking", "base.device", "rollout.server", "rollout.vllm", "rollout.requests_per_batch",
+    "swap",
 )  # fmt: skip
 
 
@@ -44,6 +48,8 @@ class RunDir:
         saved = self.path / "recipe.yaml"
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: is a file; choose another --run-dir")
+        if (self.path / BASELINE).exists():
+            raise UserError(f"{self.path}: holds a run of `teamtr-lora baseline`; choose another --run-dir")
         if saved.exists() and self.checkpoints.exists():
             self._check_same(recipe)
             if not resume:
@@ -53,8 +59,8 @@ class RunDir:
         elif self.path.is_dir() and not saved.exists() and any(not p.name.startswith(".") for p in self.path.iterdir()):
             raise UserError(f"{self.path}: is not empty and holds no run; choose another --run-dir")
 
-    def claim(self, recipe: Recipe) -> FileLock:
-        """Makes the folder this run's own. The lock goes with the process, however it ends."""
+    def lock(self) -> FileLock:
+        """Held by whoever changes the run. It goes with the process, however that ends."""
         with disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / ".lock", timeout=0)
@@ -65,21 +71,47 @@ class RunDir:
                     f"{self.path}: another process is training here; wait for it or choose another --run-dir"
                 ) from error
         remove_temporaries(self.path)
-        write_atomic(self.path / "recipe.yaml", dump_recipe(recipe))
-        write_atomic(self.path / "origin.json", dump_json({"recipe_folder": str(recipe.folder.resolve())}))
         return lock
 
+    def claim(self, recipe: Recipe) -> FileLock:
+        """Makes the folder this run's own."""
+        lock = self.lock()
+        self.write_recipe(recipe)
+        return lock
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        write_atomic(self.path / "recipe.yaml", dump_recipe(recipe))
+        write_atomic(self.path / "origin.json", dump_json({"recipe_folder": str(recipe.folder.resolve())}))
+
+    def with_swaps(self, recipe: Recipe) -> Recipe:
+        """The recipe with the adapters that swaps have put in place of the ones it names. A recipe that names something an
+        agent never had is left as it is, for `check` to find."""
+        if not self.checkpoints.exists():
+            return recipe
+        state = self.checkpoints.state()
+        had: dict[str, list[Any]] = {}
+        for record in state.swaps:
+            had.setdefault(record["agent"], []).extend([record["lora_before"], record["lora"]])
+        now = {agent: state.loras.get(agent, loras[0]) for agent, loras in had.items()}
+        return recipe.with_loras({a.name: now[a.name] for a in recipe.team.agents if a.lora.model_dump() in had.get(a.name, [])})
+
     def _check_same(self, recipe: Recipe) -> None:
-        difference = first_difference(load_recipe(self.path / "recipe.yaml"), recipe, ignore=MAY_CHANGE)
+        saved = self.with_swaps(load_recipe(self.path / "recipe.yaml"))
+        difference = first_difference(saved, self.with_swaps(recipe), ignore=MAY_CHANGE)
         if difference:
             key, old, new = difference
             raise UserError(
                 f"{self.path}: holds another recipe's run: {key} is {old!r} there and {new!r} here; choose another --run-dir"
             )
 
-    def write_team(self, versions: dict[str, AdapterVersion]) -> None:
-        """The current team, so that eval and ask need nothing of the checkpoint."""
-        team = {a: {"number": v.number, "content_hash": v.content_hash, "version": v.name} for a, v in versions.items()}
+    def write_team(self, versions: dict[str, AdapterVersion], loras: dict[str, dict[str, Any]]) -> None:
+        """The current team, so that eval and ask need nothing of the checkpoint. `loras`: of agents that were swapped; with the
+        versions in one file, no reader ever sees a version without the adapter it belongs to."""
+        team: dict[str, dict[str, Any]] = {
+            a: {"number": v.number, "content_hash": v.content_hash, "version": v.name} for a, v in versions.items()
+        }
+        for agent, lora in loras.items():
+            team[agent]["lora"] = lora
         write_atomic(self.path / "team.json", dump_json(team))
 
     def write_episodes(self, name: str, episodes: list[Episode], keep: str | int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from teamtr_lora.algorithm.token_kl import TokenScores, score_tokens
+from teamtr_lora.algorithm.token_kl import TokenScores, head_logits, score_tokens
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.load import FrozenBase
 from teamtr_lora.base.precision import has_sliding_window, head_weight, strict_fp32
@@ -139,7 +139,10 @@ class Scorer:
         ).last_hidden_state
         return hidden_B_T_D.flatten(0, 1)[batch.place_N]
 
-    def score(self, batch: Microbatch, hidden_ND: Tensor, current_ND: Tensor | None = None) -> TokenScores:
+    def score(
+        self, batch: Microbatch, hidden_ND: Tensor, current_ND: Tensor | None = None, current_head: Tensor | None = None
+    ) -> TokenScores:
+        """`current_head`: of a current policy on another base."""
         return score_tokens(
             hidden_ND,
             self._head,
@@ -147,7 +150,12 @@ class Scorer:
             temperature=self._temperature,
             chunk_tokens=self._chunk,
             current_ND=current_ND,
+            current_head_VD=current_head,
         )
+
+    def log_probabilities(self, hidden_ND: Tensor) -> Tensor:
+        """[N, V], all at once: for a few tokens only."""
+        return torch.log_softmax(head_logits(hidden_ND, self._head) / self._temperature, dim=-1)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -29,14 +30,16 @@ from teamtr_lora.recipe import (
     dump_recipe,
     problems,
 )
+from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
-from teamtr_lora.rollout.records import read_team
 from teamtr_lora.tasks import Rewards, Task, build_task
 from teamtr_lora.tasks.dataset import DatasetTask
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.run_dir import RunDir, default_run_dir, latest_run_dir
 from teamtr_lora.training.stage import train
+
+logger = logging.getLogger(__name__)
 
 
 class TeamSpec(BaseModel):
@@ -77,7 +80,8 @@ class TeamTRTrainer:
 
     `team`: a TeamSpec, a dict of its fields, or the folder of an earlier run to go on from its adapters. `reward_funcs`: one or
     several functions with TRL's signature. `train_dataset`, `eval_dataset`: a `datasets.Dataset` or a list of dicts with a
-    `prompt` column; without `eval_dataset` a tenth of the prompts is held out.
+    `prompt` column; without `eval_dataset` a tenth of the prompts is held out. `on_overlap`: prompts of one that are in the
+    other too are refused, dropped from training, or allowed.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class TeamTRTrainer:
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
         *,
         on_reward_error: Literal["stop", "zero"] = "stop",
+        on_overlap: Literal["refuse", "drop", "allow"] = "refuse",
         success_at_least: float = 1.0,
     ) -> None:
         functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
@@ -103,6 +108,10 @@ class TeamTRTrainer:
         recipe = _checked_recipe(data)
         rewards = Rewards(functions, on_reward_error)
         task = DatasetTask(train_dataset, eval_dataset, rewards, success_at_least=success_at_least)
+        if eval_dataset is train_dataset:
+            logger.warning("eval_dataset is train_dataset: accuracies are those on the prompts that are trained on")
+        elif eval_dataset is not None:
+            task.settle_overlap(on_overlap, "pass on_overlap='drop'")
         self._set_up(recipe, task, callbacks)
 
     @classmethod
@@ -131,7 +140,8 @@ class TeamTRTrainer:
             recipe = self.recipe
             self.playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
             if self._start_from is not None:
-                load_versions(self.playable, read_team(self._start_from)[1], self._start_from / "adapters")
+                stored = find_team(self._start_from)
+                load_versions(self.playable, stored.versions, stored.adapters)
         return self.playable
 
     def train(self, *, resume: bool = False, name: str = "team") -> TrainSummary:
@@ -143,6 +153,7 @@ class TeamTRTrainer:
         else:
             run_dir = RunDir(latest_run_dir(name) if resume else default_run_dir(name))
         run_dir.check(recipe, resume=resume)
+        recipe = self.recipe = run_dir.with_swaps(recipe)
         playable = self.open()
         lock = run_dir.claim(recipe)
         try:
@@ -167,7 +178,7 @@ class TeamTRTrainer:
             self.open(),
             self.task,
             items=items or section.items,
-            k=k or section.samples_per_item,
+            k=k or section.samples_in_training,
             temperature=rollout.temperature if section.temperature is None else section.temperature,
             max_message_tokens=rollout.max_message_tokens,
             seed=self.recipe.seed,
@@ -189,9 +200,9 @@ class TeamTRTrainer:
 
 
 def _team_parts(team: TeamSpec | dict[str, Any] | str | Path) -> tuple[dict[str, Any], dict[str, Any], Path | None]:
-    """base section, team section, and the run whose adapters the team starts from."""
+    """base section, team section, and the run or stored team whose adapters the team starts from."""
     if isinstance(team, (str, Path)):
-        recipe, _ = read_team(Path(team))
+        recipe = find_team(Path(team)).recipe
         base = recipe.base.model_dump() | {"source": beside(recipe.base.source, recipe.folder)}
         return base, recipe.team.model_dump(), Path(team)
     try:

@@ -14,7 +14,6 @@ from teamtr_lora.algorithm import lab as lab_
 from teamtr_lora.algorithm.certificate import (
     Certificate,
     Confidence,
-    LocalModel,
     Measured,
     Setting,
     UpdateTerms,
@@ -30,7 +29,6 @@ from teamtr_lora.algorithm.certificate import (
     episode_setting,
     hoeffding_radius,
     leave_one_out,
-    local_slope,
     occupancy_penalty,
     odd_block_mean,
     rank_correlation,
@@ -39,6 +37,7 @@ from teamtr_lora.algorithm.certificate import (
     zeta_proxies,
 )
 from teamtr_lora.algorithm.lab import Array, Lab, solve
+from teamtr_lora.algorithm.local_gain import LocalModel, local_slope
 
 TINY = 1e-9
 SEED = st.integers(0, 2**32 - 1)

@@ -18,8 +18,8 @@ from teamtr_lora.errors import UserError
 IDS = torch.tensor([[5, 17, 101, 42, 9, 200, 33], [8, 8, 90, 41, 250, 3, 60]])
 
 
-def lora(rank: int = 4, alpha: float = 8.0, targets: Any = "all-linear", rslora: bool = False) -> Any:
-    return SimpleNamespace(rank=rank, alpha=alpha, targets=targets, rslora=rslora)
+def lora(rank: int = 4, alpha: float = 8.0, targets: Any = "all-linear", rslora: bool = False, dora: bool = False) -> Any:
+    return SimpleNamespace(rank=rank, alpha=alpha, targets=targets, rslora=rslora, dora=dora)
 
 
 MIXED = {

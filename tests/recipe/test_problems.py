@@ -66,7 +66,7 @@ ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
     ({"task": {"reward": "m:f"}}, "task.reward = 'm:f': unknown key; it belongs to another task; check task.name"),
     ({"task": "column_sum"}, "task = 'column_sum': must be a section"),
     ({"task": {"reward_range": [1, 0]}}, "the lowest reward must be below the highest"),
-    ({"task": dataset(path="a.txt")}, "must be a file that ends in .jsonl, .jsonl.gz, .csv or .parquet"),
+    ({"task": dataset(path="a.txt")}, "must be a file that ends in .jsonl, .json, .jsonl.gz, .json.gz, .csv or .parquet"),
     ({"task": dataset(path=None)}, "a dataset task needs items; give path (a local file) or hub (a hub id)"),
     ({"task": dataset(hub="x/y")}, "task.hub = 'x/y': path is given too"),
     ({"task": dataset(reward="f")}, "must be a Python callable written module:function, or a list of such"),

@@ -18,6 +18,8 @@ from teamtr_lora.base.load import FrozenBase, load_base
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import LoraSection, RolloutSection
+from teamtr_lora.registry.identity import identify
+from teamtr_lora.registry.store import Registry
 from teamtr_lora.rollout import vllm_engine, vllm_start
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
@@ -214,6 +216,30 @@ def test_bad_requests_fail_alone(sampler: Any, reference: Any) -> None:
 def test_a_version_that_is_not_in_the_bank_is_refused(sampler: Any, bank: Any) -> None:
     with pytest.raises(RuntimeError, match="the bank holds another version"):
         sampler.publish(AdapterVersion("wide", 999, "0" * 64))
+
+
+@installed
+def test_a_registry_folder_is_served_by_vllms_own_lora_path(sampler: Any, bank: Any, reference: Any, tmp_path: Path) -> None:
+    """What `vllm serve --lora-modules NAME=FOLDER` does with it: the folder's own files, through public calls."""
+    from vllm.lora.request import LoRARequest
+
+    registry = Registry(tmp_path)
+    for number, agent in enumerate(("wide", "narrow", "stable"), 9001):
+        stored = registry.publish_adapter(
+            "demo", agent, bank.tensors(agent), bank.config(agent), identity=identify("nano"), protocol_hash="0" * 64,
+            made_by="train",
+        )  # fmt: skip
+        lora = LoRARequest(f"{agent}-of-the-registry", number, str(registry.folder("demo", agent, stored.version)))
+        engine, queue = sampler._engine, vllm_engine.PublicQueue(sampler._engine)
+        assert engine.add_lora(lora)
+        requests = [request(prompt, agent, tokens=12, stop=0) for prompt in PROMPTS]
+        for ticket, asked in enumerate(requests):
+            queue.add(1_000_000 + ticket, asked, lora)
+        said: dict[int, list[int]] = {}
+        while len(said) < len(requests):
+            said |= {done.ticket - 1_000_000: done.tokens for done in queue.step()}
+        assert [said[i] for i in range(len(requests))] == [theirs.token_ids for theirs in reference(requests)]
+        engine.remove_lora(number)
 
 
 @installed

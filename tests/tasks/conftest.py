@@ -15,13 +15,17 @@ from teamtr_lora.team import Episode
 
 
 @pytest.fixture(scope="session")
-def bench() -> Callable[[str], list[dict[str, Any]]]:
-    """The rows of a benchmark file such as gsm8k/test; skips where the files are absent."""
+def bench_folder() -> Path:
     repo = Path(__file__).resolve().parents[2]
-    folder = Path(os.environ.get("TEAMTR_LORA_BENCH") or repo.parent / "shared" / "bench")
+    return Path(os.environ.get("TEAMTR_LORA_BENCH") or repo.parent / "shared" / "bench")
+
+
+@pytest.fixture(scope="session")
+def bench(bench_folder: Path) -> Callable[[str], list[dict[str, Any]]]:
+    """The rows of a benchmark file such as gsm8k/test; skips where the files are absent."""
 
     def rows(name: str) -> list[dict[str, Any]]:
-        path = folder / f"{name}.jsonl.gz"
+        path = bench_folder / f"{name}.jsonl.gz"
         if not path.is_file():
             pytest.skip(f"no benchmark file {path}; set TEAMTR_LORA_BENCH to the folder that has it")
         with gzip.open(path, "rt", encoding="utf-8") as file:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.autologi import AutoLogi, answer_in
-from teamtr_lora.tasks.autologi_maker import DAYS, MAKERS, PEOPLE
+from teamtr_lora.tasks.autologi_maker import DAYS, MAKERS
 from teamtr_lora.tasks.task import Item, Task
 
 Score = Callable[[Task, Sequence[tuple[Item, str]]], list[float]]
@@ -58,8 +58,8 @@ def test_a_bad_program_costs_its_own_item_only(score: Score) -> None:
         task.row_item({"prompt": "p", "code": {}}, "x")
 
 
-def candidates(kind: str, size: int) -> Iterator[Any]:
-    people = PEOPLE[:size]
+def candidates(kind: str, people: list[str]) -> Iterator[Any]:
+    size = len(people)
     if kind == "ordering":
         return map(list, itertools.permutations(people))
     if kind == "selection":
@@ -78,12 +78,40 @@ def test_generated_puzzles_have_solutions_found_by_search_and_get_harder(kind: s
         found = []
         for seed in range(12):
             puzzle = MAKERS[kind](random.Random(seed), size)
-            everything = list(candidates(kind, size))
+            everything = list(candidates(kind, puzzle.people))
             right = [answer for answer in everything if accepted(puzzle, answer)]
             assert puzzle.example in right
             found.append(len(right) / len(everything))
         shares.append(sum(found) / len(found))
     assert shares[0] > shares[-1]  # a guess is right less often
+
+
+@pytest.mark.parametrize("kind", sorted(MAKERS))
+def test_the_rules_of_a_puzzle_are_of_different_kinds(kind: str) -> None:
+    shapes, kinds = set(), set()
+    for seed in range(100):
+        for size in (3, 5, 7):
+            rules = MAKERS[kind](random.Random(seed), size).rules
+            used = [rule.kind for rule in rules]
+            assert len(used) == size and len({rule.text for rule in rules}) == size
+            assert len(set(used)) == size, used
+            shapes.add(tuple(sorted(used)))
+            kinds |= set(used)
+    assert len(kinds) >= 8 and len(shapes) >= 60, "of 300 puzzles"
+
+
+@pytest.mark.parametrize("kind", sorted(MAKERS))
+def test_every_kind_of_rule_excludes_something(kind: str) -> None:
+    """A sentence that is true of every arrangement would be no constraint, and its code would go unnoticed if it were wrong."""
+    excluding: dict[str, bool] = {}
+    for seed in range(60):
+        puzzle = MAKERS[kind](random.Random(seed), 4)
+        answers = list(candidates(kind, puzzle.people))
+        for rule in puzzle.rules:
+            share = sum(bool(eval(rule.code, {"x": answer})) for answer in answers) / len(answers)
+            assert 0 < share <= 1
+            excluding[rule.kind] = excluding.get(rule.kind, False) or share < 1
+    assert all(excluding.values()), excluding
 
 
 def test_generated_items_score_their_example_and_refuse_spoilt_ones(score: Score) -> None:

@@ -144,3 +144,11 @@ def test_success_does_not_depend_on_a_wider_reward_range() -> None:
     task = ColumnSum(1)
     task.reward_range = (0.0, 2.0)
     assert task.success(task.score([episode(Item("x", "3+4", {"totals": [7], "answer": "7"}), ["=7"])])[0])
+
+
+def test_credit_for_columns_is_their_share_and_success_still_the_whole_sum() -> None:
+    item = Item("x", "117+125", {"totals": [12, 4, 2], "answer": "242"})
+    task = ColumnSum(3, "columns")
+    rewards = task.score([episode(item, texts) for texts in (["=12", "=4", "=2"], ["=12", "=3", "=2"], ["=12"], [])])
+    assert rewards == pytest.approx([1, 2 / 3, 1 / 3, 0])
+    assert [task.success(reward) for reward in rewards] == [True, False, False, False]

@@ -1,8 +1,12 @@
 """Answers to mathematical problems: what counts as one, what is equal to it, and that no answer stalls the others."""
 
+import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from teamtr_lora.errors import UserError
-from teamtr_lora.tasks import math_answer
+from teamtr_lora.tasks import math_answer, math_pool
+from teamtr_lora.tasks.math_pool import MathPool, Pair
 from teamtr_lora.tasks.math_tasks import READERS, MathTask
 from teamtr_lora.tasks.task import Item, Task
 
@@ -180,3 +185,55 @@ def test_references_are_right_and_off_by_one_is_wrong(tasks: dict[str, MathTask]
     ]
     found = score(task, wrong)
     assert [text for (_, text), right in zip(wrong, found, strict=True) if right] == []
+
+
+def test_a_verdict_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from one call to the next; but a pair that ran out of time, perhaps of a busy machine, is asked again."""
+    pool = MathPool(processes=1)
+    asked: list[Pair] = []
+
+    def ask(pair: Pair) -> bool | None:
+        asked.append(pair)
+        return None if pair[1] == "slow" else pair[0] == pair[1]
+
+    monkeypatch.setattr(pool, "_ask", ask)
+    pairs = [("a", "a"), ("a", "b"), ("a", "slow"), ("a", "a")]
+    assert pool.equal(pairs) == pool.equal(pairs) == [True, False, False, True]
+    assert asked == [("a", "a"), ("a", "b"), ("a", "slow"), ("a", "slow")]
+
+
+def test_two_stages_parse_alike(tmp_path: Path) -> None:
+    """The faster parser's trees are the slow one's, also after an error and for what no parser takes."""
+    texts = [side for pair in EQUAL + UNEQUAL for side in pair if side] + [
+        r"\frac{x",
+        "2+",
+        r"\sqrt[3]{x^2}+\pi",
+        r"\{1,2\}\cup[3,4)",
+    ]
+    program = (
+        "import json, sys, sympy, logging; logging.disable(50); sys.path.insert(0, sys.argv[1]); import math_worker as w\n"
+        "texts = json.load(open(sys.argv[2]))\n"
+        "seen = lambda: [[s if isinstance(s, str) else sympy.srepr(s) for s in w.parsed(t)] for t in texts]\n"
+        "slow = seen(); w.parsed.cache_clear(); w.parse_in_two_stages(); assert seen() == slow; print(sum(map(bool, slow)))"
+    )
+    (tmp_path / "texts.json").write_text(json.dumps(texts))
+    run = [sys.executable, "-c", program, str(Path(math_pool.__file__).parent), str(tmp_path / "texts.json")]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert int(done.stdout) > 50
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        ("18", r"18\text{ dollars}", True),
+        ("18", r"19\text{ dollars}", False),
+        ("0.5", r"\frac{1}{2}\text{ square feet}", True),
+        ("18", r"18\text{ and}", None),
+        ("18", r"18\text{percent}", None),
+        ("18", r"x\text{ dollars}", None),
+        (r"\sqrt{2}", r"2\text{ cm}", None),
+    ],
+)
+def test_a_number_and_its_unit_need_no_algebra(gold: str, answer: str, verdict: bool | None) -> None:
+    assert math_answer.quick(gold, answer) is verdict

@@ -34,6 +34,13 @@ def test_every_family_is_listed_and_shown(capsys: pytest.CaptureFixture[str]) ->
             assert status == 0 and name in out, err
 
 
+def test_keys_of_a_section_are_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [row["key"] for row in json.loads(run(capsys, "tasks", "show", "tau2_retail", "--json")[1])]
+    assert {"responder.url", "responder.api_key_variable", "database"} <= set(keys) and "name" not in keys
+    out = run(capsys, "tasks", "show", "tau2_retail")[1]
+    assert "responder.url" in out and "{train: [ids], test: [ids]}" in " ".join(out.split())
+
+
 @pytest.mark.parametrize("name", GENERATED)
 def test_sampled_items_can_be_scored(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     status, out, err = run(capsys, "tasks", "sample", name, "-n", "2", "--json")
@@ -70,10 +77,48 @@ def test_scoring_an_interactive_task(capsys: pytest.CaptureFixture[str], tmp_pat
     assert [row["score"] for row in report["items"]] == [1.0, 0.0, 1.0]
 
 
+def test_items_without_a_response_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    items = write(tmp_path / "items.jsonl", [{"id": i, "number": "0435"} for i in range(5)])
+    said = write(tmp_path / "said.jsonl", [{"id": 3, "response": "Guess: 0435"}, {"id": 3, "response": "Guess: 1234"}])
+    report = json.loads(run(capsys, "score", "arbench_gn", "--items", items, "--responses", said, "--json")[1])
+    assert report["n"] == 2 and report["n_unanswered"] == 4 and report["mean"] == 0.5
+    status, out, _ = run(capsys, "score", "arbench_gn", "--items", items, "--responses", said)
+    assert status == 0 and "4 items have no response and are not in the mean" in out
+
+
+def test_what_a_benchmark_reports_beside_the_score(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    items = write(tmp_path / "items.json", [])
+    (tmp_path / "items.json").write_text(json.dumps([{"id": 1, "surface": "Why?", "bottom": "ab cd"}]))
+    said = write(tmp_path / "said.jsonl", [{"id": 1, "messages": ["Q: a?", "A: ab"]}])
+    argv = ["score", "arbench_sp", "--items", items, "--responses", said, "reward=words"]
+    row = json.loads(run(capsys, *argv, "--json")[1])["items"][0]
+    assert row == {"id": "1", "score": 0.5, "characters": pytest.approx(2 * 3 / 10), "words": 0.5}
+    out = run(capsys, *argv)[1]
+    assert "characters: mean = 0.6000" in out and "words: mean = 0.5000" in out
+
+
+def test_settings_of_a_section(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    items = write(tmp_path / "items.jsonl", [{"id": 1, "surface": "Why?", "bottom": "b"}])
+    said = write(tmp_path / "said.jsonl", [{"id": 1, "messages": ["Q: a?", "b"]}])
+    script = write(tmp_path / "script.jsonl", [{"reply": "Yes"}])
+    argv = ["score", "arbench_sp", "--items", items, "--responses", said, "--json"]
+    assert json.loads(run(capsys, *argv, f"task.responder.script={script}")[1])["mean"] == 1.0
+    for setting, message in (
+        ("responder.scrpt=a", "did you mean 'script'?"),
+        ("responder.url=here", "must be an address such as http://host:8000"),
+        (f"responder.script={tmp_path / 'no.jsonl'}", "no such file"),
+    ):
+        status, _, err = run(capsys, *argv, setting)
+        assert status == 2 and message in err and err.count("\n") == 1
+    status, _, err = run(capsys, *argv, "turns=3", "turns.x=1")
+    assert status == 2 and "turns is set to a value already" in err
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
         (["tasks", "show"], "needs a TASK"),
+        (["tasks", "sample", "arbench_dc"], "a arbench_dc task needs items"),
         (["tasks", "show", "gsm9k"], "did you mean 'gsm8k'?"),
         (["tasks", "sample", "gsm8k"], "a gsm8k task needs items"),
         (["tasks", "sample", "zebra", "houses=9"], "task.houses = 9: must be at least 2 and at most 6"),

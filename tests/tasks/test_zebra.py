@@ -3,8 +3,8 @@
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
-from itertools import permutations
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, permutations
 from typing import Any
 
 import pytest
@@ -74,6 +74,84 @@ def all_solutions(item: Item) -> list[dict[str, int]]:
 
     place(0, fixed)
     return found
+
+
+def search(item: Item, without: int | None = None) -> Iterator[dict[str, int]]:
+    """Every solution, person by person: houses that a clue or a neighbour rules out are struck off, the surest goes first.
+
+    For grids that are too large for whole permutations; shares nothing with the generator's solver but the sentences.
+    `without` leaves one clue out.
+    """
+    people, clues = read(item)
+    clues = [clue for place, clue in enumerate(clues) if place != without]
+    group = {name: names for names in people for name in names}
+    fixed = {name: {house} for house, name in enumerate(ORDINALS)}
+
+    def strike(houses: dict[str, set[int]]) -> bool:
+        """Until nothing changes; False when somebody has no house left."""
+        changed = True
+        while changed:
+            changed = False
+            for kind, a, b in clues:
+                first, second = houses.get(a, fixed.get(a)), houses.get(b, fixed.get(b))
+                assert first is not None and second is not None
+                keep_a = {i for i in first if any(TESTS[kind](i, j) for j in second)}
+                keep_b = {j for j in second if any(TESTS[kind](i, j) for i in first)}
+                for name, keep, old in ((a, keep_a, first), (b, keep_b, second)):
+                    if name in houses and keep != old:
+                        houses[name], changed = keep, True
+                    elif not keep:
+                        return False
+            for name, own in houses.items():
+                if len(own) == 1:
+                    for other in group[name]:
+                        if other != name and own & houses[other]:
+                            houses[other], changed = houses[other] - own, True
+            if not all(houses.values()):
+                return False
+        return True
+
+    def go(houses: dict[str, set[int]]) -> Iterator[dict[str, int]]:
+        if not strike(houses):
+            return
+        open_ones = [name for name, own in houses.items() if len(own) > 1]
+        if not open_ones:
+            yield {name: next(iter(own)) for name, own in houses.items()}
+            return
+        name = min(open_ones, key=lambda n: (len(houses[n]), n))
+        for house in sorted(houses[name]):
+            yield from go({n: ({house} if n == name else set(own)) for n, own in houses.items()})
+
+    return go({name: set(range(len(names))) for names in people for name in names})
+
+
+def reference(item: Item) -> dict[str, int]:
+    places = {}
+    for attribute, column in enumerate(item.data["header"][1:]):
+        for house, row in enumerate(item.data["rows"]):
+            places[WORDS[column][1].format(row[attribute + 1]).lower()] = house
+    return places
+
+
+@pytest.mark.parametrize(("houses", "attributes"), [(5, 4), (4, 5), (5, 5), (5, 6), (6, 5), (6, 6)])
+def test_large_generated_puzzles_have_one_solution(houses: int, attributes: int) -> None:
+    item = ZebraTask("zebra", houses, attributes).items("test")[0]
+    assert list(islice(search(item), 2)) == [reference(item)]
+
+
+def test_the_search_finds_every_solution_there_is() -> None:
+    """With a clue left out there are several; whole permutations find the same ones."""
+    several = 0
+    for position in range(6):
+        item = ZebraTask("zebra", 3, 3).items("train")[position]
+        assert list(search(item)) == all_solutions(item)
+        for place in range(len(read(item)[1])):
+            text = re.sub(rf"(?m)^{place + 1}\. .+\n?", "", item.data["problem"])
+            fewer = Item(item.id, item.prompt, {**item.data, "problem": text})
+            key = lambda places: sorted(places.items())  # noqa: E731
+            assert sorted(search(item, without=place), key=key) == sorted(all_solutions(fewer), key=key)
+            several += len(all_solutions(fewer)) > 1
+    assert several > 10
 
 
 def grid(item: Item) -> dict[str, Any]:

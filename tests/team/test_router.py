@@ -82,7 +82,7 @@ def test_an_unknown_agent_is_named(answer: Any) -> None:
 
 
 def test_unknown_kind() -> None:
-    with pytest.raises(UserError, match="round_robin, sequence, until_done or custom"):
+    with pytest.raises(UserError, match="round_robin, sequence, until_done, debate, role_play or custom"):
         build_router("ring", AGENTS)
     with pytest.raises(UserError, match=r"team\.router"):
         build_router("custom", AGENTS)

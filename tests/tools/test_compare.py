@@ -13,7 +13,8 @@ from teamtr_lora.training.run import TrainingRun
 
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
 SMALL = ["training.stages=2", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "training.inner_epochs=1",
-         "evaluation.items=8", "evaluation.every_stages=1"]  # fmt: skip
+         "evaluation.items=8", "evaluation.every_stages=1", "diagnostics.probe_every_stages=2", "diagnostics.probe_items=2",
+         "diagnostics.probe_episodes_per_item=2", "diagnostics.token_shift_ranks=0"]  # fmt: skip
 FILL, SHRINK = "fill: trust_region.step=fill", "shrink: trust_region.step=shrink"
 
 
@@ -50,6 +51,10 @@ def test_failing_variants_are_reported_and_the_rest_goes_on(compare: ModuleType,
         assert variant["seeds"] == [0, 1] and variant["errors"] == {}
         measures = variant["measures"]
         assert measures["rollouts"]["mean"] == 2 * 3 * 12 and measures["tokens"]["mean"] > 0
+        assert measures["probe_tokens"]["mean"] > 0
+        for name in ("delta_stale", "paired", "d_occ", "coupled"):
+            assert len(measures[name]["by_seed"]) == 2 and None not in measures[name]["by_seed"]
+        assert all(value >= 0 for value in measures["coupled"]["by_seed"])
         updates = sum(measures[kind]["total"] for kind in ("accepted", "rejected", "skipped"))
         assert updates == 2 * 2 * 3 and measures["out_of_region"]["total"] == 0
         assert 0 <= measures["coordination"]["mean"] <= 1 and measures["stability"]["mean"] is not None

@@ -217,6 +217,23 @@ def test_two_rules_for_one_radius_are_refused() -> None:
     assert problem.key == "trust_region.radii"
 
 
+@pytest.mark.parametrize(
+    ("sections", "key", "fix"),
+    [
+        ({"training": {"update": "joint"}}, "training.update", "training.resampling=never"),
+        ({"training": {"matched": "stage"}, "rollout": {"items_per_stage": 32}}, "rollout.items_per_stage", "use 33"),
+        ({"training": {"matched": "stage"}, "rollout": {"items_per_stage": 9}}, "rollout.items_per_stage", "use 18"),
+    ],
+)
+def test_budgets_and_joint_updates_that_cannot_be_are_refused(sections: dict[str, Any], key: str, fix: str) -> None:
+    (problem,) = problems({"team": {"agents": [{"name": name} for name in "abc"]}, **sections})
+    assert problem.key == key and fix in problem.fix
+    fixed = {"training.update": {"training": {"update": "joint", "resampling": "never"}}}.get(key, sections)
+    if key == "rollout.items_per_stage":
+        fixed = sections | {"rollout": {"items_per_stage": int(fix.split()[1])}}
+    assert problems({"team": {"agents": [{"name": name} for name in "abc"]}, **fixed}) == []
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_is_valid_and_says_what_it_is_for(path: Path) -> None:
     load_recipe(path)

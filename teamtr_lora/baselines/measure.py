@@ -1,0 +1,107 @@
+"""How far TRL moved the agent in one update, in the same units as the gate of `train`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages
+from teamtr_lora.algorithm.trust_region import GateReading, StepDecision
+from teamtr_lora.base.bank import Snapshot
+from teamtr_lora.base.versions import AdapterVersion
+from teamtr_lora.errors import UserError
+from teamtr_lora.recipe import Recipe
+from teamtr_lora.rollout.playable import PlayableTeam
+from teamtr_lora.team import Episode, agent_sequences
+from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate
+from teamtr_lora.training.optimise import OptimiseReport
+from teamtr_lora.training.scoring import Scorer, keep_current, message_batch
+from teamtr_lora.training.update import UpdateOutcome
+
+
+class StepMeter:
+    """Exact KL(before || after) on as many of the rollout's items as the gate would keep. TRL learns from all items, these
+    too: unlike the gate's, this reading is in-sample."""
+
+    def __init__(self, playable: PlayableTeam, recipe: Recipe, agent: str) -> None:
+        self._playable, self._recipe, self._agent = playable, recipe, agent
+        training = recipe.training
+        self._discount = 1 - 1 / playable.team.router.max_messages if training.discount == "auto" else float(training.discount)
+        self._scorer = Scorer(
+            playable.base,
+            playable.bank,
+            temperature=recipe.rollout.temperature,
+            head_chunk_tokens=training.head_chunk_tokens,
+            tf32=recipe.trust_region.gate_precision == "tf32",
+        )
+        self.episodes: list[Episode] = []
+        self._before: Snapshot = {}
+
+    def begin(self, episodes: list[Episode]) -> None:
+        self.episodes, self._before = episodes, self._playable.bank.snapshot(self._agent)
+
+    def check_finite(self) -> None:
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in self._playable.bank.tensors(self._agent).values()):
+            raise UserError(
+                f"baseline: TRL's update made the adapter of {self._agent!r} infinite or NaN; lower training.learning_rate = "
+                f"{self._recipe.training.learning_rate:g} (the last good version is stored)"
+            )
+
+    def outcome(self, version: AdapterVersion, logs: Mapping[str, float], steps: int) -> UpdateOutcome:
+        advantages = self._advantages()
+        reading, messages, tokens = self._read(advantages)
+        gate = GateReading(1.0, reading.kl[self._recipe.trust_region.estimator], reading.gain)
+        report = OptimiseReport(
+            steps=steps,
+            kl=reading.kl["exact"].mean,
+            clip_rate=float(logs.get("clip_ratio/region_mean") or 0.0),
+            gradient_norm=float(logs.get("grad_norm") or 0.0),
+        )
+        return UpdateOutcome(
+            decision="accepted",
+            version=version,
+            delta=self._recipe.trust_region.delta,
+            advantages=advantages,
+            optimised=report,
+            step=StepDecision(gate, [gate]),
+            readings={1.0: reading},
+            gap=None,
+            terms=None,
+            seconds={},
+            messages=messages,
+            trained_tokens=tokens,
+        )
+
+    def _advantages(self) -> GroupAdvantages:
+        """As `train` would compute them; TRL's own are in no row."""
+        training = self._recipe.training
+        returns = torch.tensor([e.discounted_return(self._discount) for e in self.episodes], dtype=torch.float64)
+        groups = torch.tensor([e.group for e in self.episodes])
+        return group_advantages(
+            returns, groups, clip=training.advantage_clip, eps=training.advantage_eps, kind=training.advantage
+        )
+
+    def _read(self, advantages: GroupAdvantages) -> tuple[CandidateReading, int, int]:
+        recipe, bank, agent = self._recipe, self._playable.bank, self._agent
+        kept = recipe.trust_region.heldout_items(recipe.rollout.items_per_stage)
+        chosen = [episode for episode in self.episodes if episode.group < kept]
+        batch = message_batch(
+            agent_sequences(chosen, agent),
+            dict(zip(map(id, self.episodes), advantages.clipped_E.tolist(), strict=True)),
+            {id(episode): i for i, episode in enumerate(self.episodes)},
+            tokens_per_microbatch=recipe.training.tokens_per_microbatch,
+            mask_truncated=False,
+            device=self._scorer.device,
+            pack_width=self._scorer.pack_width,
+        )
+        after = bank.snapshot(agent)
+        with gate_pass(self._scorer):
+            try:
+                bank.restore(agent, self._before)
+                current = keep_current(self._scorer, batch)
+            finally:
+                bank.restore(agent, after)
+            reading = read_candidate(self._scorer, batch, current, recipe, self._discount)
+        messages = [message for episode in self.episodes for message in episode.messages]
+        return reading, len(messages), sum(len(message.token_ids) for message in messages)

@@ -1,0 +1,77 @@
+"""One agent in place of a team: the recipe it trains by, and the team's budget that it is given."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.recipe import AgentSection, Recipe
+from teamtr_lora.team import build_router
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a recipe's training samples, at most (a message may end early, an episode too)."""
+
+    rollouts: int
+    episodes_per_rollout: int
+    messages_per_episode: int
+    tokens_per_message: int
+
+    @property
+    def episodes(self) -> int:
+        return self.rollouts * self.episodes_per_rollout
+
+    @property
+    def tokens(self) -> int:
+        return self.episodes * self.messages_per_episode * self.tokens_per_message
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"episodes": self.episodes, "tokens": self.tokens}
+
+
+def budget(recipe: Recipe) -> Budget:
+    training, rollout, agents = recipe.training, recipe.rollout, len(recipe.team.agents)
+    return Budget(
+        rollouts=training.stages * len(training.rollouts(agents)),
+        episodes_per_rollout=training.items_per_rollout(rollout.items_per_stage, agents) * rollout.episodes_per_item,
+        messages_per_episode=_messages(recipe),
+        tokens_per_message=rollout.max_message_tokens,
+    )
+
+
+def single_agent_recipe(recipe: Recipe, name: str | None = None) -> Recipe:
+    """The recipe with one agent that does all the jobs and has all the team's rollouts, episodes and messages.
+
+    Every rollout of the team becomes a stage of one update. The agent has the adapter of `name` (of the first agent without
+    it), the jobs of all, and speaks as often as the team does.
+    """
+    agents, rollouts = recipe.team.agents, len(recipe.training.rollouts(len(recipe.team.agents)))
+    chosen = agents[0] if name is None else next((agent for agent in agents if agent.name == name), None)
+    if chosen is None:
+        raise UserError(f"--agent {name}: no agent has this name; the agents are {', '.join(a.name for a in agents)}")
+    jobs = "; ".join(dict.fromkeys(agent.role for agent in agents if agent.role))
+    kind = recipe.team.router.kind
+    data = recipe.model_dump()
+    data["team"]["agents"] = [AgentSection(name=chosen.name, role=jobs, lora=chosen.lora).model_dump()]
+    data["team"]["router"] = {
+        "kind": kind if kind == "until_done" else "round_robin",
+        "rounds": _messages(recipe),
+        "done_marker": recipe.team.router.done_marker,
+    }
+    items = recipe.training.items_per_rollout(recipe.rollout.items_per_stage, len(agents))
+    data["rollout"]["items_per_stage"] = items
+    data["training"].update(
+        stages=recipe.training.stages * rollouts, order="fixed", resampling="every_update", matched="update", update="sequential"
+    )
+    data["evaluation"]["every_stages"] = recipe.evaluation.every_stages * rollouts
+    return Recipe.model_validate(data).placed_in(recipe.folder)
+
+
+def _messages(recipe: Recipe) -> int:
+    """Most messages of an episode. A custom router's limit does not depend on what it chooses."""
+    router = recipe.team.router
+    kind = "round_robin" if router.kind == "custom" else router.kind
+    names = [agent.name for agent in recipe.team.agents]
+    return build_router(kind, names, rounds=router.rounds, sequence=router.sequence, judge=router.judge).max_messages

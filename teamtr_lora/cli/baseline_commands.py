@@ -1,0 +1,53 @@
+"""baseline: other people's training of one agent, beside a team's."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora import __version__
+from teamtr_lora.baselines.algorithms import WHAT_THEY_ARE
+from teamtr_lora.cli.arguments import OVERRIDES, print_json
+
+
+def add_commands(command: Any) -> None:
+    baseline = command(
+        "baseline", _baseline, "Train one agent by TRL's GRPOTrainer on the budget of a recipe's team.", WHAT_THEY_ARE
+    )
+    baseline.add_argument("algorithm", choices=["grpo", "dapo", "ppo"], help="what trains it")
+    baseline.add_argument("recipe", metavar="RECIPE", help="the recipe of the team to compare with")
+    baseline.add_argument("overrides", nargs="*", metavar="section.key=value", help=OVERRIDES)
+    baseline.add_argument("--agent", metavar="NAME", help="whose adapter settings it has (default: the first agent's)")
+    baseline.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE-ALGORITHM, numbered if taken)"
+    )
+    baseline.add_argument("--resume", action="store_true", help="go on from the last update of the run directory")
+    baseline.add_argument("--json", action="store_true", help="print the JSON object of train at the end")
+
+
+def _baseline(args: argparse.Namespace) -> None:
+    from teamtr_lora.recipe import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)
+    if args.run_dir is not None:
+        recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
+    from rich.console import Console
+
+    from teamtr_lora.baselines.trl_baseline import train_baseline
+    from teamtr_lora.report.live import LiveView
+    from teamtr_lora.report.summary import print_next_steps
+    from teamtr_lora.tasks import build_task
+
+    console = Console(stderr=args.json, highlight=False, soft_wrap=True)
+    console.print(f"teamtr-lora {__version__}: {args.algorithm} by TRL on {args.recipe}")
+    view = LiveView(console)
+    try:
+        name = f"{Path(args.recipe).stem}-{args.algorithm}"
+        summary = train_baseline(recipe, args.algorithm, agent=args.agent, resume=args.resume, name=name, callbacks=[view])
+    finally:
+        view.close()
+    if args.json:
+        print_json(summary.as_dict())
+    else:
+        print_next_steps(console, summary, build_task(recipe.task, recipe.folder).items("test")[0].prompt)

@@ -1,0 +1,116 @@
+"""adapters list|show|verify|rm|import: the registry of teams and their adapters."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora.cli.arguments import positive, print_json
+
+EXAMPLES = """examples:
+  teamtr-lora adapters list
+  teamtr-lora adapters import runs/quickstart --team my-team
+  teamtr-lora adapters import some/peft-folder --team my-team --agent planner
+  teamtr-lora adapters show my-team
+  teamtr-lora adapters verify
+  teamtr-lora adapters rm my-team --agent planner --version v0002-0123456789ab
+"""
+
+
+def add_commands(command: Any) -> None:
+    adapters = command("adapters", _usage, "The registry: stored teams and every version of their adapters.", EXAMPLES)
+    adapters.set_defaults(usage=adapters.print_help)
+    actions = adapters.add_subparsers(dest="action", metavar="ACTION")
+
+    def action(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        added.add_argument("--root", type=Path, default=Path("adapters"), metavar="DIR", help="the registry (default: adapters)")
+        added.add_argument("--json", action="store_true", help="print JSON")
+        added.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
+        return added
+
+    action("list", _list, "Every team, its version, base, agents and metrics.")
+
+    show = action("show", _show, "One team (the current version, or another), or one adapter version.")
+    show.add_argument("team", metavar="TEAM")
+    show.add_argument("--number", type=positive, metavar="N", help="this team version (default: the current one)")
+    show.add_argument("--agent", metavar="NAME", help="one agent's versions")
+    show.add_argument("--version", metavar="VERSION", help="with --agent: one version")
+
+    verify = action("verify", _verify, "Compute every hash again and name what does not fit; exit 2 if anything does not.")
+    verify.add_argument("team", nargs="?", metavar="TEAM", help="one team (default: all)")
+
+    remove = action("rm", _remove, "Remove an adapter version, an old team version, or a whole team.")
+    remove.add_argument("team", metavar="TEAM")
+    remove.add_argument("--agent", metavar="NAME", help="with --version: the adapter version to remove")
+    remove.add_argument("--version", metavar="VERSION")
+    remove.add_argument("--number", type=positive, metavar="N", help="the team version to remove (not the current one)")
+    remove.add_argument("--with-teams", action="store_true", help="with --version: also the old team versions that use it")
+    remove.add_argument("--all", action="store_true", help="the whole team with all its versions")
+
+    take = action("import", _import, "Store a run's team, or a PEFT LoRA folder trained elsewhere; checked before it is written.")
+    take.add_argument("path", type=Path, metavar="PATH", help="a run directory, or a folder that PEFT's save_pretrained wrote")
+    take.add_argument("--team", required=True, metavar="NAME", help="the team to store it in")
+    take.add_argument("--agent", metavar="NAME", help="PEFT folder: whose adapter it is")
+    take.add_argument("--base", metavar="SOURCE", help="PEFT folder, new team: the base it is for, as in a recipe's base.source")
+
+
+def _progress(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def _usage(args: argparse.Namespace) -> None:
+    args.usage()
+
+
+def _list(args: argparse.Namespace) -> None:
+    from teamtr_lora.registry.overview import overview
+    from teamtr_lora.report.registry import print_teams
+
+    rows = overview(args.root)
+    print_json(rows) if args.json else print_teams(rows, args.root)
+
+
+def _show(args: argparse.Namespace) -> None:
+    from teamtr_lora.registry.overview import describe
+    from teamtr_lora.report.registry import print_described
+
+    found = describe(args.root, args.team, number=args.number, agent=args.agent, version=args.version)
+    print_json(found) if args.json else print_described(found)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from teamtr_lora.registry.reader import RegistryReader
+    from teamtr_lora.registry.verify import verify
+    from teamtr_lora.report.registry import print_verified
+
+    found = verify(RegistryReader(args.root), args.team)
+    print_json(found.as_dict()) if args.json else print_verified(found)
+    return 2 if found.problems else 0
+
+
+def _remove(args: argparse.Namespace) -> None:
+    from teamtr_lora.registry.overview import remove
+
+    gone = remove(
+        args.root,
+        args.team,
+        agent=args.agent,
+        version=args.version,
+        number=args.number,
+        with_teams=args.with_teams,
+        whole=args.all,
+    )
+    print_json({"removed": gone}) if args.json else print("\n".join(f"removed {name}" for name in gone))
+
+
+def _import(args: argparse.Namespace) -> None:
+    from teamtr_lora.registry.imports import import_path
+    from teamtr_lora.registry.store import Registry
+    from teamtr_lora.report.registry import print_imported
+
+    done = import_path(Registry(args.root), args.path, team=args.team, agent=args.agent, base=args.base, progress=_progress)
+    print_json(done.as_dict()) if args.json else print_imported(done, args.root)

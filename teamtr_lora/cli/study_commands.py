@@ -1,0 +1,43 @@
+"""certify, diagnose: what a run's directory says about its training."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora.cli.arguments import print_json
+
+
+def add_commands(command: Any) -> None:
+    certify = command("certify", _certify, "What the trust region certifies about each stage of a run, beside what was measured.")
+    certify.add_argument("team", type=Path, metavar="RUN", help="the run directory that train printed")
+    certify.add_argument("--json", action="store_true", help="print every term as JSON")
+
+    diagnose = command("diagnose", _diagnose, "Staleness, drift, KL monitors, stability, coordination and cost of a run.")
+    diagnose.add_argument("team", type=Path, metavar="RUN", help="the run directory that train printed")
+    diagnose.add_argument("--json", action="store_true", help="print every table as JSON")
+
+
+def _certify(args: argparse.Namespace) -> None:
+    from teamtr_lora.training.certify import certify_run
+
+    certificates = certify_run(args.team)
+    if args.json:
+        print_json(certificates.as_dict())
+        return
+    from teamtr_lora.report.certificates import print_certificates
+
+    print_certificates(certificates)
+
+
+def _diagnose(args: argparse.Namespace) -> None:
+    from teamtr_lora.training.diagnose import diagnose_run
+
+    diagnosis = diagnose_run(args.team)
+    if args.json:
+        print_json(diagnosis.as_dict())
+        return
+    from teamtr_lora.report.diagnostics import print_diagnosis
+
+    print_diagnosis(diagnosis)

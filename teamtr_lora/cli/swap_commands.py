@@ -1,0 +1,126 @@
+"""swap, rebase: what replaces agents of a team, or the base under it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora.cli.arguments import positive, print_json
+from teamtr_lora.errors import UserError
+
+_SWAP_EXAMPLES = """examples:
+  teamtr-lora swap runs/quickstart --agent solver --with fresh:rank=32,targets=all-linear
+  teamtr-lora swap runs/quickstart --agent solver --with other-team/solver --dry-run
+  teamtr-lora swap runs/quickstart --undo
+  teamtr-lora train runs/quickstart --resume training.stages=12      # training goes on with the new team
+"""
+
+
+def add_commands(command: Any) -> None:
+    swap = command("swap", _swap, "Replace one agent's adapter, aligned with the old one first (Stage-0).", _SWAP_EXAMPLES)
+    swap.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of a registry")
+    swap.add_argument("--agent", metavar="NAME", help="whose adapter is replaced")
+    swap.add_argument(
+        "--with",
+        dest="spec",
+        metavar="SPEC",
+        help="fresh:rank=32,targets=all-linear (also alpha=, rslora=, dora=; targets=q_proj+v_proj), a version of the agent, "
+        "TEAM/AGENT[/VERSION] of the registry, a folder in PEFT's format, or a hub id user/name[@revision]",
+    )
+    how = swap.add_mutually_exclusive_group()
+    how.add_argument("--stage0", dest="stage0", action="store_true", default=None, help="align it first (default: the recipe's)")
+    how.add_argument("--direct", dest="stage0", action="store_false", help="put it in as it is")
+    swap.add_argument("--probe-contexts", type=_contexts, metavar="N", help="contexts to align on (default: the recipe's, 500)")
+    swap.add_argument("--delta-align", type=_radius, metavar="D", help="radius to reach (default: trust_region.delta)")
+    swap.add_argument("--items", type=positive, metavar="N", help="held-out items of the swap shock (default: evaluation.items)")
+    swap.add_argument("--dry-run", action="store_true", help="print the compatibility report and the plan; change nothing")
+    swap.add_argument("--undo", action="store_true", help="restore the team before the last swap")
+    swap.add_argument("--registry", type=Path, default=Path("adapters"), metavar="DIR", help="the registry (default: adapters)")
+    swap.add_argument("--json", action="store_true", help="print the report as JSON")
+
+    rebase = command("rebase", _rebase, "Move a whole team to another base with the same tokenizer; every agent is distilled.")
+    rebase.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of a registry; left as it is")
+    rebase.add_argument("--to", required=True, metavar="BASE", help="the new base: what base.source takes")
+    rebase.add_argument("--out", type=Path, metavar="DIR", help="the new run directory (default: RUN-BASE, or runs/TEAM-BASE)")
+    rebase.add_argument(
+        "--with", dest="spec", default="fresh", metavar="fresh:...", help="fresh:rank=32 and so on (default: each agent's own)"
+    )
+    rebase.add_argument("--probe-contexts", type=_contexts, metavar="N", help="contexts an agent (default: the recipe's, 500)")
+    rebase.add_argument("--delta-align", type=_radius, metavar="D", help="radius to reach (default: trust_region.delta)")
+    rebase.add_argument("--items", type=positive, metavar="N", help="held-out items to measure on (default: evaluation.items)")
+    rebase.add_argument("--registry", type=Path, default=Path("adapters"), metavar="DIR", help="the registry (default: adapters)")
+    rebase.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _contexts(text: str) -> int:
+    count = positive(text)
+    if count < 4:
+        raise argparse.ArgumentTypeError(f"{text} contexts leave too few to hold half of them out; use at least 4")
+    return count
+
+
+def _radius(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a radius; use a positive number")
+    return value
+
+
+def _swap(args: argparse.Namespace) -> None:
+    from teamtr_lora.swap.places import find_place
+
+    place = find_place(args.team, args.registry)
+    if args.undo:
+        if args.agent or args.spec or args.dry_run:
+            raise UserError("--undo restores the whole team: leave --agent, --with and --dry-run out")
+        _undo(place, args.json)
+        return
+    if not args.agent or not args.spec:
+        raise UserError("swap needs --agent NAME and --with SPEC (or --undo)")
+    from teamtr_lora.registry.store import Registry
+    from teamtr_lora.report.swap import print_swap, swap_view
+    from teamtr_lora.swap.report import SwapOptions
+    from teamtr_lora.swap.swap import plan_swap, swapped
+
+    options = SwapOptions(args.agent, args.spec, args.stage0, args.probe_contexts, args.delta_align, args.items)
+    registry = Registry(args.registry)
+    show = (lambda report: print_json(report.as_dict())) if args.json else print_swap
+    with swap_view(json=args.json) as view:
+        if args.dry_run:
+            report = plan_swap(place, options, registry=registry, listener=view)
+        else:
+            with swapped(place, options, registry=registry, listener=view) as report:
+                view.close()
+                show(report)
+            return
+    show(report)
+
+
+def _undo(place: Any, as_json: bool) -> None:
+    with place.changing():
+        changed = place.undo()
+    if as_json:
+        print_json({agent: {"from": gone, "to": back} for agent, (gone, back) in changed.items()})
+        return
+    from teamtr_lora.report.swap import print_undo
+
+    print_undo(place.where, changed)
+
+
+def _rebase(args: argparse.Namespace) -> None:
+    from teamtr_lora.report.swap import print_rebase, swap_view
+    from teamtr_lora.swap.places import find_place
+    from teamtr_lora.swap.rebase import RebaseOptions, rebased
+
+    place = find_place(args.team, args.registry)
+    options = RebaseOptions(args.to, args.out, args.spec, args.probe_contexts, args.delta_align, args.items)
+    with swap_view(json=args.json) as view, rebased(place, options, listener=view) as report:
+        view.close()
+        if args.json:
+            print_json(report.as_dict())
+        else:
+            print_rebase(report)

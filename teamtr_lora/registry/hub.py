@@ -1,0 +1,219 @@
+"""Teams and agents to the model hub and back: verified before they leave and before they arrive, in one commit or none."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from teamtr_lora.base.adapter_files import MAX_JSON_BYTES
+from teamtr_lora.base.versions import WEIGHTS
+from teamtr_lora.errors import UserError
+from teamtr_lora.files import dump_json
+from teamtr_lora.recipe.sections import nearest
+from teamtr_lora.registry.fit import check_lora
+from teamtr_lora.registry.hub_client import COMMIT, HubRepo, Remote
+from teamtr_lora.registry.incoming import advice, check_listing, fetch_team, fetch_version, lora_of, staged_contents, staging
+from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, version_number
+from teamtr_lora.registry.outgoing import TEAM_FILE, VERSION_FILES, Parcel, agent_parcel, fingerprint, team_parcel
+from teamtr_lora.registry.reader import DEFAULT_ROOT, parse_team, read_file, safe
+from teamtr_lora.registry.store import Registry
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What went up; `commit` is None after a dry run."""
+
+    repo: str
+    revision: str
+    team: str
+    agent: str | None
+    files: dict[str, int]  # path -> bytes
+    removed: list[str]
+    notes: list[str]
+    url: str
+    commit: str | None = None
+    created: bool = False
+    unchanged: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Pulled:
+    repo: str
+    commit: str
+    root: str
+    team: str
+    number: int
+    agents: dict[str, str]
+    status: Literal["new", "updated", "already here"]
+    current: int  # the team's newest version here
+    notes: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def push(
+    team: str,
+    repo: str,
+    *,
+    agent: str | None = None,
+    private: bool = False,
+    revision: str | None = None,
+    dry_run: bool = False,
+    root: Path = DEFAULT_ROOT,
+) -> Pushed:
+    """Uploads a stored team, or one of its agents, as one commit."""
+    hub = HubRepo(repo, revision)
+    if COMMIT.fullmatch(hub.revision):
+        raise UserError(f"--revision: '{hub.revision}' is a commit; a push goes to a branch")
+    registry, manifest = _stored_team(team, root)
+    if agent is not None and agent not in manifest.agents:
+        like = nearest(agent, manifest.agents)
+        hint = f"did you mean {like!r}?" if like else f"it has {', '.join(manifest.agents)}"
+        raise UserError(f"--agent: team {manifest.team!r} has no agent {agent!r}; {hint}")
+    parcel = team_parcel(registry, manifest, hub.name) if agent is None else agent_parcel(registry, manifest, agent, hub.name)
+    result: dict[str, Any] = {"repo": hub.name, "revision": hub.revision, "team": manifest.team, "agent": agent}
+    result |= {"files": parcel.sizes(), "notes": parcel.notes, "url": hub.url}
+    if dry_run:
+        return Pushed(**result, removed=[])
+    head, created = _prepared(hub, private)
+    _check_target(hub, head, manifest, agent)
+    stale = [] if agent else _stale(head, parcel)
+    what = f"{manifest.team}/{agent} {manifest.agents[agent]}" if agent else f"team {manifest.team} version {manifest.number}"
+    commit = hub.commit(head, parcel.files, stale, f"teamtr-lora: {what}")
+    return Pushed(**result, removed=stale, commit=commit, created=created, unchanged=commit == head.commit)
+
+
+def pull(repo: str, *, revision: str | None = None, name: str | None = None, root: Path = DEFAULT_ROOT) -> Pulled:
+    """Restores a team into the registry; without a name, under the one it has there."""
+    hub, registry = HubRepo(repo, revision), Registry(root)
+    if name is not None:
+        safe(name, "--name:")
+    remote = hub.look()
+    if remote is None:
+        raise UserError(
+            f"{hub.where}: not on the hub, or private; check the name and the revision, or log in with `hf auth login`"
+        )
+    with staging(registry.root) as folder:
+        sent, history = fetch_team(hub, remote, folder)
+        team = sent.model_copy(update={"team": name or sent.team})
+        status = _status(registry, team, history, hub)
+        missing = [agent for agent in team.agents if not _here(registry, team, agent)]
+        _check_numbers(registry, team, missing, hub)
+        check_listing(hub, remote, sent, missing)
+        fetched = {agent: _renamed(fetch_version(hub, remote, sent, agent, folder), team.team) for agent in missing}
+        for agent, manifest in fetched.items():
+            registry.adopt_adapter(staged_contents(folder, agent, manifest), f"{hub.where}/{agent}")
+        if status != "already here":
+            registry.adopt_team(dump_json(team.model_dump(mode="json")).encode(), f"{hub.where}/{TEAM_FILE}")
+    current = registry.numbers(team.team)[-1]
+    return Pulled(
+        hub.name, remote.commit, str(registry.root), team.team, team.number, dict(team.agents), status, current, advice(team)
+    )
+
+
+def _stored_team(word: str, root: Path) -> tuple[Registry, TeamManifest]:
+    """A team by its name in `root`, or by its folder."""
+    path = Path(word)
+    if (path / "recipe.yaml").is_file() and (path / "adapters").is_dir():
+        name = re.sub(r"[^a-z0-9_-]+", "-", path.resolve().name.lower()).strip("-_0123456789")[:32] or "my-team"
+        command = f"teamtr-lora adapters import {shlex.quote(word)} --team {name}"
+        raise UserError(f"{word}: a run directory; store its team with `{command}`, then push it by its name")
+    if path.is_dir() and path.name != word:
+        root, word = path.parent, path.name
+    registry = Registry(root)
+    return registry, registry.team(word)
+
+
+def _prepared(hub: HubRepo, private: bool) -> tuple[Remote, bool]:
+    """The head of the branch that the commit goes on; repository and branch are made where they are missing."""
+    main = HubRepo(hub.name)
+    whole, created = main.look(), False
+    if whole is None:
+        main.create(private)
+        whole, created = main.look(), True
+    elif private and not whole.private:
+        raise UserError(
+            f"{hub.name}: is public, and --private was asked for; make it private on the hub, or choose another --repo"
+        )
+    head = whole if hub.revision == "main" else hub.look()
+    if head is None and whole is not None:
+        hub.make_branch()
+        head = hub.look()
+    if head is None:
+        raise UserError(f"{hub.where}: was made, and the hub does not show it yet; run the command again")
+    return head, created
+
+
+def _check_target(hub: HubRepo, head: Remote, team: TeamManifest, agent: str | None) -> None:
+    """A repository holds one team or one agent: two in one would make both unreadable."""
+    other = "choose another --repo or --revision"
+    if agent is not None and TEAM_FILE in head.files:
+        raise UserError(f"{hub.where}: holds a team, and --agent asks for a repository of its own; {other}")
+    if agent is None and WEIGHTS in head.files:
+        raise UserError(f"{hub.where}: holds a single adapter, not a team; {other}")
+    if agent is None and TEAM_FILE in head.files:
+        if head.files[TEAM_FILE].size > MAX_JSON_BYTES:
+            raise UserError(f"{hub.where}: holds a {TEAM_FILE} of another program; {other}")
+        with tempfile.TemporaryDirectory() as folder:
+            data = read_file(hub.fetch(TEAM_FILE, head, Path(folder)), MAX_JSON_BYTES)
+        there = parse_team(data, f"{hub.where}/{TEAM_FILE}")
+        if there.team != team.team:
+            raise UserError(f"{hub.where}: holds the team {there.team!r}, not {team.team!r}; {other}")
+
+
+def _stale(head: Remote, parcel: Parcel) -> list[str]:
+    """Files of agents that the team no longer has."""
+    ours = [path for path in head.files if path.count("/") == 1 and path.rpartition("/")[2] in VERSION_FILES]
+    return sorted(path for path in ours if path not in parcel.files)
+
+
+def _status(
+    registry: Registry, team: TeamManifest, history: dict[int, str], hub: HubRepo
+) -> Literal["new", "updated", "already here"]:
+    """Whether the team may come in under its name: as a new one, or as a later version of the one that is here."""
+    numbers = registry.numbers(team.team)
+    if not numbers:
+        return "new"
+    here = registry.team(team.team, team.number if team.number in numbers else numbers[-1])
+    if here.number == team.number and fingerprint(here) == fingerprint(team):
+        return "already here"
+    if here.number < team.number and history.get(here.number) == fingerprint(here):
+        return "updated"
+    raise UserError(
+        f"{hub.where}: its team {team.team!r} (version {team.number}) is not a later version of the {team.team!r} in "
+        f"{registry.root} (version {numbers[-1]}); pull it under another name, such as --name {team.team[:29]}-2"
+    )
+
+
+def _here(registry: Registry, team: TeamManifest, agent: str) -> bool:
+    """Whether the agent's version is stored already, whole."""
+    version = team.agents[agent]
+    if version not in registry.versions(team.team, agent):
+        return False
+    registry.contents(team.team, agent, version)
+    check_lora(registry.lora(team.team, agent, version), lora_of(team, agent), f"{team.team}/{agent}/{version}")
+    return True
+
+
+def _check_numbers(registry: Registry, team: TeamManifest, agents: list[str], hub: HubRepo) -> None:
+    """Found before anything is stored, so that a refused pull stores nothing."""
+    for agent in agents:
+        number = version_number(team.agents[agent])
+        for have in registry.versions(team.team, agent):
+            if version_number(have) == number:
+                raise UserError(
+                    f"{hub.where}: {team.team}/{agent} has another version {number} in {registry.root} ({have}); pull the team "
+                    f"under another name, such as --name {team.team[:29]}-2"
+                )
+
+
+def _renamed(manifest: AdapterManifest, team: str) -> AdapterManifest:
+    return manifest.model_copy(update={"team": team})

@@ -1,0 +1,249 @@
+"""`adapters import`: a whole team out of a run directory, or one PEFT LoRA folder trained elsewhere.
+
+Everything is looked at before anything is written, and nothing of a foreign config is kept: the stored one is made anew from the
+few values that were understood.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES, parse_json, read_regular, show
+from teamtr_lora.base.load import base_facts
+from teamtr_lora.base.source import NANO, PICKLE_PATTERNS, Progress, beside, resolve
+from teamtr_lora.base.versions import CONFIG, WEIGHTS, content_hash
+from teamtr_lora.errors import UserError
+from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptTask, TeamSection
+from teamtr_lora.recipe.problems import check
+from teamtr_lora.recipe.words import RecipeError
+from teamtr_lora.registry.fit import check_lora, modules_of, open_contents, understand
+from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
+from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest
+from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.stored import read_team
+
+MAX_METRICS_BYTES = 1 << 30
+
+
+@dataclass
+class Imported:
+    adapters: list[AdapterManifest] = field(default_factory=list)
+    team: TeamManifest | None = None  # None: the team stays as it was
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "adapters": [adapter.model_dump(mode="json") for adapter in self.adapters],
+            "team": self.team.model_dump(mode="json") if self.team else None,
+            "notes": self.notes,
+        }
+
+
+def import_path(
+    registry: Registry,
+    path: Path,
+    *,
+    team: str,
+    agent: str | None = None,
+    base: str | None = None,
+    progress: Progress | None = None,
+) -> Imported:
+    """`agent` and `base` are for a PEFT folder; a team that exists already knows its base."""
+    registry.team_folder(team)  # a name that can be one
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder; give a run directory or the folder that PEFT's save_pretrained wrote")
+    if (path / "recipe.yaml").exists():
+        if agent is not None:
+            raise UserError(f"--agent {agent}: a run is imported whole; leave it out, or give {path}/adapters/{agent}/VERSION")
+        return _import_run(registry, path, team, base, progress)
+    return _import_folder(registry, path, team, agent, base, progress)
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """The two files of a PEFT adapter, as they are."""
+    return {CONFIG: _read(folder, CONFIG, MAX_JSON_BYTES), WEIGHTS: _read(folder, WEIGHTS, MAX_WEIGHT_BYTES)}
+
+
+def _read(folder: Path, name: str, limit: int) -> bytes:
+    try:
+        return read_regular(folder / name, limit, folder=folder)
+    except FileNotFoundError as error:
+        pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
+        if name == WEIGHTS and pickles:
+            raise UserError(
+                f"{folder}: has pickled weights only ({show(pickles[0])}), which can run code when loaded; save it again with "
+                "PEFT's save_pretrained, which writes safetensors"
+            ) from error
+        raise UserError(f"{folder}: no run and no PEFT adapter ({name} is missing)") from error
+
+
+# --- a PEFT folder
+
+
+def _import_folder(
+    registry: Registry, path: Path, team: str, agent: str | None, base: str | None, progress: Progress | None
+) -> Imported:
+    contents = read_folder(path)
+    understand(contents, str(path))  # before a base is fetched for it
+    current = registry.team(team) if registry.numbers(team) else None
+    agent = _which_agent(current, agent)
+    if current is None and base is None:
+        said = parse_json(contents[CONFIG], CONFIG).get("base_model_name_or_path")
+        raise UserError(f"--base: the team {team!r} is new, so say which base this adapter is for (its config says {show(said)})")
+    source, revision = base or "", None
+    if current and base in (None, current.base.source):
+        source, revision = current.base.source, current.base.revision
+    if source != NANO and Path(source).expanduser().exists():
+        source = str(Path(source).expanduser().resolve())
+    folder = resolve(source, revision, progress)
+    adapter = understand(contents, str(path), base_facts(folder))
+    identity = identify_folder(folder, source, revision)
+    if current:
+        _same_base(current, identity)
+        recipe = current.load_recipe()
+    else:
+        recipe = _alone(agent, adapter.lora, source, revision)
+    config = adapter.config(source)
+    known = _known(registry, team, agent, content_hash(adapter.tensors, config), identity)
+    stored = known or registry.publish_adapter(
+        team,
+        agent,
+        adapter.tensors,
+        config,
+        identity=identity,
+        protocol_hash=protocol_hash(recipe.team),
+        made_by="import",
+        parent=current.agents[agent] if current else None,
+        task="" if current is None else recipe.task.name,
+    )
+    done = Imported([stored])
+    if adapter.lora.dora:
+        done.notes.append("vLLM cannot serve DoRA adapters: use the transformers engine")
+    if current:
+        done.notes.append(
+            f"the team is as it was; put it in with: teamtr-lora swap {team} --agent {agent} --with {stored.version}"
+        )
+    else:
+        done.team = registry.publish_team(team, recipe, {agent: stored.version}, identity=identity, made_by="import")
+    return done
+
+
+def _which_agent(current: TeamManifest | None, agent: str | None) -> str:
+    known = list(current.agents) if current else []
+    if agent is None and len(known) == 1:
+        return known[0]
+    if agent is None:
+        listed = f"one of {', '.join(known)}" if known else "a name for it"
+        raise UserError(f"--agent: say whose adapter this is: {listed}")
+    if known and agent not in known:
+        raise UserError(f"--agent {agent}: the team has no such agent; it has {', '.join(known)}")
+    return agent
+
+
+def _alone(agent: str, lora: LoraSection, source: str, revision: str | None) -> Recipe:
+    """A team of one, whose task is not known here."""
+    try:
+        return Recipe(
+            base=BaseSection(source=source, revision=revision),
+            team=TeamSection(agents=[AgentSection(name=agent, lora=lora)]),
+            task=ScriptTask(name="script"),
+        )
+    except ValueError as error:
+        raise UserError(f"--agent {agent}: {' '.join(str(error).split())}") from error
+
+
+def _same_base(team: TeamManifest, identity: Identity) -> None:
+    if identity.base.weights_hash != team.base.weights_hash or identity.tokenizer_hash != team.tokenizer_hash:
+        raise UserError(
+            f"--base {identity.base.source}: team {team.team} is on {team.base.source!r}, which has other weights or another "
+            "tokenizer; import it under another --team"
+        )
+
+
+# --- a run directory
+
+
+def _import_run(registry: Registry, path: Path, team: str, base: str | None, progress: Progress | None) -> Imported:
+    recipe, versions = read_team(path)
+    folders = {agent: path / "adapters" / agent / version.name for agent, version in versions.items()}
+    contents = {agent: read_folder(folder) for agent, folder in folders.items()}
+    for agent, version in versions.items():
+        open_contents(contents[agent], str(folders[agent]), version.content_hash)
+    metrics = _metrics(path / "metrics.jsonl")
+    recipe = _portable(recipe, base or beside(recipe.base.source, recipe.folder))
+    source, revision = recipe.base.source, recipe.base.revision
+    folder = resolve(source, revision, progress)
+    facts, identity = base_facts(folder), identify_folder(folder, source, revision)
+    adapters = {agent: understand(contents[agent], str(folders[agent]), facts) for agent in versions}
+    for agent, adapter in adapters.items():
+        wanted = next(a.lora for a in recipe.team.agents if a.name == agent)
+        check_lora(adapter.lora, wanted, str(folders[agent]))
+        if set(modules_of(adapter.lora.targets, facts)) != set(modules_of(wanted.targets, facts)):
+            raise UserError(f"{folders[agent]}: is on other modules than the recipe's lora.targets says; it was altered")
+    current = registry.team(team) if registry.numbers(team) else None
+    if current:
+        _same_base(current, identity)
+        if current.agents.keys() != versions.keys():
+            raise UserError(
+                f"--team {team}: has the agents {', '.join(current.agents)}, this run has others; choose another name"
+            )
+    done, members = Imported(), {}
+    for agent, adapter in adapters.items():
+        config = adapter.config(source)
+        stored = _known(registry, team, agent, content_hash(adapter.tensors, config), identity) or registry.publish_adapter(
+            team, agent, adapter.tensors, config, identity=identity, protocol_hash=protocol_hash(recipe.team), made_by="train",
+            parent=current.agents[agent] if current else None, metrics=metrics, task=recipe.task.name,
+        )  # fmt: skip
+        done.adapters.append(stored)
+        members[agent] = stored.version
+    if current and current.agents == members and current.load_recipe() == recipe:
+        done.notes.append(f"team version {current.number} is this run already")
+        return done
+    done.team = registry.publish_team(team, recipe, members, identity=identity, made_by="train", metrics=metrics)
+    return done
+
+
+def _known(registry: Registry, team: str, agent: str, content: str, identity: Identity) -> AdapterManifest | None:
+    """The version that holds these weights already: a command that is repeated stores nothing twice."""
+    manifests = [registry.manifest(team, agent, version) for version in registry.versions(team, agent)]
+    base = identity.base.weights_hash
+    return next((m for m in reversed(manifests) if (m.content_hash, m.base.weights_hash) == (content, base)), None)
+
+
+def _portable(recipe: Recipe, source: str) -> Recipe:
+    """The recipe as it means the same elsewhere on this machine: paths that started at its own folder are written out."""
+    data = recipe.model_dump(mode="json")
+    data["base"]["source"], data["output_dir"] = source, None
+    for key in ("path", "test_path"):
+        if (value := data["task"].get(key)) and (recipe.folder / value).exists():
+            data["task"][key] = str((recipe.folder / value).resolve())
+    portable, problems = check(data)
+    if portable is None:
+        raise RecipeError(problems, "the run's recipe")
+    return portable
+
+
+def _metrics(path: Path) -> dict[str, float]:
+    """The last evaluation of a run, as flat numbers."""
+    if not path.is_file():
+        return {}
+    last: dict[str, Any] = {}
+    for line in read_regular(path, MAX_METRICS_BYTES).splitlines():
+        row = parse_json(line, str(path))
+        if isinstance(evaluation := row.get("evaluation"), dict):
+            last = evaluation
+    return _flat(last, "")
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            found[f"{prefix}{name}"] = float(value)
+    return found

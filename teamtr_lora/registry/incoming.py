@@ -1,0 +1,168 @@
+"""What a pull takes from a repository: files of known names and bounded sizes, believed only after every hash fits.
+
+Nothing that is fetched runs. A recipe may name Python that its user has to supply; what it says about files and servers of
+another machine is refused, as a stranger's recipe could otherwise choose what this machine reads, writes and whom it calls.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, parse_json, show
+from teamtr_lora.base.lora_config import read_lora_config
+from teamtr_lora.base.source import PICKLE_PATTERNS
+from teamtr_lora.base.versions import MANIFEST, WEIGHTS
+from teamtr_lora.errors import UserError
+from teamtr_lora.files import TEMPORARY, disk_errors, dump_json
+from teamtr_lora.recipe import LoraSection
+from teamtr_lora.registry.fit import check_lora, open_contents
+from teamtr_lora.registry.hub_card import is_shared_name, named_code
+from teamtr_lora.registry.hub_client import HubRepo, Remote
+from teamtr_lora.registry.identity import protocol_hash
+from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest
+from teamtr_lora.registry.outgoing import HISTORY_FILE, TEAM_FILE, leaves_its_folder
+from teamtr_lora.registry.reader import FILES, check_hashes, parse_adapter, parse_team, read_file
+
+LIMITS = {**FILES, MANIFEST: MAX_JSON_BYTES, TEAM_FILE: MAX_JSON_BYTES, HISTORY_FILE: MAX_JSON_BYTES}
+MAX_TOTAL_BYTES = 64 << 30
+_STAGING = f"{TEMPORARY}pull"
+
+
+@contextmanager
+def staging(root: Path) -> Iterator[Path]:
+    """A folder in the registry for what is not yet checked. Pulls into one registry take turns; a killed one's is cleared."""
+    folder = root / _STAGING
+    with disk_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / ".pull")
+        lock.acquire()
+    try:
+        with disk_errors(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+
+
+def fetch_team(hub: HubRepo, remote: Remote, folder: Path) -> tuple[TeamManifest, dict[int, str]]:
+    """The repository's team, and the fingerprints of its earlier versions."""
+    if TEAM_FILE not in remote.files:
+        single = WEIGHTS in remote.files
+        hint = (
+            "it is one agent's adapter: `teamtr-lora swap TEAM --agent NAME --with` takes it"
+            if single
+            else "no team was pushed there"
+        )
+        raise UserError(f"{hub.where}: holds no {TEAM_FILE}; {hint}")
+    where = f"{hub.where}/{TEAM_FILE}"
+    team = parse_team(_fetched(hub, remote, TEAM_FILE, folder), where)
+    try:
+        recipe = team.load_recipe()
+    except UserError as error:
+        raise UserError(f"{where}: {' '.join(str(error).split())}") from error
+    if protocol_hash(recipe.team) != team.protocol_hash:
+        raise UserError(f"{where}: protocol_hash is not the recipe's; the file was altered")
+    _check_recipe(team.recipe, where)
+    history: dict[int, str] = {}
+    if HISTORY_FILE in remote.files:
+        said = parse_json(_fetched(hub, remote, HISTORY_FILE, folder), f"{hub.where}/{HISTORY_FILE}")
+        for number, fingerprint in said.items():
+            if not re.fullmatch(r"[1-9][0-9]{0,8}", number) or not re.fullmatch(r"[0-9a-f]{64}", str(fingerprint)):
+                raise UserError(f"{hub.where}/{HISTORY_FILE}: {show(number)} is no team version with its hash")
+            history[int(number)] = str(fingerprint)
+    return team, history
+
+
+def check_listing(hub: HubRepo, remote: Remote, team: TeamManifest, agents: list[str]) -> None:
+    """Every file that is needed is there, under its own name and not too large, before the first is fetched."""
+    total = 0
+    for agent in agents:
+        for file, limit in {**FILES, MANIFEST: MAX_JSON_BYTES}.items():
+            path = f"{agent}/{file}"
+            if path not in remote.files:
+                raise UserError(f"{hub.where}: {path} is missing{_pickled(remote, agent) if file == WEIGHTS else ''}")
+            total += _size(hub, remote, path, limit)
+    if total > MAX_TOTAL_BYTES:
+        raise UserError(f"{hub.where}: team {team.team!r} has {total} bytes; more than {MAX_TOTAL_BYTES} are not pulled")
+
+
+def fetch_version(hub: HubRepo, remote: Remote, team: TeamManifest, agent: str, folder: Path) -> AdapterManifest:
+    """One agent's files in `folder`/AGENT, every hash computed: they are what team.json names, or nothing is taken."""
+    where, expected = f"{hub.where}/{agent}", (team.team, agent, team.agents[agent])
+    manifest = parse_adapter(_fetched(hub, remote, f"{agent}/{MANIFEST}", folder), f"{where}/{MANIFEST}", expected)
+    if (manifest.base.weights_hash, manifest.tokenizer_hash) != (team.base.weights_hash, team.tokenizer_hash):
+        raise UserError(f"{where}: belongs to another base or tokenizer than {TEAM_FILE} says; the repository was altered")
+    contents = {file: _fetched(hub, remote, f"{agent}/{file}", folder) for file in FILES}
+    check_hashes(manifest, contents, where)
+    _, config = open_contents(contents, where, manifest.content_hash)
+    check_lora(read_lora_config(config, where), lora_of(team, agent), where)
+    return manifest
+
+
+def lora_of(team: TeamManifest, agent: str) -> LoraSection:
+    return next(member.lora for member in team.load_recipe().team.agents if member.name == agent)
+
+
+def staged_contents(folder: Path, agent: str, manifest: AdapterManifest) -> dict[str, bytes]:
+    """The checked files again, under the name that the team has here."""
+    contents = {file: read_file(folder / agent / file, limit) for file, limit in {**FILES, MANIFEST: MAX_JSON_BYTES}.items()}
+    if parse_adapter(contents[MANIFEST], str(folder)).team != manifest.team:
+        contents[MANIFEST] = dump_json(manifest.model_dump(mode="json")).encode()
+    return contents
+
+
+def advice(team: TeamManifest) -> list[str]:
+    """What a pulled team needs that did not come with it."""
+    code, task = named_code(team.recipe), team.recipe.get("task", {})
+    notes = [f"{key} = {show(path)}: Python code that you must supply; read it before you use it" for key, path in code.items()]
+    if not is_shared_name(team.base.source):
+        notes.append(f"base.source = {show(team.base.source)}: a base that you must supply, in a folder of that name")
+    files = [key for key in ("path", "test_path") if task.get(key)]
+    return notes + [f"task.{key} = {show(task[key])}: a file that you must supply" for key in files]
+
+
+def _fetched(hub: HubRepo, remote: Remote, path: str, folder: Path) -> bytes:
+    limit = LIMITS[path.rpartition("/")[2]]
+    _size(hub, remote, path, limit)
+    return read_file(hub.fetch(path, remote, folder), limit)
+
+
+def _size(hub: HubRepo, remote: Remote, path: str, limit: int) -> int:
+    size = remote.files[path].size
+    if not 0 <= size <= limit:
+        raise UserError(f"{hub.where}: {path} has {size} bytes; such a file may have {limit}")
+    return size
+
+
+def _pickled(remote: Remote, agent: str) -> str:
+    """The reason why weights of another kind do not do."""
+    for path in sorted(remote.files):
+        name = path.removeprefix(f"{agent}/")
+        if "/" not in name and path != name and any(Path(name).match(pattern) for pattern in PICKLE_PATTERNS):
+            return f"; {show(path)} is a pickle, which can run code when loaded, and is never read"
+    return ""
+
+
+def _check_recipe(recipe: dict[str, Any], where: str) -> None:
+    """`push` takes these values out; who put them back wants this machine to do something."""
+    server, task = recipe.get("rollout", {}).get("server", {}), recipe.get("task", {})
+    found = {"output_dir": recipe.get("output_dir"), "rollout.server.urls": server.get("urls")}
+    found |= {"rollout.server.adapter_root": server.get("adapter_root")}
+    paths = {
+        "base.source": recipe.get("base", {}).get("source"),
+        "task.path": task.get("path"),
+        "task.test_path": task.get("test_path"),
+    }
+    found |= {key: value for key, value in paths.items() if isinstance(value, str) and leaves_its_folder(value)}
+    for key, value in found.items():
+        if value:
+            raise UserError(f"{where}: its recipe sets {key} to {show(value)}, which is for this machine to choose; not pulled")

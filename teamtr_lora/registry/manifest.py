@@ -1,0 +1,144 @@
+"""What a stored adapter and a stored team say of themselves. Strict: a key or a value that is not foreseen is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.recipe import Recipe
+from teamtr_lora.recipe.problems import check
+from teamtr_lora.recipe.sections import SAFE_NAME, Section
+
+FORMAT: Literal[1] = 1
+CARD = "README.md"
+VERSION_NAME = r"^v[0-9]{4,9}-[0-9a-f]{12}$"
+MAX_NUMBER = 999_999_999
+
+Name = Annotated[str, Field(pattern=SAFE_NAME)]
+VersionName = Annotated[str, Field(pattern=VERSION_NAME)]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Number = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+# One line of text that a terminal and a card can show as it is: no control characters.
+Line = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
+Metrics = Annotated[dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9@_./ -]{1,100}$")], float], Field(max_length=1000)]
+Time = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+MadeBy = Literal["train", "swap", "stage0", "rebase", "import"]
+
+
+class _Strict(Section):
+    model_config = ConfigDict(frozen=True)
+
+
+class BaseIdentity(_Strict):
+    """The frozen model that adapters belong to: what it was called, and the hash of its stored weights."""
+
+    source: Line
+    revision: Line | None = None
+    weights_hash: Hash
+
+
+class AdapterManifest(_Strict):
+    """manifest.json of one adapter version."""
+
+    format: Literal[1] = FORMAT
+    team: Name
+    agent: Name
+    number: Number
+    version: VersionName
+    base: BaseIdentity
+    tokenizer_hash: Hash
+    protocol_hash: Hash
+    parent: Line | None = Field(default=None, description="the version it was made from: VERSION, or TEAM/AGENT/VERSION")
+    made_by: MadeBy
+    metrics: Metrics = Field(default_factory=dict)
+    content_hash: Hash
+    files: dict[Literal["adapter_model.safetensors", "adapter_config.json", "README.md"], Hash] = Field(
+        min_length=3, description="sha256 of every file beside the manifest"
+    )
+    created: Time
+
+    @model_validator(mode="after")
+    def _name_is_the_contents(self) -> Self:
+        if self.version != version_name(self.number, self.content_hash):
+            raise ValueError(f"version {self.version} is not the name of number {self.number} and this content_hash")
+        return self
+
+
+class Replaced(_Strict):
+    """One step of a team's lineage."""
+
+    agent: Name
+    old: VersionName | None
+    new: VersionName
+    how: Line
+
+
+class TeamManifest(_Strict):
+    """team-NNNN.json: one immutable version of a team. The highest number is the current team."""
+
+    format: Literal[1] = FORMAT
+    team: Name
+    number: Number
+    recipe: dict[str, Any] = Field(description="the resolved recipe")
+    agents: dict[Name, VersionName] = Field(min_length=1)
+    base: BaseIdentity
+    tokenizer_hash: Hash
+    protocol_hash: Hash
+    parent: Number | None = Field(default=None, description="number of the team version this one was made from")
+    made_by: MadeBy | Literal["undo"]
+    lineage: list[Replaced] = Field(default_factory=list, max_length=10_000, description="what was replaced in the parent")
+    metrics: Metrics = Field(default_factory=dict)
+    created: Time
+
+    @model_validator(mode="after")
+    def _parent_is_older(self) -> Self:
+        if self.parent is not None and self.parent >= self.number:
+            raise ValueError(f"parent {self.parent} is not older than number {self.number}")
+        return self
+
+    def load_recipe(self) -> Recipe:
+        """The recipe, checked as one from a file is, and that it is about these agents."""
+        recipe, problems = check(self.recipe)
+        where = f"{self.team} {team_file(self.number)} recipe"
+        if recipe is None:
+            raise UserError(f"{where}: {' '.join(str(problems[0]).split())[:500]}")
+        if {agent.name for agent in recipe.team.agents} != self.agents.keys():
+            raise UserError(f"{where}: its agents are not the team's ({', '.join(self.agents)}); the file was altered")
+        if (recipe.base.source, recipe.base.revision) != (self.base.source, self.base.revision):
+            raise UserError(f"{where}: its base is {recipe.base.source!r}, the team's is {self.base.source!r}; they must be one")
+        return recipe
+
+
+def version_name(number: int, content_hash: str) -> str:
+    """`AdapterVersion.name`, for those who have no tensors at hand."""
+    return f"v{number:04d}-{content_hash[:12]}"
+
+
+def version_number(name: str) -> int:
+    return int(name[1:].partition("-")[0])
+
+
+def team_file(number: int) -> str:
+    return f"team-{number:04d}.json"
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Model = TypeVar("Model", bound=_Strict)
+
+
+def checked(model: type[Model], data: Mapping[str, Any], where: str) -> Model:
+    """`data` as a manifest, or one line that says what is wrong with it and where."""
+    try:
+        return model.model_validate(dict(data))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part)[:64] for part in first["loc"])
+        what = f"{key}: {first['msg']}" if key else first["msg"]
+        raise UserError(f"{where}: not a proper manifest ({' '.join(what.split())})") from error

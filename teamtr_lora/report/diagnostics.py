@@ -1,0 +1,92 @@
+"""What `diagnose` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from teamtr_lora.training.diagnose import RunDiagnosis
+
+TITLES = {
+    "staleness": "stale surrogates and drifted contexts, by probed stage (excess: less the split-half null)",
+    "staleness_by_update": "the same by place in the stage's order, means",
+    "context_drift": "drift of contexts in the training rollouts, by place",
+    "importance": "weights that would carry stage-start episodes to the current team, by place",
+    "kl_estimators": "KL estimators on the same held-out messages, means over updates",
+    "monitors": "KL monitors on random parts of the token positions (|deviation| / delta)",
+    "zeta": "zeta proxies",
+    "local_gain": "the largest gain in the trust region (thm:info-lower-stage)",
+}
+
+
+# in the JSON only: what is shown is the excess and the null
+LEFT_OUT = {"delta_stale value", "d_occ value", "mean_standard_error", "smallest_eigenvalue", "damping"}
+
+
+def print_diagnosis(found: RunDiagnosis) -> None:
+    console = Console()
+    for name, title in TITLES.items():
+        rows = getattr(found, name)
+        if rows:
+            console.print(_table(title, [_flat(row) for row in rows]))
+    if found.token_shift:
+        console.print(_token_shift(found.token_shift))
+    for name in ("kl_spread", "clipping", "stability", "coordination", "order", "cost"):
+        values = getattr(found, name)
+        if values:
+            words = ", ".join(f"{key} {_shown(value)}" for key, value in _flat(values).items())
+            console.print(f"[bold]{name.replace('_', ' ')}[/]: {words}")
+    for name, reason in found.missing.items():
+        console.print(f"{name.replace('_', ' ')}: {reason}")
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    names = [name for name in rows[0] if name not in LEFT_OUT]
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*(_shown(row[name]) for name in names))
+    return table
+
+
+def _token_shift(shift: dict[str, Any]) -> Table:
+    kinds = [name for name in ("in_region", "out_of_region") if name in shift]
+    steps = ", ".join(
+        f"{name.replace('_', ' ')}: {shift[name]['step']:.1f} times the step, most probable token changed at "
+        f"{shift[name]['flip_rate']:.1%} of positions"
+        for name in kinds
+    )
+    table = Table(
+        box=box.SIMPLE, title=f"token probabilities by rank before the update ({shift['agent']}, stage {shift['stage']}; {steps})"
+    )
+    for name in ("rank", "before", *(f"{name.replace('_', ' ')}: {what}" for name in kinds for what in ("after", "moved"))):
+        table.add_column(name, justify="right")
+    before = shift[kinds[0]]["before"]
+    for rank in range(len(before)):
+        label = "rest" if rank + 1 == len(before) else str(rank + 1)
+        numbers = [shift[name][what][rank] for name in kinds for what in ("after", "moved")]
+        table.add_row(label, _shown(before[rank]), *(_shown(number) for number in numbers))
+    return table
+
+
+def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested readings as columns of their own; lists stay out of tables."""
+    flat: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key} ")
+        elif not isinstance(value, list):
+            flat[prefix + key] = value
+    return flat
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value)

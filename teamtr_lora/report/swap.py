@@ -1,0 +1,129 @@
+"""What `swap` and `rebase` show while they work, and print when they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, TaskID
+from rich.table import Table
+
+from teamtr_lora.rollout.collector import Progress as ProgressCall
+from teamtr_lora.swap.compatibility import Check
+from teamtr_lora.swap.rebase import RebaseReport
+from teamtr_lora.swap.report import Listener, SwapReport
+from teamtr_lora.swap.shock import Shock, TeamScore
+from teamtr_lora.swap.stage0 import Alignment, Reading
+
+_COLOUR = {"ok": "green", "note": "yellow", "fail": "red"}
+
+
+class SwapView(Listener):
+    """Checks as a table on stdout (or stderr beside JSON), phases as bars on stderr."""
+
+    def __init__(self, console: Console, progress: Progress) -> None:
+        self._console, self._progress = console, progress
+        self._bar: TaskID | None = None
+
+    def checks(self, checks: list[Check]) -> None:
+        print_checks(self._console, checks)
+
+    def phase(self, text: str) -> ProgressCall | None:
+        if self._bar is not None:
+            self._progress.remove_task(self._bar)
+        bar = self._bar = self._progress.add_task(text, total=None)
+        return lambda done, total, tokens: self._progress.update(bar, completed=done, total=total)
+
+    def close(self) -> None:
+        """No bar may come between the lines of the report."""
+        self._progress.stop()
+
+
+@contextmanager
+def swap_view(*, json: bool) -> Iterator[SwapView]:
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        yield SwapView(Console(stderr=json, highlight=False, soft_wrap=False), progress)
+
+
+def print_checks(console: Console, checks: Sequence[Check]) -> None:
+    table = Table(title="compatibility")
+    for name in ("check", "old", "new", "verdict", "fix"):
+        table.add_column(name, overflow="fold")
+    for c in checks:
+        verdict = f"[{_COLOUR[c.verdict]}]{c.verdict}[/]"
+        table.add_row(escape(c.check), escape(c.old), escape(c.new), verdict, escape(c.fix))
+    console.print(table)
+
+
+def print_swap(report: SwapReport) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if report.plan:
+        console.print("this swap would:")
+        for step in report.plan:
+            console.print(f"  {escape(step)}")
+        return
+    if report.alignment:
+        _print_alignment(console, {report.agent: report.alignment})
+    table = _scores_table("swap shock on held-out items")
+    for name in ("before", "direct", "aligned"):
+        score, lost = getattr(report, name), getattr(report, f"shock_{name}", None)
+        if score:
+            _score_row(table, name, score, lost)
+    console.print(table)
+    console.print(f"{report.sampled_tokens:,} tokens sampled, {report.trained_tokens:,} trained on, {report.seconds:.0f} s")
+    console.print(f"{escape(report.agent)}: {report.old} -> {report.new} ({report.how}, from {escape(report.source)})")
+    console.print(
+        f"the replacement itself is not certified; go on with training, or: teamtr-lora swap {escape(report.team)} --undo"
+    )
+
+
+def print_rebase(report: RebaseReport) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    _print_alignment(console, report.alignments)
+    table = _scores_table("the team on held-out items")
+    for name in ("before", "direct", "aligned"):
+        _score_row(table, name, getattr(report, name), getattr(report, f"shock_{name}", None))
+    console.print(table)
+    console.print(f"{report.sampled_tokens:,} tokens sampled, {report.trained_tokens:,} trained on, {report.seconds:.0f} s")
+    console.print(f"{escape(report.team)} on {escape(report.old_base)} -> {escape(report.out)} on {escape(report.new_base)}")
+
+
+def print_undo(where: str, changed: dict[str, tuple[str, str]]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for agent, (gone, back) in changed.items():
+        console.print(f"{escape(where)}: {escape(agent)} {gone} -> {back}")
+    if not changed:
+        console.print(f"{escape(where)}: the team is the one before the swap already")
+
+
+def _print_alignment(console: Console, alignments: dict[str, Alignment]) -> None:
+    table = Table(title="KL(old || new) on held-out contexts")
+    for name in ("agent", "before", "after", "upper bound", "delta_align", "steps"):
+        table.add_column(name, justify="left" if name == "agent" else "right")
+    for agent, a in alignments.items():
+        bound = "-" if a.after.bound is None else f"{a.after.bound:.4f}"
+        table.add_row(escape(agent), _reading(a.before), _reading(a.after), bound, f"{a.delta:g}", str(a.steps))
+    console.print(table)
+
+
+def _reading(reading: Reading) -> str:
+    return f"{reading.mean:.4f}" + ("" if reading.standard_error is None else f" +/- {reading.standard_error:.4f}")
+
+
+def _scores_table(title: str) -> Table:
+    table = Table(title=title)
+    for name in ("team", "accuracy", "lost, by item"):
+        table.add_column(name, justify="left" if name == "team" else "right")
+    return table
+
+
+def _score_row(table: Table, name: str, score: TeamScore, lost: Shock | None) -> None:
+    table.add_row(
+        name, _pair(score.accuracy, score.standard_error), "-" if lost is None else _pair(lost.lost, lost.standard_error)
+    )
+
+
+def _pair(value: float, error: float | None) -> str:
+    return f"{value:.4f}" + ("" if error is None else f" +/- {error:.4f}")

@@ -1,0 +1,321 @@
+"""Places that hold a team: a run directory or a team of a registry. Each takes a replacement in one step, and gives it back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from teamtr_lora.algorithm.radii import gain_weighted_radii
+from teamtr_lora.base.versions import AdapterVersion, content_hash, write_version
+from teamtr_lora.errors import UserError
+from teamtr_lora.files import disk_errors
+from teamtr_lora.recipe import LoraSection, Recipe
+from teamtr_lora.registry.identity import identify
+from teamtr_lora.registry.manifest import Replaced
+from teamtr_lora.registry.reader import DEFAULT_ROOT, TEAM_FILE
+from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.stored import find_team
+from teamtr_lora.training.checkpoint import RunState
+from teamtr_lora.training.metrics import SwapRow
+from teamtr_lora.training.run_dir import BASELINE, RunDir
+
+WORK = ".swap"  # unfinished work of a run directory
+
+
+@dataclass(frozen=True)
+class HeldTeam:
+    recipe: Recipe
+    versions: dict[str, AdapterVersion]
+    adapters: Path  # AGENT/VERSION lies in here
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One agent's new adapter, and what is to be remembered of how it came."""
+
+    agent: str
+    tensors: dict[str, Tensor]
+    config: dict[str, Any]
+    lora: LoraSection
+    how: str  # stage0 or direct
+    source: str
+    measured: dict[str, Any] = field(default_factory=dict)  # the remaining fields of a SwapRow
+
+
+class Place(Protocol):
+    where: str
+    work: Path
+
+    def changing(self) -> AbstractContextManager[None]:
+        """While it lasts nobody else changes the team."""
+        ...
+
+    def read(self) -> HeldTeam: ...
+
+    def beside(self, suffix: str) -> Path:
+        """Where a run directory made from this team goes by default."""
+        ...
+
+    def new_version(self, replacement: Replacement) -> str:
+        """The name that `replacement` has, or would have, here."""
+        ...
+
+    def commit(self, replacement: Replacement) -> dict[str, str]:
+        """The team's versions afterwards. Killed before it returns, the old team or the new one is there, whole."""
+        ...
+
+    def undo(self) -> dict[str, tuple[str, str]]:
+        """The team before the last replacement; by agent, the version that went and the one that is back."""
+        ...
+
+
+def find_place(source: Path, registry: Path = DEFAULT_ROOT) -> Place:
+    if (source / BASELINE).exists():
+        raise UserError(f"{source}: holds a run of `teamtr-lora baseline`, which is no team to train on; give a run of train")
+    if (source / "recipe.yaml").is_file():
+        return RunPlace(RunDir(source))
+    place = source.resolve()
+    if place.is_dir() and any(TEAM_FILE.fullmatch(path.name) for path in place.iterdir()):
+        return RegistryPlace(Registry(place.parent), place.name)
+    if source == Path(source.name) and source.name in Registry(registry).teams():
+        return RegistryPlace(Registry(registry), source.name)
+    raise UserError(f"{source}: no run or team here; give the folder that train printed, or a team of {registry}")
+
+
+class RunPlace:
+    """The checkpoint is what counts: its folder appears in one step. team.json and recipe.yaml follow it."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run, self.where, self.work = run, str(run.path), run.path / WORK
+        self._completed: dict[str, Any] | None = None  # what a killed process had decided and not yet told
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        lock = self.run.lock()
+        try:
+            self._settle()
+            yield
+        finally:
+            lock.release()
+
+    def read(self) -> HeldTeam:
+        stored = find_team(self.run.path)
+        if not self.run.checkpoints.exists():
+            return HeldTeam(stored.recipe, stored.versions, stored.adapters)
+        versions = self.run.checkpoints.state().adapter_versions() or stored.versions
+        return HeldTeam(self.run.with_swaps(stored.recipe), versions, stored.adapters)
+
+    def beside(self, suffix: str) -> Path:
+        place = self.run.path.resolve()
+        return place.with_name(f"{place.name}-{suffix}")
+
+    def new_version(self, replacement: Replacement) -> str:
+        return self._version(replacement, self.read().versions[replacement.agent]).name
+
+    def commit(self, replacement: Replacement) -> dict[str, str]:
+        agent, held = replacement.agent, self.read()
+        version = self._version(replacement, held.versions[agent])
+        write_version(held.adapters, version, replacement.tensors, replacement.config)
+        after = {**held.versions, agent: version}
+        lora_before = next(a.lora for a in held.recipe.team.agents if a.name == agent).model_dump(mode="json")
+        record = {
+            "how": replacement.how, "source": replacement.source, "agent": agent, "lora_before": lora_before,
+            "lora": replacement.lora.model_dump(mode="json"), "before": _plain(held.versions), "after": _plain(after),
+        }  # fmt: skip
+        self._save(held, after, record, replacement.measured)
+        return _names(after)
+
+    def undo(self) -> dict[str, tuple[str, str]]:
+        held = self.read()
+        if self._completed is not None and self._completed["how"] == "undo":
+            return _changed(_versions(self._completed["before"]), held.versions)
+        done = self.run.checkpoints.state().swaps if self.run.checkpoints.exists() else []
+        standing: list[dict[str, Any]] = []
+        for record in done:
+            standing = standing[:-1] if record["how"] == "undo" else [*standing, record]
+        if not standing:
+            raise UserError(f"{self.where}: there is no swap to undo")
+        last = standing[-1]
+        after = _versions(last["before"])
+        record = {
+            "how": "undo", "source": f"before the swap of {last['agent']}", "agent": last["agent"], "lora_before": last["lora"],
+            "lora": last["lora_before"], "before": _plain(held.versions), "after": _plain(after),
+        }  # fmt: skip
+        self._save(held, after, record, {})
+        return _changed(held.versions, after)
+
+    def _version(self, replacement: Replacement, old: AdapterVersion) -> AdapterVersion:
+        return AdapterVersion(replacement.agent, old.number + 1, content_hash(replacement.tensors, replacement.config))
+
+    def _save(self, held: HeldTeam, after: dict[str, AdapterVersion], record: dict[str, Any], measured: dict[str, Any]) -> None:
+        """The commit. Agents that change start with fresh optimisers, penalties and radii; a stage in progress begins anew."""
+        run, agent = self.run, record["agent"]
+        changed = [name for name, version in after.items() if version != held.versions[name]]
+        state, optimizers = run.checkpoints.load() if run.checkpoints.exists() else (RunState(versions=_plain(held.versions)), {})
+        run.metrics.truncate(state.metrics_bytes)
+        for name in changed:
+            optimizers.pop(name, None)
+            state.betas.pop(name, None)
+            state.radii.pop(name, None)
+            state.slopes[name] = None
+        if held.recipe.trust_region.radii == "gain_weighted" and state.radii:
+            state.radii = gain_weighted_radii(held.recipe.trust_region.delta, state.slopes)
+        original = next(r["lora_before"] for r in [*state.swaps, record] if r["agent"] == agent)
+        state.loras.pop(agent, None)
+        if record["lora"] != original:
+            state.loras[agent] = record["lora"]
+        state.swaps.append(record)
+        state.versions, state.rollout_versions, state.update = _plain(after), {}, 0
+        row = _row(state, record, held.versions, after, measured)
+        state.sampled_tokens += row.sampled_tokens
+        state.seconds += row.seconds
+        if row.evaluation:
+            state.accuracy_after, state.episodes_evaluated = row.evaluation["avg_at_k"], row.evaluation["episodes"]
+        if state.started:
+            run.metrics.append(row)
+        state.metrics_bytes = run.metrics.size
+        state.step += 1
+        run.checkpoints.save(state, optimizers)
+        self._settle()
+        self._completed = None  # this process tells it itself
+
+    def _settle(self) -> None:
+        """What follows the checkpoint. A process killed in between left it to the next one."""
+        if not self.run.checkpoints.exists():
+            return
+        state = self.run.checkpoints.state()
+        if state.swaps and state.versions:
+            stored = find_team(self.run.path)
+            if stored.versions != state.adapter_versions() and stored.versions == _versions(state.swaps[-1]["before"]):
+                self._completed = state.swaps[-1]
+            self.run.write_team(state.adapter_versions(), state.loras)
+            recipe = self.run.with_swaps(stored.recipe)
+            if recipe != stored.recipe or not (self.run.path / "recipe.yaml").exists():
+                self.run.write_recipe(recipe)
+
+
+class RegistryPlace:
+    """Every team version is a file of its own: the new one appears in one step."""
+
+    def __init__(self, registry: Registry, team: str) -> None:
+        self.registry, self.team, self.where = registry, team, str(registry.root / team)
+        self.work = registry.root / f".{team}{WORK}"
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Swaps of one team take turns; whoever publishes meanwhile makes the swap fail and loses nothing."""
+        with disk_errors(self.registry.root):
+            lock = FileLock(self.registry.root / f".{self.team}{WORK}.lock", timeout=0)
+            try:
+                lock.acquire()
+            except Timeout as error:
+                raise UserError(f"{self.where}: another process is swapping an agent here; wait for it") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def read(self) -> HeldTeam:
+        stored = find_team(self.registry.root / self.team)
+        return HeldTeam(stored.recipe, stored.versions, stored.adapters)
+
+    def beside(self, suffix: str) -> Path:
+        return Path("runs") / f"{self.team}-{suffix}"
+
+    def new_version(self, replacement: Replacement) -> str:
+        """The one that holds these weights already, if a killed swap published it and no more."""
+        digest = content_hash(replacement.tensors, replacement.config)
+        names = self.registry.versions(self.team, replacement.agent)
+        return next((name for name in reversed(names) if name.endswith(digest[:12])), "")
+
+    def commit(self, replacement: Replacement) -> dict[str, str]:
+        current = self.registry.team(self.team)
+        agent, recipe = replacement.agent, current.load_recipe()
+        recipe = recipe.with_loras({agent: replacement.lora.model_dump()})
+        identity = identify(current.base.source, current.base.revision)
+        how = f"{replacement.how} from {replacement.source}"
+        metrics = _metrics(replacement.measured)
+        version = self.new_version(replacement)
+        if not version:
+            manifest = self.registry.publish_adapter(
+                self.team,
+                agent,
+                replacement.tensors,
+                replacement.config,
+                identity=identity,
+                protocol_hash=current.protocol_hash,
+                made_by="stage0" if replacement.how == "stage0" else "swap",
+                parent=current.agents[agent],
+                metrics=metrics,
+                task=recipe.task.name,
+            )
+            version = manifest.version
+        agents = {**current.agents, agent: version}
+        lineage = [Replaced(agent=agent, old=current.agents[agent], new=version, how=how)]
+        self.registry.publish_team(
+            self.team, recipe, agents, identity=identity, made_by="swap", parent=current.number, lineage=lineage, metrics=metrics
+        )
+        return agents
+
+    def undo(self) -> dict[str, tuple[str, str]]:
+        team = self.registry.undo(self.team)
+        return {step.agent: (step.old or "-", step.new) for step in team.lineage}
+
+
+def _row(
+    state: RunState,
+    record: dict[str, Any],
+    before: dict[str, AdapterVersion],
+    after: dict[str, AdapterVersion],
+    measured: dict[str, Any],
+) -> SwapRow:
+    agent = record["agent"]
+    fields: dict[str, Any] = {
+        "delta_align": None, "kl_before": None, "kl_after": None, "steps": 0, "evaluation": None, "evaluation_before": None,
+        "sampled_tokens": 0, "trained_tokens": 0, "seconds": 0.0,
+    }  # fmt: skip
+    return SwapRow(
+        stage=state.stage,
+        agent=agent,
+        how=record["how"],
+        source=record["source"],
+        old=before[agent].name,
+        new=after[agent].name,
+        versions=_names(after),
+        time=time.time(),
+        **(fields | measured),
+    )
+
+
+def _metrics(measured: dict[str, Any]) -> dict[str, float]:
+    found = {}
+    for key in ("kl_before", "kl_after"):
+        if measured.get(key):
+            found[key] = float(measured[key]["mean"])
+    for key in ("avg_at_k", "mean_reward"):
+        if measured.get("evaluation"):
+            found[key] = float(measured["evaluation"][key])
+    return found
+
+
+def _plain(versions: dict[str, AdapterVersion]) -> dict[str, dict[str, Any]]:
+    return {agent: {"number": v.number, "content_hash": v.content_hash} for agent, v in versions.items()}
+
+
+def _versions(plain: dict[str, dict[str, Any]]) -> dict[str, AdapterVersion]:
+    return {agent: AdapterVersion(agent, **version) for agent, version in plain.items()}
+
+
+def _changed(before: dict[str, AdapterVersion], after: dict[str, AdapterVersion]) -> dict[str, tuple[str, str]]:
+    return {agent: (before[agent].name, version.name) for agent, version in after.items() if version != before[agent]}
+
+
+def _names(versions: dict[str, AdapterVersion]) -> dict[str, str]:
+    return {agent: version.name for agent, version in versions.items()}

@@ -1,0 +1,355 @@
+"""`rebase`: a whole team moved to another base with the same tokenizer (the paper's generation upgrade).
+
+Every agent's old policy, on the old base, is distilled onto a fresh adapter of the new one. The old base is read once: what stays
+of it are hidden states at the probe's message tokens and its head. The old team is never written to; the new one appears whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from teamtr_lora.base.load import BaseFacts, base_facts, load_tokenizer
+from teamtr_lora.base.precision import head_weight
+from teamtr_lora.base.source import beside, resolve
+from teamtr_lora.base.versions import AdapterVersion, content_hash, write_version
+from teamtr_lora.errors import UserError
+from teamtr_lora.files import disk_errors, dump_json, sync_folder, write_atomic
+from teamtr_lora.recipe import LoraSection, Recipe, RecipeError, ScriptTask
+from teamtr_lora.recipe.problems import check
+from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.swap.aligning import align, not_reached, scorer_for
+from teamtr_lora.swap.compatibility import STRINGS, Check, compare_tokenizers, lora_checks, protocol_checks, stop_on_failure
+from teamtr_lora.swap.incoming import find_fresh, fresh_lora
+from teamtr_lora.swap.places import HeldTeam, Place
+from teamtr_lora.swap.probe import Probe, context_strings, play_probe, probe_from, probe_record, replayed
+from teamtr_lora.swap.report import Listener
+from teamtr_lora.swap.shock import Shock, TeamScore, score_team, shock
+from teamtr_lora.swap.stage0 import Alignment, Half, Teacher, in_chunks, probe_batch, teacher_states
+from teamtr_lora.swap.work import Work
+from teamtr_lora.tasks import Task, build_task
+from teamtr_lora.tasks.task import Split
+from teamtr_lora.training.checkpoint import RunState
+from teamtr_lora.training.run_dir import RunDir
+
+RECORD = "rebase.json"  # in the new run directory: where its team came from, and how it was measured
+EARLY_STRINGS = 200  # prompts whose token ids are compared before a base is loaded
+
+
+@dataclass(frozen=True)
+class RebaseOptions:
+    """What is None is the recipe's `swap` section's."""
+
+    base: str
+    out: Path | None = None
+    spec: str = "fresh"  # what the new adapters are; what it leaves out is each agent's own
+    probe_contexts: int | None = None
+    delta_align: float | None = None
+    items: int | None = None
+
+    def applied(self, recipe: Recipe) -> Recipe:
+        given = {"probe_contexts": self.probe_contexts, "delta_align": self.delta_align}
+        chosen = {key: value for key, value in given.items() if value is not None}
+        swap = type(recipe.swap).model_validate(recipe.swap.model_dump() | chosen)
+        return recipe.model_copy(update={"swap": swap}).placed_in(recipe.folder)
+
+
+@dataclass(frozen=True)
+class RebaseReport:
+    team: str
+    out: str
+    old_base: str
+    new_base: str
+    old_versions: dict[str, str]
+    versions: dict[str, str]
+    checks: list[Check]
+    alignments: dict[str, Alignment]
+    before: TeamScore
+    direct: TeamScore  # the new base with fresh adapters
+    aligned: TeamScore
+    shock_direct: Shock
+    shock_aligned: Shock
+    sampled_tokens: int
+    trained_tokens: int
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        data = asdict(self)
+        for key in ("before", "direct", "aligned"):
+            del data[key]["by_item"]
+        return data
+
+
+@contextmanager
+def rebased(
+    place: Place, options: RebaseOptions, *, task: Task | None = None, listener: Listener | None = None
+) -> Iterator[RebaseReport]:
+    """Rebases, and gives the report; when that has been dealt with, the work folder goes."""
+    held = place.read()
+    out = (options.out or place.beside(_short(options.base))).absolute()
+    with _alone(out):
+        work = Work(out.with_name(f".{out.name}.rebase"))
+        yield _Rebase(place.where, held, options, out, work, task, listener or Listener()).run()
+        work.clear()
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    with disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(out.with_name(f".{out.name}.rebase.lock"), timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise UserError(f"{out}: another process is moving a team here; wait for it or choose another --out") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class _Rebase:
+    def __init__(
+        self, where: str, held: HeldTeam, options: RebaseOptions, out: Path, work: Work, task: Task | None, listener: Listener
+    ) -> None:
+        self.where, self.held, self.options, self.out, self.work = where, held, options, out, work
+        self.listener, self.started = listener, time.monotonic()
+        self.recipe = options.applied(held.recipe)
+        self.agents = [agent.name for agent in self.recipe.team.agents]
+        if task is None and isinstance(self.recipe.task, ScriptTask):
+            raise UserError(f"{where}: this team's items and rewards live in a Python script; rebase it from there")
+        self.task = task or build_task(self.recipe.task, self.recipe.folder)
+        self.items = options.items or self.recipe.evaluation.items
+        self.radius = self.recipe.swap.delta_align or self.recipe.trust_region.delta
+
+    def run(self) -> RebaseReport:
+        request = {
+            "base": _local(self.options.base), "spec": self.options.spec, "swap": self.recipe.swap.model_dump(),
+            "items": self.items, "team": str(Path(self.where).absolute()),
+            "from": {a: v.content_hash for a, v in self.held.versions.items()},
+        }  # fmt: skip
+        if self.out.exists():
+            return self._found(request)
+        self.new_recipe, checks = self._look()
+        self.work.begin(request)
+        probe, before, teachers = self._leave_old_base(checks)
+        report = self._settle_on_new_base(probe, before, teachers, checks)
+        self._write(report, request)
+        return report
+
+    # --- steps
+
+    def _look(self) -> tuple[Recipe, list[Check]]:
+        """What can be known of both bases without their weights."""
+        self.listener.phase("looking at both bases")
+        base = self.recipe.base
+        old = resolve(beside(base.source, self.recipe.folder), base.revision)
+        new = resolve(_local(self.options.base), None)
+        facts = base_facts(old), base_facts(new)
+        checks = [Check("base", base.source, self.options.base, "ok"), _heads(*facts)]
+        tokenizers = load_tokenizer(old, base.source), load_tokenizer(new, self.options.base)
+        checks.append(compare_tokenizers(*tokenizers, self._early_strings()))
+        loras = self._loras(facts[1], checks)
+        checks += protocol_checks(self.recipe, None)
+        if any(c.verdict == "fail" for c in checks):
+            self.listener.checks(checks)
+            stop_on_failure(checks)
+        return self._on_new_base(loras), checks
+
+    def _early_strings(self) -> list[str]:
+        protocol = self.recipe.team.protocol
+        texts = [protocol.system or "", *(agent.role for agent in self.recipe.team.agents)]
+        split: Split = "train"
+        items = self.task.items(split)
+        count = EARLY_STRINGS if items.size is None else min(EARLY_STRINGS, items.size)
+        return [text for text in [*texts, *(items[i].prompt for i in range(count))] if text]
+
+    def _loras(self, facts: BaseFacts, checks: list[Check]) -> dict[str, LoraSection]:
+        loras = {}
+        for agent in self.recipe.team.agents:
+            loras[agent.name] = fresh_lora(find_fresh(self.options.spec), agent.lora)
+            found = lora_checks(agent.lora, loras[agent.name], facts)
+            checks += [Check(f"{c.check} of {agent.name}", c.old, c.new, c.verdict, c.fix) for c in found]
+        return loras
+
+    def _on_new_base(self, loras: dict[str, LoraSection]) -> Recipe:
+        data = self.recipe.with_loras({name: lora.model_dump() for name, lora in loras.items()}).model_dump()
+        data["base"] |= {"source": _local(self.options.base), "revision": None}
+        data["output_dir"] = None
+        recipe, problems = check(data)
+        if recipe is None:
+            raise RecipeError(problems, f"--to {self.options.base}")
+        return recipe.placed_in(self.recipe.folder)
+
+    def _leave_old_base(self, checks: list[Check]) -> tuple[Probe, TeamScore, dict[str, list[Teacher]]]:
+        """The probe, the old team's accuracy, and all that its policies are remembered by; the old base then goes."""
+        self.listener.phase("loading the old base")
+        playable = self._open(self.recipe)
+        try:
+            load_versions(playable, self.held.versions, self.held.adapters)
+            record = self.work.get("probe")
+            contexts = self.recipe.swap.probe_contexts
+            if record is None:
+                told = self.listener.phase("playing the probe")
+                record = probe_record(play_probe(playable, self.task, self.recipe, self.agents, contexts, told))
+                self.work.put("probe", record)
+            probe = probe_from(record)
+            new = load_tokenizer(resolve(_local(self.options.base), None), self.options.base)
+            tokenizer = playable.base.tokenizer
+            checks[2] = compare_tokenizers(tokenizer, new, context_strings(probe, tokenizer, STRINGS))
+            self.listener.checks(checks)
+            stop_on_failure(checks)
+            # another chat template puts other tokens around the same messages: only those are then learned from
+            self._same_contexts = tokenizer.chat_template == new.chat_template
+            before = self._score(playable, "before", self.recipe)
+            return probe, before, {agent: self._teachers(playable, probe, agent) for agent in self.agents}
+        finally:
+            playable.close()
+
+    def _teachers(self, playable: PlayableTeam, probe: Probe, agent: str) -> list[Teacher]:
+        """One a minibatch of the half to learn from, then one for the half that is held out."""
+        self.listener.phase(f"reading {agent}'s policy")
+        scorer, swap = scorer_for(playable, self.recipe), self.recipe.swap
+        head = head_weight(playable.base.model).detach().float().clone()
+        fit, held = probe.halves(agent, swap.probe_contexts, self.recipe.seed)
+        playable.bank.activate(agent)
+        teachers = []
+        with playable.training_memory():
+            for chunk in [*in_chunks(fit, swap.contexts_per_step), held]:
+                inside = self._same_contexts and chunk is not held
+                batch = probe_batch(scorer, chunk, self.recipe.training.tokens_per_microbatch, with_context=inside)
+                teachers.append(Teacher([state.cpu() for state in teacher_states(scorer, batch)], head))
+        return teachers
+
+    def _settle_on_new_base(
+        self, probe: Probe, before: TeamScore, teachers: dict[str, list[Teacher]], checks: list[Check]
+    ) -> RebaseReport:
+        self.listener.phase("loading the new base")
+        playable = self._open(self.new_recipe)
+        try:
+            direct = self._score(playable, "direct", self.new_recipe)
+            alignments = {}
+            again = Probe(replayed(probe.episodes, playable.team.protocol))
+            for agent in self.agents:
+                alignments[agent] = self._align(playable, again, agent, teachers[agent])
+                playable.publish(playable.bank.commit(agent))
+            aligned = self._score(playable, "aligned", self.new_recipe)
+            self._tensors = {a: {n: t.cpu().clone() for n, t in playable.bank.tensors(a).items()} for a in self.agents}
+            self._configs = {agent: playable.bank.config(agent) for agent in self.agents}
+        finally:
+            playable.close()
+        scores = (before, direct, aligned)
+        return RebaseReport(
+            team=self.where,
+            out=str(self.out),
+            old_base=self.recipe.base.source,
+            new_base=self.options.base,
+            old_versions={agent: version.name for agent, version in self.held.versions.items()},
+            versions={agent: self._version(agent).name for agent in self.agents},
+            checks=checks,
+            alignments=alignments,
+            before=before,
+            direct=direct,
+            aligned=aligned,
+            shock_direct=shock(before, direct),
+            shock_aligned=shock(before, aligned),
+            sampled_tokens=probe.sampled_tokens + sum(score.sampled_tokens for score in scores),
+            trained_tokens=sum(a.trained_tokens for a in alignments.values()),
+            seconds=time.monotonic() - self.started,
+        )
+
+    def _align(self, playable: PlayableTeam, probe: Probe, agent: str, teachers: list[Teacher]) -> Alignment:
+        recipe = self.new_recipe
+        scorer = scorer_for(playable, recipe)
+        fit, held = probe.halves(agent, recipe.swap.probe_contexts, recipe.seed)
+        longest = max(len(context.ids) for context in [*fit, *held])
+        if longest > playable.team.context_tokens:
+            raise UserError(
+                f"--to {self.options.base}: its context of {playable.team.context_tokens} tokens is shorter than the team's "
+                f"transcripts ({longest}); choose another base"
+            )
+        limit, size = recipe.training.tokens_per_microbatch, recipe.swap.contexts_per_step
+        batches = [probe_batch(scorer, chunk, limit, with_context=self._same_contexts) for chunk in in_chunks(fit, size)]
+        batches.append(probe_batch(scorer, held, limit))
+        with playable.training_memory():
+            alignment = align(
+                self.work, f"agent-{agent}", self.listener, scorer, playable, agent,
+                Half(batches[:-1], teachers[:-1]), Half(batches[-1:], teachers[-1:]), recipe, self.radius,
+            )  # fmt: skip
+        if not alignment.reached:
+            self.work.clear()
+            raise UserError(not_reached(agent, alignment, self.where))
+        return alignment
+
+    def _write(self, report: RebaseReport, request: dict[str, Any]) -> None:
+        """A run directory, built out of sight and renamed into place."""
+        built = self.work.folder / "result"
+        shutil.rmtree(built, ignore_errors=True)
+        run = RunDir(built)
+        versions = {agent: self._version(agent) for agent in self.agents}
+        for agent, version in versions.items():
+            write_version(run.adapters, version, self._tensors[agent], self._configs[agent])
+        run.write_recipe(self.new_recipe)
+        run.write_team(versions, {})
+        state = RunState(step=1, versions={a: {"number": v.number, "content_hash": v.content_hash} for a, v in versions.items()})
+        run.checkpoints.save(state, {})
+        write_atomic(built / RECORD, dump_json({"request": request, "report": asdict(report)}))
+        with disk_errors(self.out):
+            os.rename(built, self.out)
+            sync_folder(self.out.parent)
+
+    # --- pieces
+
+    def _open(self, recipe: Recipe) -> PlayableTeam:
+        return open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
+
+    def _score(self, playable: PlayableTeam, name: str, recipe: Recipe) -> TeamScore:
+        known = self.work.get(name)
+        if known is not None:
+            return TeamScore(**known)
+        score = score_team(playable, self.task, recipe, self.items, progress=self.listener.phase(f"measuring the team: {name}"))
+        self.work.put(name, score.as_dict())
+        return score
+
+    def _version(self, agent: str) -> AdapterVersion:
+        tensors: dict[str, Tensor] = self._tensors[agent]
+        return AdapterVersion(agent, 0, content_hash(tensors, self._configs[agent]))
+
+    def _found(self, request: dict[str, Any]) -> RebaseReport:
+        """The report of a rebase that was killed after the new team was there."""
+        record = Work(self.out).get(RECORD.removesuffix(".json"))
+        if record is None or record["request"] != request or self.work.request() != request:
+            raise UserError(f"{self.out}: is there already; choose another --out")
+        report = record["report"]
+        scores = {key: TeamScore(**report[key]) for key in ("before", "direct", "aligned")}
+        shocks = {key: Shock(**report[key]) for key in ("shock_direct", "shock_aligned")}
+        alignments = {agent: Alignment.from_dict(data) for agent, data in report["alignments"].items()}
+        checks = [Check(**c) for c in report["checks"]]
+        self.listener.checks(checks)
+        return RebaseReport(**{**report, **scores, **shocks, "alignments": alignments, "checks": checks})
+
+
+def _heads(old: BaseFacts, new: BaseFacts) -> Check:
+    """Heads may differ in width: tokenizers leave rows unused, and bases round them up differently."""
+    widths = f"{old.vocab_size} ids", f"{new.vocab_size} ids"
+    shared = min(old.vocab_size, new.vocab_size)
+    fix = "" if old.vocab_size == new.vocab_size else f"ids from {shared} on, which one head lacks, are masked"
+    return Check("head width", *widths, "note" if fix else "ok", fix)
+
+
+def _local(source: str) -> str:
+    """A folder or file by its whole path, so that it means the same from wherever the new run is used."""
+    return str(Path(source).absolute()) if Path(source).exists() and source != "nano" else source
+
+
+def _short(source: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in source.rstrip("/").rpartition("/")[2]) or "base"

@@ -1,0 +1,103 @@
+"""The swap shock: how a team does on held-out items before, with the new adapter as it came, and with it aligned."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from teamtr_lora.base.versions import AdapterVersion
+from teamtr_lora.evaluation.evaluate import Evaluation, evaluation_items, evaluation_purpose, summarise
+from teamtr_lora.evaluation.statistics import standard_error
+from teamtr_lora.recipe import Recipe
+from teamtr_lora.rollout.collector import PlayPlan, Progress, play
+from teamtr_lora.rollout.playable import PlayableTeam
+from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplerStats
+from teamtr_lora.tasks import Task
+from teamtr_lora.team import Episode
+
+
+@dataclass(frozen=True)
+class TeamScore:
+    """A team on the held-out items. The items and the seeds are the same for every team: items are pairs."""
+
+    accuracy: float
+    standard_error: float | None
+    by_item: list[float]
+    evaluation: dict[str, Any]
+
+    @property
+    def sampled_tokens(self) -> int:
+        return int(self.evaluation["sampled_tokens"])
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Shock:
+    """Accuracy lost by the replacement (positive: lost), paired by item."""
+
+    lost: float
+    standard_error: float | None
+
+
+def shock(before: TeamScore, after: TeamScore) -> Shock:
+    lost = [a - b for a, b in zip(before.by_item, after.by_item, strict=True)]
+    return Shock(sum(lost) / len(lost), standard_error(lost))
+
+
+class _StandIn:
+    """The team's sampler, with another adapter answering for one agent."""
+
+    def __init__(self, sampler: Sampler, agent: str, adapter: str) -> None:
+        self._sampler, self._agent, self._adapter = sampler, agent, adapter
+
+    def publish(self, version: AdapterVersion) -> None:
+        self._sampler.publish(version)
+
+    def submit(self, request: Request) -> int:
+        return self._sampler.submit(replace(request, agent=self._adapter) if request.agent == self._agent else request)
+
+    def poll(self) -> list[Completion]:
+        return self._sampler.poll()
+
+    def stats(self) -> SamplerStats:
+        return self._sampler.stats()
+
+    def close(self) -> None:
+        self._sampler.close()
+
+
+def score_team(
+    playable: PlayableTeam,
+    task: Task,
+    recipe: Recipe,
+    items: int,
+    *,
+    stand_in: tuple[str, str] | None = None,
+    progress: Progress | None = None,
+) -> TeamScore:
+    """`stand_in`: (agent, adapter): that adapter of the bank, as it is now, plays for the agent."""
+    section, rollout = recipe.evaluation, recipe.rollout
+    temperature = rollout.temperature if section.temperature is None else section.temperature
+    k = section.samples_in_training
+    chosen = evaluation_items(task, "test", items)
+    plan = PlayPlan(chosen, k, temperature, rollout.max_message_tokens, evaluation_purpose(recipe.seed, "test"))
+    sampler: Sampler = playable.sampler
+    versions = playable.versions()
+    if stand_in:
+        agent, adapter = stand_in
+        version = playable.bank.commit(adapter)
+        playable.publish(version)
+        versions[agent] = version.name
+        sampler = _StandIn(sampler, agent, adapter)
+    episodes = play(playable.team, task, sampler, plan, versions, progress)
+    return _scored(episodes, summarise(episodes, task, split="test", k=k, temperature=temperature))
+
+
+def _scored(episodes: list[Episode], evaluation: Evaluation) -> TeamScore:
+    by_item: dict[int, list[bool]] = {}
+    for episode in episodes:
+        by_item.setdefault(episode.group, []).append(episode.success)
+    rates = [sum(successes) / len(successes) for successes in by_item.values()]
+    return TeamScore(evaluation.avg_at_k, evaluation.standard_error, rates, evaluation.as_dict())

@@ -1,0 +1,70 @@
+"""Work in progress on disk: what is finished of a swap or a rebase, so that the same command goes on where it was killed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from teamtr_lora.files import dump_json, remove_temporaries, write_atomic, write_folder_atomic
+
+REQUEST, STATE, TENSORS = "request.json", "state.json", "tensors.safetensors"
+
+
+class Work:
+    """A folder of parts, each written in one step. It belongs to one request: for another it starts empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def request(self) -> dict[str, Any] | None:
+        return self.get(REQUEST.removesuffix(".json"))
+
+    def begin(self, request: dict[str, Any]) -> None:
+        if self.request() != request:
+            self.clear()
+            self.put(REQUEST.removesuffix(".json"), request)
+        remove_temporaries(self.folder)
+
+    def get(self, part: str) -> Any:
+        """None where the part is not finished (or cannot be read, which is the same)."""
+        try:
+            return json.loads((self.folder / f"{part}.json").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def put(self, part: str, value: Any) -> None:
+        write_atomic(self.folder / f"{part}.json", dump_json(value))
+
+    def get_tensors(self, part: str) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+        """The newest step of a part that is written again and again."""
+        for folder in reversed(self._steps(part)):
+            try:
+                state = json.loads((folder / STATE).read_text())
+                return state, load_safetensors((folder / TENSORS).read_bytes())
+            except (OSError, ValueError, SafetensorError):
+                continue
+        return None
+
+    def put_tensors(self, part: str, step: int, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        folder = self.folder / f"{part}-{step:08d}"
+        if folder.exists():
+            shutil.rmtree(folder)
+        contents = {STATE: dump_json(state).encode(), TENSORS: save_safetensors({k: v.contiguous() for k, v in tensors.items()})}
+        write_folder_atomic(folder, contents)
+        for old in self._steps(part)[:-1]:
+            shutil.rmtree(old)
+
+    def clear(self) -> None:
+        if self.folder.exists():  # the request goes first: what a kill leaves of the rest then belongs to nobody
+            (self.folder / REQUEST).unlink(missing_ok=True)
+            shutil.rmtree(self.folder)
+
+    def _steps(self, part: str) -> list[Path]:
+        return sorted(self.folder.glob(f"{part}-[0-9]*")) if self.folder.is_dir() else []

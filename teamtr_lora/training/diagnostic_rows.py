@@ -1,0 +1,103 @@
+"""The diagnostics fields of an update's row in metrics.jsonl."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Reading(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class SpreadReading(_Reading):
+    """How a quantity is spread."""
+
+    p50: float
+    p90: float
+    p99: float
+    largest: float
+
+
+class MonitorReading(_Reading):
+    """One KL estimator on random parts of the token positions (app:exp:klcal)."""
+
+    deviations: list[float] = Field(description="|part - all| / delta of each random part")
+    flips: int | None = Field(description="parts on the other side of delta; null where all of it is not within 0.8 to 1.2 delta")
+
+
+class ExcessReading(_Reading):
+    """A distance and what two samples of one policy would show; the difference is the signal, and may be negative."""
+
+    value: float
+    null: float
+    coupled: float | None = Field(
+        default=None,
+        description="probes: share of contexts whose key differs where both teams play with the same random numbers; never below "
+        "the total variation on average (coupling inequality), and 0 for one team",
+    )
+
+
+class UpdateDiagnostics(_Reading):
+    """What an update's own numbers tell, on its held-out messages, at the alpha that the row's `kl` is of."""
+
+    kl_messages: SpreadReading | None = Field(description="exact KL of each message, nats; null where nothing was measured")
+    kl_groups: SpreadReading | None = Field(description="its means over groups")
+    messages_over_delta: float | None = Field(description="share of messages whose own KL is above delta; null with token_mean")
+    monitor: dict[str, dict[str, MonitorReading]] = Field(
+        description="by estimator, then by the share of token positions in percent; of the message sum, whatever the reduction"
+    )
+    context_shift: ExcessReading | None = Field(
+        description="TV of coarse context keys between the stage's first rollout and this update's own: one term of D_occ; null "
+        "where the update has no rollout of its own"
+    )
+
+
+class GapReading(_Reading):
+    """Gap_i: the surrogate of the accepted candidate on stage-start episodes minus on the current team's (raw reward)."""
+
+    value: float
+    null: float
+    signed: float = Field(description="stale - fresh over all groups")
+    standard_error: float = Field(description="of `signed`, paired by item")
+    stale: float = Field(description="surrogate on stage-start episodes")
+    fresh: float = Field(description="surrogate on episodes of the team as it was before the update")
+
+
+class TokenShiftReading(_Reading):
+    """Mean token probability by rank before the update; the last entry is the rest of the vocabulary."""
+
+    step: float = Field(description="in units of the step that was taken")
+    before: list[float]
+    after: list[float]
+    moved: list[float] = Field(description="mean |change|")
+    flip_rate: float = Field(description="positions whose most probable token changed")
+
+
+class FisherReading(_Reading):
+    """thm:info-lower-stage's quantities of one update, from per-message gradients (training/fisher.py)."""
+
+    messages: int
+    damping: float = Field(description="epsilon of F + epsilon I: a tenth of F's mean nonzero eigenvalue")
+    slope: float = Field(description="kappa, cross-fitted: the gradient's halves come from different groups")
+    slope_in_sample: float = Field(description="kappa from one set of messages: too high, noise is fitted too")
+    smallest_eigenvalue: float = Field(description="of F + epsilon I")
+    smoothness: float = Field(description="of the surrogate along the step taken, at least 0; a lower estimate of L_loc")
+    step_kl: float = Field(description="1/2 d' F d of the accepted step d: the quadratic model of its KL, nats a message")
+    measured_kl: float = Field(description="what the gate measured for the same step")
+
+
+class ProbeReading(_Reading):
+    """An update seen from episodes that nobody learned from, by the stage's first team and by the team as it was."""
+
+    episodes: int = Field(description="played for this reading, by the team as it was before the update")
+    tokens: int = Field(description="sampled for them")
+    gap: GapReading | None = Field(description="null where nothing was accepted")
+    context_shift: ExcessReading = Field(description="one term of D_occ, between the two teams")
+    weights: dict[str, float] = Field(
+        description="trajectory weights from the stage's first team to this one: ess, p95, p99, largest, over_ten, mean, "
+        "mean_standard_error (app:exp:isdeg)"
+    )
+    token_shift: dict[str, TokenShiftReading] | None = Field(
+        description="in_region: the accepted step; out_of_region: as long as 10 delta asks; null for all but a stage's first"
+    )
+    fisher: FisherReading | None

@@ -1,0 +1,190 @@
+"""Evaluations on disk: interrupted ones go on and end alike, finished ones are read when asked, others are refused."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from teamtr_lora.cli import main
+from teamtr_lora.errors import UserError
+from teamtr_lora.evaluation import commands
+from teamtr_lora.evaluation.baselines import BaselineOptions
+from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team
+from teamtr_lora.evaluation.outcome import Attempt, Outcome
+from teamtr_lora.evaluation.store import EvaluationStore
+from teamtr_lora.recipe.evaluation import PAPER_SAMPLES, EvaluationSection
+
+RECIPE = """
+base: {source: BASE, device: cpu}
+team:
+  protocol: {view: per_agent}
+  agents: [{name: a, lora: {rank: 2}}, {name: b, lora: {rank: 2}}]
+task: {name: largest, shots: 1}
+rollout: {items_per_stage: 8, episodes_per_item: 2, max_message_tokens: 4, requests_per_batch: 32}
+evaluation: {items: 40}
+"""
+OPTIONS = EvalOptions(k=2)
+
+
+@pytest.fixture
+def recipe(tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.replace("BASE", str(tiny_base)))
+    return path
+
+
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Interrupts the evaluation when it writes its next chunk but `chunks`, half of which reaches the disk."""
+    real = EvaluationStore.append
+
+    def arm(chunks: int) -> None:
+        left = [chunks]
+
+        def append(self: EvaluationStore, attempts: Sequence[Attempt], outcomes: Sequence[Outcome]) -> None:
+            if not left[0]:
+                half = len(attempts) // 2
+                real(self, attempts[:half], outcomes[:half])
+                with open(self.folder / "episodes.jsonl", "ab") as file:
+                    file.write(b'{"item": "cut o')
+                raise KeyboardInterrupt
+            left[0] -= 1
+            real(self, attempts, outcomes)
+
+        monkeypatch.setattr(EvaluationStore, "append", append)
+
+    return arm
+
+
+def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The items of every chunk that is played from here on."""
+    seen: list[int] = []
+    real = commands.Played.attempts
+
+    def attempts(self: Any, items: Any, groups: Any, k: int, progress: Any) -> list[Attempt]:
+        seen.extend(groups)
+        return real(self, items, groups, k, progress)
+
+    monkeypatch.setattr(commands.Played, "attempts", attempts)
+    return seen
+
+
+def test_an_interrupted_evaluation_goes_on_and_ends_alike(
+    recipe: Path, tmp_path: Path, stop_after: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = evaluate_team(recipe, OPTIONS)
+    folder = Path(whole.folder)
+    lines = (folder / "episodes.jsonl").read_bytes()
+    result = json.loads((folder / "result.json").read_text())
+    assert len(lines.splitlines()) == 80 == whole.evaluation.episodes
+    assert result == json.loads(json.dumps(whole.as_dict()))
+    stop_after(2)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_team(recipe, OPTIONS)
+    assert not (folder / "result.json").exists()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    seen = played(monkeypatch)
+    told: list[tuple[int, int]] = []
+    again = evaluate_team(recipe, OPTIONS, lambda done, total, tokens: told.append((done, total)))
+    assert seen == list(range(32, 40)), "two chunks of sixteen items were there, the half one is played again"
+    assert told[0][0] >= 64 and told[-1] == (80, 80)
+    assert (folder / "episodes.jsonl").read_bytes() == lines
+    assert again.as_dict() == whole.as_dict()
+
+
+def test_a_finished_evaluation_is_played_again_unless_reused(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = evaluate_team(recipe, OPTIONS)
+    seen = played(monkeypatch)
+    assert evaluate_team(recipe, EvalOptions(k=2, reuse=True)).as_dict() == first.as_dict() and seen == []
+    assert evaluate_team(recipe, OPTIONS).as_dict() == first.as_dict() and seen == list(range(40))
+    (Path(first.folder) / "result.json").unlink()  # killed between the last answer and the result
+    assert evaluate_team(recipe, OPTIONS).as_dict() == first.as_dict() and len(seen) == 40
+
+
+def test_other_settings_are_another_evaluation(recipe: Path, tmp_path: Path) -> None:
+    small = EvalOptions(k=1, limit=3)
+    names = {Path(evaluate_team(recipe, option).folder).name for option in (small, EvalOptions(k=1, limit=3, temperature=0.5))}
+    assert len(names) == 2 and all(name.startswith("team-test-3x1-t") for name in names)
+    out = tmp_path / "mine"
+    evaluate_team(recipe, EvalOptions(k=1, limit=3, out=out))
+    assert (out / "result.json").exists()
+    with pytest.raises(UserError, match=r"holds another evaluation \(temperature differ\); choose another --out"):
+        evaluate_team(recipe, EvalOptions(k=1, limit=3, temperature=0.5, out=out))
+    with pytest.raises(UserError, match="is not empty and holds no evaluation"):
+        evaluate_team(recipe, EvalOptions(k=1, limit=3, out=tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file: cannot be written"):
+        evaluate_team(recipe, EvalOptions(k=1, limit=3, out=tmp_path / "file"))
+    (out / "settings.json").write_text("{")
+    with pytest.raises(UserError, match=r"settings.json: is damaged"):
+        evaluate_team(recipe, EvalOptions(k=1, limit=3, out=out))
+
+
+def test_one_process_at_a_time(recipe: Path, tmp_path: Path) -> None:
+    option = EvalOptions(k=1, limit=3, out=tmp_path / "mine")
+    result = evaluate_team(recipe, option)
+    with EvaluationStore(tmp_path / "mine", result.settings).claimed(), pytest.raises(UserError, match="another process"):
+        evaluate_team(recipe, option)
+
+
+def test_comparing_runs_and_folders(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A team against itself and against a baseline of its base, on the same items."""
+    option = EvalOptions(k=1, limit=6)
+    same = compare_runs([recipe, recipe], option)
+    assert same.tests["avg@1"].difference == 0 and same.tests["avg@1"].p_value == 1
+    seen = played(monkeypatch)
+    assert compare_runs([recipe, recipe], option) == same and not seen, "finished ones are read"
+    team = evaluate_team(recipe, option)
+    chain = evaluate_team(recipe, EvalOptions(k=1, limit=6, baseline=BaselineOptions("cot")))
+    found = compare_runs([Path(team.folder), Path(chain.folder)], EvalOptions())
+    tokens = found.tests["sampled tokens per answer"]
+    assert (tokens.first, tokens.second) == (
+        team.evaluation.sampled_tokens / 6,
+        chain.evaluation.sampled_tokens / 6,
+    )
+    (Path(chain.folder) / "result.json").unlink()
+    with pytest.raises(UserError, match="not finished"):
+        compare_runs([Path(team.folder), Path(chain.folder)], EvalOptions())
+    with pytest.raises(UserError, match="--out is for one evaluation"):
+        compare_runs([recipe, recipe], EvalOptions(out=tmp_path / "x"))
+
+
+@pytest.mark.parametrize("kind", ["cot", "self_consistency", "tree_of_thoughts"])
+def test_baselines_by_the_command(recipe: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    argv = ["eval", str(recipe), "--baseline", kind, "--k", "2", "--limit", "3", "--depth", "1", "--breadth", "2"]
+    assert main([*argv, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    policy = found["settings"]["policy"]
+    assert policy["kind"] == kind and found["episodes"] == 6 and found["measures"]["avg@2"]["value"] == found["avg_at_k"]
+    limit = {"cot": 8, "self_consistency": 12, "tree_of_thoughts": policy["tokens"]}[kind]  # two messages of four tokens
+    per_answer = [row["measures"]["sampled tokens per answer"] for row in found["by_item"]]
+    assert 0 < max(per_answer) <= limit == policy["tokens"]
+    assert main([*argv, "--reuse"]) == 0
+    assert "by the base alone" in capsys.readouterr().out
+
+
+def test_mistakes(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, words in (
+        ([], "eval takes one RUN_OR_TEAM, or --compare"),
+        ([str(recipe), "--compare", "x", "y"], "eval takes one RUN_OR_TEAM, or --compare"),
+        ([str(recipe), "--baseline", "cot", "--agent", "c"], "--agent c: the team has no such agent; it has a, b"),
+        (
+            [str(recipe), "--baseline", "tree_of_thoughts", "--tokens", "20"],
+            "--tokens 20: this tree has 9 thoughts and needs 323",
+        ),
+        (["--compare", "nowhere", str(recipe)], "nowhere: no run or team here"),
+    ):
+        assert main(["eval", *argv]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_the_papers_k() -> None:
+    section = EvaluationSection()
+    assert section.samples_in_training == 1
+    assert [section.samples_in_eval(n) for n in ("aime24", "math500", "zebralogic", "largest")] == [64, 4, 64, 1]
+    assert EvaluationSection(samples_per_item=3).samples_in_eval("aime24") == 3
+    assert PAPER_SAMPLES["arbench_gn"] == 25 and PAPER_SAMPLES["planbench_blocksworld"] == 8

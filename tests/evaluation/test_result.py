@@ -1,0 +1,143 @@
+"""Every measure of a small evaluation by hand, tables by category, and paired comparisons of two of them."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.evaluation.compare import compare
+from teamtr_lora.evaluation.outcome import Outcome, problem_digest
+from teamtr_lora.evaluation.result import EvaluationResult, make_result
+from teamtr_lora.report.evaluation import print_comparison, print_evaluation
+from teamtr_lora.tasks import Item
+
+SETTINGS: dict[str, Any] = {"k": 4, "split": "test", "temperature": 0.8, "policy": {"kind": "team"}}
+
+
+def outcomes(answers: list[str], *, right: str = "a", levels: str = "", tokens: int = 10) -> list[Outcome]:
+    """One string of answers an item; "-" states none."""
+    made = []
+    for group, votes in enumerate(answers):
+        for vote in votes:
+            categories = {"level": levels[group]} if levels else {}
+            success = vote == right
+            made.append(
+                Outcome(
+                    f"i{group}",
+                    f"d{group}",
+                    group,
+                    float(success),
+                    success,
+                    None if vote == "-" else vote,
+                    {},
+                    tokens,
+                    50,
+                    categories,
+                )  # fmt: skip
+            )
+    return made
+
+
+def result(*answers: str, **options: Any) -> EvaluationResult:
+    settings = {**SETTINGS, "k": len(answers[0])}
+    return make_result(outcomes(list(answers), **options), settings, "somewhere")
+
+
+def values(found: EvaluationResult) -> dict[str, float]:
+    return {name: estimate.value for name, estimate in found.measures.items()}
+
+
+def test_all_measures_by_hand() -> None:
+    found = result("aaaa", "aabb", "abbb", "-b-a")
+    assert values(found) == pytest.approx(
+        {
+            "avg@4": (1 + 0.5 + 0.25 + 0.25) / 4,
+            "pass@1": 0.5,
+            "pass@2": (1 + 5 / 6 + 0.5 + 0.5) / 4,
+            "pass@4": 1.0,
+            "pass^2": (1 + 1 / 6 + 0 + 0) / 4,
+            "pass^4": 0.25,
+            "maj@4": (1 + 0.5 + 0 + 0.5) / 4,
+            "mean reward": 0.5,
+            "sampled tokens per answer": 10,
+            "prompt tokens per answer": 50,
+        }
+    )
+    assert found.evaluation.sampled_tokens == 160 and found.evaluation.avg_at_k == 0.5
+    avg = found.measures["avg@4"]
+    assert avg.low is not None and avg.high is not None and avg.low < 0.5 < avg.high
+    assert avg.standard_error == pytest.approx(found.evaluation.standard_error)
+
+
+def test_a_task_without_answers_has_no_majority() -> None:
+    assert "maj@2" not in values(result("--", "--")) and "maj@2" in values(result("--", "-a"))
+
+
+def test_categories_have_their_own_items_only() -> None:
+    found = result("aa", "ab", "bb", "bb", "aa", levels="5115" + "a")
+    table = found.categories["level"]
+    assert list(table) == ["1", "5", "a"], "numbers first"
+    assert {value: items for value, (items, _) in table.items()} == {"1": 2, "5": 2, "a": 1}
+    assert table["1"][1]["avg@2"].value == 0.25 and table["5"][1]["avg@2"].value == 0.5
+    assert table["a"][1]["avg@2"].low is None, "one item has no interval"
+    weighted = sum(items * measures["avg@2"].value for items, measures in table.values()) / 5
+    assert weighted == pytest.approx(found.evaluation.avg_at_k)
+
+
+def test_a_name_for_every_item_is_no_category() -> None:
+    assert "level" not in result(*["a"] * 10, levels="0123456789").categories
+    assert "level" in result(*["a"] * 10, levels="0123456788").categories
+
+
+def test_json_is_plain_and_the_table_names_everything(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    found = result("aaaa", "aabb", "abbb", levels="112")
+    data = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert data["measures"]["maj@4"]["value"] == pytest.approx(0.5) and data["categories"]["level"]["2"]["items"] == 1
+    assert [row["successes"] for row in data["by_item"]] == [4, 2, 1]
+    print_evaluation(found)
+    text = capsys.readouterr().out
+    for part in ("3 test items, k = 4, temperature 0.8", "avg@4", "pass@2", "pass^4", "maj@4", "95% interval", "by level"):
+        assert part in text, part
+    print_evaluation(result("aa", "aa", "aa"))
+    assert "no spread; up to 1 of unseen" in capsys.readouterr().out
+
+
+def test_comparing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    first, second = result("a", "b", "b", "b", "b", "a", "b"), result("a", "a", "a", "a", "a", "b", "a", tokens=20)
+    found = compare(first, second, ["A", "B"])
+    test = found.tests["avg@1"]
+    assert (test.better, test.worse, test.difference) == (5, 1, pytest.approx(4 / 7))
+    assert test.mcnemar_p_value == pytest.approx(2 * (1 + 6) / 64)
+    assert found.tests["sampled tokens per answer"].difference == 10
+    print_comparison(found)
+    text = capsys.readouterr().out
+    assert "7 items, k = 1" in text and "McNemar" in text and "+0.5714" in text and "5 / 1" in text
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_comparing_needs_the_same_items() -> None:
+    first = result("aa", "ab")
+    with pytest.raises(UserError, match="A has 2 and B has 3; give --limit"):
+        compare(first, result("aa", "ab", "ab"), ["A", "B"])
+    with pytest.raises(UserError, match="A was sampled 2 times an item and B 1 times; give --k"):
+        compare(first, result("a", "b"), ["A", "B"])
+    other = replace(first, rows=[first.rows[0], replace(first.rows[1], item="x")])
+    with pytest.raises(UserError, match="item 1 is 'i1' in A and 'x' in B"):
+        compare(first, other, ["A", "B"])
+    other = replace(first, rows=[first.rows[0], replace(first.rows[1], digest="x")])
+    with pytest.raises(UserError, match="item 'i1' is not the same problem"):
+        compare(first, other, ["A", "B"])
+
+
+def test_what_makes_two_items_the_same_problem() -> None:
+    item = Item("x", "1+1\nIn a box.", {"problem": "1+1", "answer": "2"})
+    assert problem_digest(item) == problem_digest(replace(item, prompt="1+1\nPlease.")), "instructions may differ"
+    assert problem_digest(item) != problem_digest(replace(item, data={"problem": "1+1", "answer": "3"}))
+    assert problem_digest(Item("x", "a")) != problem_digest(Item("x", "b"))
+    problem_digest(Item("x", "\ud800", {(1, 2): object(), "k": {3: "x", "y": 1}}))  # type: ignore[dict-item]

@@ -1,0 +1,73 @@
+"""What the tasks say to a majority, and what results are reported by."""
+
+import json
+from typing import Any
+
+import pytest
+
+from teamtr_lora.tasks import Item, Task
+from teamtr_lora.tasks.column_sum import ColumnSum
+from teamtr_lora.tasks.math_answer import canonical
+from teamtr_lora.tasks.math_tasks import MathTask
+from teamtr_lora.tasks.planbench import Blocksworld
+from teamtr_lora.tasks.score import play
+from teamtr_lora.tasks.small import SmallTask
+from teamtr_lora.tasks.zebra import ZebraTask
+
+
+@pytest.mark.parametrize(
+    ("answers", "same"),
+    [
+        (["1/2", "0.5", r"\frac12", r"\dfrac{1}{2}", ".50"], True),
+        (["1,000", "1000", "1000.0", r"\$1000"], True),
+        ([r"\text{Evelyn}", "Evelyn"], True),
+        ([r"\left(1, 2\right)", "(1,2)"], True),
+        (["1/2", "1/3"], False),
+        (["x+1", "x+2"], False),
+        (["12", "21"], False),
+    ],
+)
+def test_answers_that_are_plainly_the_same_count_together(answers: list[str], same: bool) -> None:
+    assert (len({canonical(answer) for answer in answers}) == 1) is same
+
+
+def vote(task: Task, item: Item, *texts: str) -> str | None:
+    return task.vote(play(task, item, texts))
+
+
+def test_votes_of_the_tasks() -> None:
+    math = MathTask("math500")
+    item = Item("x", "p", {"answer": "1/2"})
+    assert vote(math, item, r"\boxed{0.5}") == vote(math, item, "so", r"\boxed{\frac12}") == "1/2"
+    assert vote(math, item, "0.5") is None and vote(math, item) is None
+    assert vote(SmallTask("products"), item, "it is 42") == "42"
+    columns = Item("x", "17+25", {"totals": [12, 4]})
+    assert vote(ColumnSum(2), columns, "=12", "=4") == "12 4", "every message is a part of the answer"
+    assert vote(ColumnSum(2), columns, "=12", "=4", "=11") == "11 4" and vote(ColumnSum(2), columns, "=12") is None
+
+
+def test_votes_on_grids_and_plans() -> None:
+    grid, zebra = {"House 2": {"Name": "Bob"}, "House 1": {"Name": "Ann"}}, ZebraTask("zebra")
+    item = Item("x", "p", {})
+    plain, lower = json.dumps({"solution": grid}), json.dumps({"solution": dict(sorted(grid.items()))}).lower()
+    assert vote(zebra, item, plain) == vote(zebra, item, "so\n" + lower.replace("solution", "solution")) is not None
+    assert vote(zebra, item, '{"solution": 3}') is None and vote(zebra, item, "{") is None
+    deep = '{"solution":' + '{"a":' * 2000 + "1" + "}" * 2001
+    assert vote(zebra, item, deep) is None or isinstance(vote(zebra, item, deep), str)
+    blocks = Blocksworld(2)
+    problem = blocks.items("test")[0]
+    said = ["pick up the red block\nstack the red block on top of the blue block", "(pick-up a)\n(stack a b)"]
+    assert vote(blocks, problem, said[0]) == vote(blocks, problem, said[1]) is not None
+    assert vote(blocks, problem, "hello") is None
+
+
+def test_categories_come_with_the_rows() -> None:
+    math = MathTask("math500")
+    rows: list[dict[str, Any]] = [
+        {"problem": f"p{i}", "answer": "1", "subject": "Algebra", "level": 5, "other": 2, "type": None} for i in range(4)
+    ]
+    math.use_rows(rows[:2], rows[2:], 0.5)
+    assert math.categories(math.items("test")[0]) == {"subject": "Algebra", "level": "5"}
+    assert Blocksworld(3).categories(Blocksworld(3).items("test")[0]) == {"blocks": "3"}
+    assert ZebraTask("zebra", 2, 3).categories(ZebraTask("zebra", 2, 3).items("test")[0]) == {"size": "2x3"}
+    assert SmallTask("products").categories(SmallTask("products").items("test")[0]) == {}

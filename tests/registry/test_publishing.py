@@ -1,0 +1,102 @@
+"""Publishing while others publish, and while somebody pulls the plug."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from teamtr_lora.registry.identity import protocol_hash
+from teamtr_lora.registry.manifest import version_number
+from teamtr_lora.registry.reader import RegistryReader
+from teamtr_lora.registry.store import Registry
+
+ROUNDS = 5
+
+
+def publish(registry: Registry, bank: Any, identity: Any, recipe: Any, scale: float) -> None:
+    """An adapter, then a team with it: what every command that changes a team does."""
+    tensors = {name: tensor * scale for name, tensor in bank.tensors("checker").items()}
+    stored = registry.publish_adapter(
+        "demo", "checker", tensors, bank.config("checker"), identity=identity, protocol_hash=protocol_hash(recipe.team),
+        made_by="swap",
+    )  # fmt: skip
+    agents = {**registry.team("demo").agents, "checker": stored.version}
+    registry.publish_team("demo", recipe, agents, identity=identity, made_by="swap")
+
+
+def start(work: Callable[[], None]) -> Any:
+    """In a process of its own, with everything imported already."""
+
+    def run() -> None:
+        torch.set_num_threads(1)
+        work()
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    return process
+
+
+def test_processes_that_publish_at_once_all_get_their_own_versions(
+    filled: Registry, bank: Any, identity: Any, recipe: Any
+) -> None:
+    def work(seed: int) -> Callable[[], None]:
+        def publish_some() -> None:
+            for i in range(ROUNDS):
+                publish(Registry(filled.root), bank, identity, recipe, 1 + seed + i / 100)
+
+        return publish_some
+
+    processes = [start(work(seed)) for seed in range(3)]
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    # everyone's work is there, each under its own number
+    assert [version_number(name) for name in filled.versions("demo", "checker")] == list(range(1, 3 * ROUNDS + 2))
+    assert filled.numbers("demo") == list(range(1, 3 * ROUNDS + 2))
+    assert [filled.team("demo", n).parent for n in filled.numbers("demo")] == [None, *range(1, 3 * ROUNDS + 1)]
+    assert not filled.verify()
+
+
+def test_a_process_killed_while_it_publishes_leaves_whole_versions_only(
+    filled: Registry, bank: Any, identity: Any, recipe: Any
+) -> None:
+    def forever() -> None:
+        while True:
+            publish(Registry(filled.root), bank, identity, recipe, random.random())
+
+    first = filled.team("demo")
+    generator = random.Random(0)
+    killed_inside = 0
+    for _ in range(ROUNDS):
+        process = start(forever)
+        deadline = time.monotonic() + 30
+        before = filled.numbers("demo")[-1]
+        while filled.numbers("demo")[-1] == before and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(generator.random() * 0.05)  # somewhere in the next publication
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        killed_inside += any(filled.root.rglob(".tmp-*"))
+        reader = RegistryReader(filled.root)
+        for agent, version in reader.team("demo").agents.items():
+            reader.read("demo", agent, version)
+        assert not filled.verify("demo")
+    assert killed_inside, "no kill fell into a publication: the test proves nothing"
+    assert filled.team("demo", 1) == first
+    publish(filled, bank, identity, recipe, 1.0)  # the next one is not held up, and clears what was left
+    assert not any(filled.root.rglob(".tmp-*")) and not filled.verify()
+
+
+def test_a_killed_removal_is_finished_by_the_next_writer(filled: Registry, bank: Any, identity: Any, recipe: Any) -> None:
+    doomed = filled.root / ".tmp-removed-demo"
+    (doomed / "planner").mkdir(parents=True)
+    assert not filled.verify() and filled.teams() == ["demo"]
+    publish(filled, bank, identity, recipe, 1.0)
+    assert not doomed.exists()

@@ -1,0 +1,158 @@
+"""Environments whose answers take time: other episodes go on meanwhile, and nothing else changes."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.rollout.collector import PlayPlan, play
+from teamtr_lora.rollout.sampler import Completion, Request
+from teamtr_lora.tasks import Feedback, Interaction, Item, Task
+from teamtr_lora.team import Episode, Message, Team
+
+ITEMS = [Item(f"i{n}", f"prompt {n}", {"number": n}) for n in range(6)]
+VERSIONS = {"a": "v0000-a", "b": "v0000-b"}
+
+
+class Echo:
+    """A sampler that finishes everything that is queued at a poll."""
+
+    def __init__(self, team: Team) -> None:
+        self.team, self.queue, self.polls = team, {}, []  # type: ignore[var-annotated]
+        self.tickets = 0
+
+    def submit(self, request: Request) -> int:
+        self.tickets += 1
+        self.queue[self.tickets] = request
+        return self.tickets
+
+    def poll(self) -> list[Completion]:
+        self.polls.append(len(self.queue))
+        ids = self.team.protocol.chat.encode("hi") + self.team.protocol.end_ids[:1]
+        done = [Completion(t, ids, [-1.0] * len(ids), VERSIONS[r.agent], "stop") for t, r in self.queue.items()]
+        self.queue.clear()
+        return done
+
+
+class Slow(Interaction):
+    """Asks `ask(number, turn)`, at once or later."""
+
+    def __init__(self, item: Item, ask: Callable[[Callable[[], Any]], Any]) -> None:
+        super().__init__(item)
+        self._ask, self.turn = ask, 0
+
+    def first(self) -> str | Future[str]:
+        return self._ask(lambda: f"{self.item.prompt} opened")  # type: ignore[no-any-return]
+
+    def feed(self, message: Message) -> Feedback | Future[Feedback]:
+        self.turn += 1
+        turn, number = self.turn, self.item.data["number"]
+        return self._ask(lambda: Feedback(f"{number} heard {turn}", 0.1, done=turn == 3 and number % 2 == 0))  # type: ignore[no-any-return]
+
+
+class Talk(Task):
+    def __init__(self, ask: Callable[[Callable[[], Any]], Any]) -> None:
+        self.ask = ask
+
+    def open(self, item: Item) -> Interaction:
+        return Slow(item, self.ask)
+
+
+def later(seconds: float) -> Callable[[Callable[[], Any]], Future[Any]]:
+    def ask(make: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        threading.Timer(seconds, lambda: future.set_result(make())).start()
+        return future
+
+    return ask
+
+
+def plan(items: Sequence[Item] = ITEMS) -> PlayPlan:
+    return PlayPlan(items, 2, temperature=1.0, max_message_tokens=8, purpose="test")
+
+
+def record(episodes: list[Episode]) -> list[Any]:
+    return [(e.item_id, e.prompt, e.feedback, e.rewards, e.ended, [m.prompt_ids for m in e.messages]) for e in episodes]
+
+
+def test_answers_that_come_later_make_the_same_episodes(make_team: Callable[..., Team]) -> None:
+    team = make_team(["a", "b"], router={"rounds": 3})
+    at_once = play(team, Talk(lambda make: make()), Echo(team), plan(), VERSIONS)  # type: ignore[arg-type]
+    assert [e.ended for e in at_once] == ["task", "task", "router", "router"] * 3
+    assert at_once[0].prompt == "prompt 0 opened" and at_once[0].feedback == [f"0 heard {turn}" for turn in (1, 2, 3)]
+    for seconds in (0.0, 0.01):
+        assert record(play(team, Talk(later(seconds)), Echo(team), plan(), VERSIONS)) == record(at_once)  # type: ignore[arg-type]
+
+
+def test_episodes_wait_side_by_side(make_team: Callable[..., Team]) -> None:
+    team = make_team(["a", "b"], router={"rounds": 2})
+    started = time.monotonic()
+    play(team, Talk(later(0.05)), Echo(team), plan(), VERSIONS)  # type: ignore[arg-type]
+    assert time.monotonic() - started < 1.5, "12 openings and 48 answers of 0.05 s, one after the other, take 3 s"
+
+
+def test_who_is_answered_speaks_while_the_others_still_wait(make_team: Callable[..., Team]) -> None:
+    """One environment answers only after the others have come to their end."""
+    team = make_team(["a", "b"], router={"rounds": 2})
+    last: list[tuple[Future[Any], Callable[[], Any]]] = []
+    answered: list[str] = []
+
+    class Held(Slow):
+        def first(self) -> str:
+            return self.item.prompt
+
+        def feed(self, message: Message) -> Feedback | Future[Feedback]:
+            if self.item.id != "i0":
+                answered.append(self.item.id)
+                if len(answered) == 5 * 4:
+                    last[0][0].set_result(last[0][1]())
+                return Feedback("ok")
+            future: Future[Feedback] = Future()
+            if last:
+                return Feedback("ok")
+            last.append((future, lambda: Feedback("at last")))
+            return future
+
+    class Holding(Task):
+        def open(self, item: Item) -> Interaction:
+            return Held(item, lambda make: make())
+
+    one_each = PlayPlan(ITEMS, 1, temperature=1.0, max_message_tokens=8, purpose="test")
+    episodes = play(team, Holding(), Echo(team), one_each, VERSIONS)  # type: ignore[arg-type]
+    assert episodes[0].feedback == ["at last", "ok", "ok", "ok"] and all(len(e.messages) == 4 for e in episodes)
+
+
+def test_an_opening_that_fails_forgets_the_others(make_team: Callable[..., Team]) -> None:
+    team = make_team(["a", "b"])
+    openings: list[Future[Any]] = []
+
+    def ask(make: Callable[[], Any]) -> Any:
+        openings.append(Future())
+        if len(openings) == 12:
+            openings[0].set_exception(UserError("gone"))
+        return openings[-1]
+
+    with pytest.raises(UserError, match="gone"):
+        play(team, Talk(ask), Echo(team), plan(), VERSIONS)  # type: ignore[arg-type]
+    assert [opening.cancelled() for opening in openings] == [False] + [True] * 11
+
+
+def test_an_answer_that_fails_stops_the_play_and_forgets_the_rest(make_team: Callable[..., Team]) -> None:
+    team = make_team(["a", "b"])
+    waiting: list[Future[Any]] = []
+
+    def ask(make: Callable[[], Any]) -> Any:
+        if isinstance(made := make(), str):
+            return made
+        waiting.append(Future())
+        if len(waiting) == 12:
+            waiting[3].set_exception(UserError("task.responder.url = 'x': gone"))
+        return waiting[-1]
+
+    with pytest.raises(UserError, match="gone"):
+        play(team, Talk(ask), Echo(team), plan(), VERSIONS)  # type: ignore[arg-type]
+    assert [future.cancelled() for future in waiting] == [n != 3 for n in range(12)]

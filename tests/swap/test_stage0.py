@@ -1,0 +1,83 @@
+"""Stage-0's KL against a plain forward pass, and what it learns from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from teamtr_lora.recipe import LoraSection
+from teamtr_lora.registry.stored import read_team
+from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.swap.aligning import scorer_for
+from teamtr_lora.swap.probe import Probe, context_strings, play_probe, probe_from, probe_record, replayed
+from teamtr_lora.swap.stage0 import CONTEXT_WEIGHT, Half, Teacher, _weights, in_chunks, probe_batch, read_half, teacher_states
+from teamtr_lora.tasks import build_task
+
+
+@pytest.fixture(scope="module")
+def played(trained: Path) -> tuple[PlayableTeam, Probe]:
+    recipe, versions = read_team(trained)
+    extra = {"candidate": LoraSection(rank=3, alpha=6.0)}
+    playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=0, folder=recipe.folder, extra=extra)
+    load_versions(playable, versions, trained / "adapters")
+    return playable, play_probe(playable, build_task(recipe.task, recipe.folder), recipe, ["left"], 10)
+
+
+def test_held_out_kl_is_that_of_whole_distributions(trained: Path, played: tuple[PlayableTeam, Probe]) -> None:
+    playable, probe = played
+    recipe = read_team(trained)[0]
+    scorer = scorer_for(playable, recipe)
+    _, held = probe.halves("left", 10, 0)
+    playable.bank.activate("left")
+    batch = probe_batch(scorer, held, 200)
+    half = Half([batch], [Teacher(teacher_states(scorer, batch))])
+
+    def logp(adapter: str, ids: list[int], start: int) -> torch.Tensor:
+        playable.bank.activate(adapter)
+        with torch.no_grad():
+            logits = playable.bank.model(input_ids=torch.tensor([ids])).logits[0, start - 1 : -1].double()
+        return torch.log_softmax(logits / recipe.rollout.temperature, -1)
+
+    expected = []
+    for context in held:
+        (span,) = context.spans
+        old, new = (logp(adapter, context.ids, span.start) for adapter in ("left", "candidate"))
+        expected.append(float((old.exp() * (old - new)).sum()))
+    playable.bank.activate("candidate")
+    reading = read_half(scorer, half, recipe.trust_region)
+    assert reading.mean == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+    assert reading.standard_error is not None and reading.bound is not None and reading.bound > reading.mean
+    playable.bank.activate("left")
+    assert read_half(scorer, half, recipe.trust_region).mean == pytest.approx(0, abs=1e-10)
+
+
+def test_halves_share_no_item_and_chunks_lose_no_context(trained: Path, played: tuple[PlayableTeam, Probe]) -> None:
+    playable, probe = played
+    fit, held = probe.halves("left", 10, 0)
+    assert len(fit) + len(held) == 10
+    assert not {c.episode.item_id for c in fit} & {c.episode.item_id for c in held}
+    assert sorted(id(c) for chunk in in_chunks(fit, 2) for c in chunk) == sorted(map(id, fit))
+    batch = probe_batch(scorer_for(playable, read_team(trained)[0]), fit, 200, with_context=True)
+    weights = _weights(batch, "message_sum")
+    own = torch.tensor([m.turn >= 0 for m in batch.messages])
+    tokens = torch.tensor([float(len(m.token_ids)) for m in batch.messages])
+    assert weights[own].sum() == pytest.approx(1.0), "a mean over messages"
+    inside, said = (float((weights * tokens)[side].sum()) for side in (~own, own))
+    assert inside == pytest.approx(CONTEXT_WEIGHT * said, rel=0.3), "all the contexts' tokens weigh as much as the messages'"
+    for message, context in zip([m for m in batch.messages if m.turn < 0], fit, strict=True):
+        start = context.spans[0].start
+        assert message.token_ids == context.ids[start - len(message.token_ids) : start]
+
+
+def test_a_probe_is_the_same_from_disk_and_played_again_by_the_same_protocol(played: tuple[PlayableTeam, Probe]) -> None:
+    playable, probe = played
+    again = probe_from(probe_record(probe))
+    assert [(m.prompt_ids, m.token_ids) for e in again.episodes for m in e.messages] == [
+        (m.prompt_ids, m.token_ids) for e in probe.episodes for m in e.messages
+    ]
+    rendered = replayed(again.episodes, playable.team.protocol)
+    assert [m.prompt_ids for e in rendered for m in e.messages] == [m.prompt_ids for e in probe.episodes for m in e.messages]
+    strings = context_strings(probe, playable.base.tokenizer, 1000)
+    assert len(strings) >= 1000 and len(set(strings)) == len(strings)

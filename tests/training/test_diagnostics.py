@@ -1,0 +1,280 @@
+"""Diagnostics change nothing of what is learned, survive a resume, and measure what they say."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.trainer_callback import TrainerCallback
+
+from teamtr_lora.base.versions import read_adapter_folder
+from teamtr_lora.tasks import Item, Task
+from teamtr_lora.training.diagnostics import StageContexts, contexts, coupled_difference, shift_between
+from teamtr_lora.training.events import Events
+from teamtr_lora.training.fisher import fisher_reading
+from teamtr_lora.training.metrics import TIME_FIELDS, UpdateRow, read_rows
+from teamtr_lora.training.run import TrainingRun
+from teamtr_lora.training.run_dir import RunDir
+from teamtr_lora.training.stage import train
+
+THREE = [{"name": name, "lora": {"rank": 2, "alpha": 4.0}} for name in ("one", "two", "three")]
+PROBED = {"probe_every_stages": 1, "probe_items": 4, "probe_episodes_per_item": 4, "fisher_messages": 12, "token_shift_ranks": 3}
+
+# every candidate is accepted, so that there is something to see
+NAIVE = {"resampling": "never", "kind": "none", "inner_epochs": 1, **PROBED, "fisher_messages": 0}
+
+
+class Low(Task):
+    """The more of the first tokens are odd, the better; its answers are those tokens."""
+
+    def items(self, split: str) -> Any:
+        class Same:
+            size = None
+
+            def __getitem__(self, position: int) -> Item:
+                return Item(f"{split}-{position}", split[0])
+
+        return Same()
+
+    def score(self, episodes: Any) -> list[float]:
+        return [sum(m.token_ids[0] % 4 for m in e.messages) / 9 for e in episodes]
+
+    def answer(self, text: str) -> str | None:
+        return text[:1] or None
+
+
+class StopAfter(TrainerCallback):
+    def __init__(self, updates: int) -> None:
+        self.left = updates
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.left -= 1
+        control.should_training_stop = self.left <= 0
+
+
+Start = Callable[..., TrainingRun]
+
+
+@pytest.fixture(scope="module")
+def start(make_team: Any, config: Any, accelerator: Any) -> Start:
+    def make(folder: Path, *callbacks: TrainerCallback, resume: bool = False, **values: Any) -> TrainingRun:
+        small = {"stages": 1, "items": 3, "items_per_stage": 6, "holdout": 0.34, "learning_rate": 2e-3, "delta": 0.1,
+                 "every_stages": 0, "temperature": 0.3, "order": "fixed"}  # fmt: skip
+        settings = config(**(small | values))
+        folder.mkdir(parents=True, exist_ok=True)
+        run = TrainingRun(
+            make_team(agents=THREE), Low(), settings, RunDir(folder), accelerator, Events(callbacks, settings, updates=3)
+        )
+        if resume:
+            run.resume()
+        return run
+
+    return make
+
+
+def updates(folder: Path) -> list[UpdateRow]:
+    return [row for row in read_rows(folder / "metrics.jsonl") if isinstance(row, UpdateRow)]
+
+
+def plain(folder: Path, *without: str) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in (*TIME_FIELDS, *without)} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def probed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
+    run = start(tmp_path_factory.mktemp("probed"), **PROBED)
+    train(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def naive(start: Start, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
+    run = start(tmp_path_factory.mktemp("naive"), **NAIVE)
+    train(run)
+    return run
+
+
+def test_diagnostics_do_not_change_training(start: Start, probed: TrainingRun, tmp_path: Path) -> None:
+    off = start(tmp_path, from_updates=False)
+    train(off)
+    assert off.playable.versions() == probed.playable.versions()
+    assert {row.decision for row in updates(tmp_path)} & {"accepted", "shrunk"}, "nothing moved: the comparison is empty"
+    apart = ("diagnostics", "probe")
+    assert plain(tmp_path, *apart) == plain(probed.run_dir.path, *apart)
+    assert all(row.diagnostics is None and row.probe is None for row in updates(tmp_path))
+
+
+@pytest.mark.parametrize("resampling", ["every_update", "never"])
+def test_diagnostics_survive_a_resume_within_a_stage(
+    start: Start, probed: TrainingRun, naive: TrainingRun, tmp_path: Path, resampling: str
+) -> None:
+    whole, how = {"every_update": (probed, PROBED), "never": (naive, NAIVE)}[resampling]
+    train(start(tmp_path, StopAfter(2), **how))
+    train(start(tmp_path, resume=True, **how))
+    assert plain(tmp_path) == plain(whole.run_dir.path)
+    assert updates(tmp_path)[2].probe.weights["ess"] < 1, "agents updated before the resume count"  # type: ignore[union-attr]
+
+
+def test_a_probe_reads_what_its_episodes_say(probed: TrainingRun) -> None:
+    rows = updates(probed.run_dir.path)
+    first, second, third = rows
+    for row in rows:
+        assert row.probe is not None and row.probe.episodes == 16 and row.probe.tokens > 16 * 3
+        assert (row.probe.gap is None) == (row.alpha is None)
+    assert first.probe.gap.signed == 0 and first.probe.gap.value == first.probe.gap.null, "one team, one set of episodes"
+    assert first.probe.context_shift.coupled == 0 and first.probe.weights["ess"] == pytest.approx(1)
+    assert second.probe.context_shift.coupled > 0, "what the first agent says is context of the others"
+    assert third.probe.weights["ess"] < second.probe.weights["ess"] < 1
+    weights = second.probe.weights
+    assert weights["mean"] == pytest.approx(1, abs=4 * weights["mean_standard_error"] + 1e-6)
+    shift = first.probe.token_shift
+    assert set(shift) == {"in_region", "out_of_region"} and second.probe.token_shift is None
+    for reading in shift.values():
+        assert len(reading.before) == 4 and sum(reading.before) == pytest.approx(1) == pytest.approx(sum(reading.after))
+        assert reading.before[0] == max(reading.before[:3])
+    assert sum(shift["out_of_region"].moved) > sum(shift["in_region"].moved) > 0 and shift["out_of_region"].step > 1
+
+
+def test_the_gap_is_the_difference_of_two_surrogates(naive: TrainingRun) -> None:
+    """Against ratios computed here, one message at a time."""
+    run, folder = naive, naive.run_dir.path
+    row = [row for row in updates(folder) if row.alpha is not None][-1]
+    probe = run.diagnostics._probe
+    assert probe is not None and row.update > 1
+    agent, bank = row.agent, run.playable.bank
+    folders = sorted((folder / "adapters" / agent).iterdir())
+    logp: dict[tuple[int, int], float] = {}
+    for v, version in enumerate(folders[:2]):
+        bank.restore(agent, read_adapter_folder(version)[0])
+        bank.activate(agent)
+        for e, episode in enumerate(probe._start):
+            message = next(m for m in episode.messages if m.agent == agent)
+            ids = torch.tensor([message.prompt_ids + message.token_ids])
+            with torch.no_grad():
+                logits = bank.model(input_ids=ids, use_cache=False).logits[0, len(message.prompt_ids) - 1 : -1].double()
+            logp[v, e] = float(torch.log_softmax(logits / 0.3, -1).gather(1, torch.tensor(message.token_ids)[:, None]).sum())
+    stale = 0.0
+    for e, episode in enumerate(probe._start):
+        others = [x.reward for x in probe._start if x.group == episode.group and x is not episode]
+        stale += (math.exp(logp[1, e] - logp[0, e]) - 1) * (episode.reward - sum(others) / len(others)) / len(probe._start)
+    assert row.probe.gap.stale == pytest.approx(stale, abs=1e-6)  # type: ignore[union-attr]
+    assert row.probe.gap.signed == pytest.approx(row.probe.gap.stale - row.probe.gap.fresh)  # type: ignore[union-attr]
+
+
+def test_an_update_tells_how_its_kl_is_spread_and_what_the_monitors_are_worth(probed: TrainingRun) -> None:
+    for row in updates(probed.run_dir.path):
+        found = row.diagnostics
+        assert found is not None and found.kl_messages is not None and found.kl_groups is not None
+        assert found.kl_messages.p50 <= found.kl_messages.p90 <= found.kl_messages.p99 <= found.kl_messages.largest
+        assert found.kl_groups.largest <= found.kl_messages.largest
+        assert found.kl_messages.p50 <= 2 * row.kl_message_sum <= 2 * found.kl_messages.largest
+        assert set(found.monitor) == {"exact", "k1", "k3"}
+        quarter, half = (np.mean(found.monitor["exact"][share].deviations) for share in ("25", "50"))
+        assert quarter > half > 0
+        assert (found.context_shift is None) == (row.update == 1)
+
+
+def test_a_probe_may_be_too_dear(start: Start, tmp_path: Path) -> None:
+    run = start(tmp_path, probe_every_stages=2, probe_share=0.1)
+    state = run.state
+    state.seconds = 100.0
+    for stage, spent, due in ((1, 0.0, False), (2, 0.0, True), (4, 9.0, True), (6, 11.0, False)):
+        state.probe_seconds = spent
+        run.diagnostics.begin_stage(state, stage)
+        assert state.probing is due, stage
+
+
+def test_joint_publishes_at_the_end_of_the_stage(
+    start: Start, naive: TrainingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start(tmp_path, **{**NAIVE, "update": "joint", "probe_every_stages": 0})
+    live: list[dict[str, str]] = []
+    publish = run.playable.sampler.publish
+    monkeypatch.setattr(run.playable.sampler, "publish", lambda v: (live.append({v.agent: v.name}), publish(v))[1])
+    record, before = run.record_update, run.playable.versions()
+    monkeypatch.setattr(run, "record_update", lambda *a: (record(*a), live.append({}))[0])
+    train(run)
+    rows = updates(tmp_path)
+    assert live[:3] == [{}, {}, {}], "nothing goes live between the updates"
+    assert {k: v for d in live for k, v in d.items()} == run.playable.versions() != before
+    assert [row.fresh_episodes for row in rows] == [24, 0, 0] and all(row.team_versions == before for row in rows)
+    assert run.playable.versions() == naive.playable.versions(), "on one batch that is naive sequential"
+
+
+@pytest.mark.parametrize(
+    ("how", "played"),
+    [
+        ({"resampling": "every_update"}, [12, 12, 12]),
+        ({"resampling": "never"}, [36, 0, 0]),
+        ({"resampling": "every_k", "resample_every": 2}, [18, 0, 18]),
+    ],
+)
+def test_a_stage_budget_is_shared_among_its_rollouts(
+    start: Start, tmp_path: Path, how: dict[str, Any], played: list[int]
+) -> None:
+    run = start(tmp_path, matched="stage", items_per_stage=18, episodes_per_item=2, inner_epochs=1, **how)
+    train(run)
+    rows = updates(tmp_path)
+    assert [row.fresh_episodes for row in rows] == played and sum(played) == 18 * 2
+    assert run.state.cursor == 18
+    items = [json.loads(line)["item"] for path in (tmp_path / "episodes").iterdir() for line in path.read_text().splitlines()]
+    assert len(set(items)) == 18, "each of the stage's items once"
+
+
+def test_contexts_are_kept_for_a_resumed_run(tmp_path: Path, episodes: Any) -> None:
+    own = contexts(episodes, Low())
+    assert len(own.keys) == sum(len(e.messages) for e in episodes)
+    assert own.keys[0].answer is None and own.keys[1].answer == Low().answer(episodes[0].messages[0].text)
+    StageContexts(tmp_path / "c.json").begin(4, own)
+    again = StageContexts(tmp_path / "c.json")
+    other = contexts(episodes[::-1], Low())
+    assert again.of(3) is None and again.of(4) is not None
+    assert shift_between(again.of(4), other, 7) == shift_between(own, other, 7)  # type: ignore[arg-type]
+    assert coupled_difference(episodes, episodes, Low()) == 0 < coupled_difference(episodes, episodes[::-1], Low())
+
+
+def test_the_fisher_model_predicts_the_measured_kl(probed: TrainingRun, make_team: Any, play: Any, move: Any) -> None:
+    """1/2 d'Fd from sampled scores against the gate's exact KL for a small step, and the agent is left as it was."""
+    found = [row.probe.fisher for row in updates(probed.run_dir.path) if row.probe and row.probe.fisher]
+    assert found and all(f.slope_in_sample > 0 and f.smallest_eigenvalue >= f.damping > 0 for f in found)
+    team = make_team()
+    episodes = play(team, items=6, episodes=8)
+    before = team.bank.snapshot("left")
+    move(team, "left", 2e-3)
+    after = team.bank.snapshot("left")
+    from teamtr_lora.recipe import TeamTRConfig
+    from teamtr_lora.training.update import AgentUpdater
+
+    scorer = AgentUpdater(team, TeamTRConfig(), probed.accelerator).scorer
+    reading = fisher_reading(scorer, team.bank, "left", before, episodes, messages=48, discount=0.5, measured_kl=0.0, seed=0)
+    assert reading is not None and all(torch.equal(after[n], t) for n, t in team.bank.snapshot("left").items())
+    exact = 0.0
+    for step in (0, 1):
+        team.bank.restore("left", (before, after)[step])
+        team.bank.activate("left")
+        rows = []
+        for episode in episodes:
+            message = next(m for m in episode.messages if m.agent == "left")
+            ids = torch.tensor([message.prompt_ids + message.token_ids])
+            with torch.no_grad():
+                logits = team.bank.model(input_ids=ids, use_cache=False).logits[0, len(message.prompt_ids) - 1 : -1].double()
+            rows.append(torch.log_softmax(logits, -1))
+        if step == 0:
+            first = rows
+    exact = sum(float((p.exp() * (p - q)).sum()) for p, q in zip(first, rows, strict=True)) / len(episodes)
+    assert reading.messages == 48 and reading.step_kl == pytest.approx(exact, rel=0.5)
+
+
+def test_a_damaged_contexts_file_costs_only_the_drift(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "c.json"
+    for text in ("{", '{"stage": 1}', '{"stage": 1, "contexts": [[1]]}', "[]"):
+        path.write_text(text)
+        assert StageContexts(path).of(1) is None
+    assert "damaged" in caplog.text

@@ -1,0 +1,169 @@
+"""Measures what a swap costs, over seeds: trains a team, replaces one agent directly and aligned, and trains on.
+
+    .venv/bin/python tools/measure_swap.py --out DIR [--recipe recipes/quickstart.yaml] [--seeds 0,1,2] [--agent solver]
+        [--with fresh:rank=32,targets=all-linear] [--items 512] [--more-stages 2] [--control]
+        [section.key=value ...] [--json]
+
+DIR/seed-N/team is the trained team, DIR/seed-N/swapped a copy of it whose agent is swapped and which then trains on. What is
+there already is not done again, so the same command goes on after an interruption. DIR/swap.json holds everything.
+
+What must hold: Stage-0 reaches its radius on the held-out half; the aligned swap loses at most a quarter of the accuracy that the
+direct one loses; training that goes on reaches at least the accuracy the team had, within noise (two standard errors). With
+--control a copy without a swap (DIR/seed-N/control) trains on as long: what a team at its plateau loses by training alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora.errors import UserError
+from teamtr_lora.files import dump_json, write_atomic
+from teamtr_lora.recipe import load_recipe, load_run_recipe
+from teamtr_lora.registry.store import Registry
+from teamtr_lora.swap.places import find_place
+from teamtr_lora.swap.report import SwapOptions
+from teamtr_lora.swap.swap import swapped
+from teamtr_lora.training.metrics import StageRow, read_rows
+from teamtr_lora.training.trainer import TeamTRTrainer
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "quickstart.yaml")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0, 1, 2])
+    parser.add_argument("--agent", default="solver")
+    parser.add_argument("--with", dest="spec", default="fresh:rank=32,targets=all-linear")
+    parser.add_argument("--items", type=int, default=512, help="held-out items of the swap shock")
+    parser.add_argument("--more-stages", type=int, default=2, help="stages trained after the swap")
+    parser.add_argument("--control", action="store_true", help="also train on without a swap")
+    parser.add_argument("--json", action="store_true", help="print DIR/swap.json instead of the table")
+    args = parser.parse_intermixed_args(arguments)
+    try:
+        seeds = {str(seed): measure(args, seed) for seed in args.seeds}
+    except UserError as error:
+        print(f"measure_swap: {error}", file=sys.stderr)
+        return 2
+    report = {"agent": args.agent, "with": args.spec, "seeds": seeds, "verdicts": verdicts(list(seeds.values()))}
+    write_atomic(args.out / "swap.json", dump_json(report))
+    print(json.dumps(report, indent=2) if args.json else table(report))
+    return 0 if all(report["verdicts"].values()) else 1
+
+
+def measure(args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    folder = args.out / f"seed-{seed}"
+    team, copy, kept = folder / "team", folder / "swapped", folder / "swap-report.json"
+    recipe = load_recipe(args.recipe, [*args.overrides, f"seed={seed}", f"output_dir={team}"])
+    stages = recipe.training.stages
+    if last_stage(team) < stages:
+        say(seed, f"training {stages} stages")
+        train(recipe, resume=(team / "checkpoint").exists())
+    if not kept.exists():
+        copied(team, copy)
+        say(seed, f"swapping {args.agent}")
+        options = SwapOptions(args.agent, args.spec, items=args.items)
+        with swapped(find_place(copy), options, registry=Registry(ROOT / "adapters")) as report:
+            write_atomic(kept, dump_json(report.as_dict()))
+    goes_on = {"swapped": copy}
+    if args.control:
+        goes_on["control"] = copied(team, folder / "control")
+    for name, run in goes_on.items():
+        if last_stage(run) < stages + args.more_stages:
+            say(seed, f"training {args.more_stages} more stages: {name}")
+            train(load_run_recipe(run, [f"training.stages={stages + args.more_stages}"]), resume=True)
+    measured = summary(json.loads(kept.read_text()), evaluation(team), evaluation(copy))
+    return measured | ({"control": evaluation(goes_on["control"])["avg_at_k"]} if args.control else {})
+
+
+def copied(team: Path, copy: Path) -> Path:
+    if not copy.exists():
+        unfinished = copy.with_name(".copying")
+        shutil.copytree(team, unfinished, dirs_exist_ok=True)
+        unfinished.rename(copy)
+    return copy
+
+
+def train(recipe: Any, *, resume: bool) -> None:
+    trainer = TeamTRTrainer.from_recipe(recipe)
+    try:
+        trainer.train(resume=resume)
+    finally:
+        trainer.close()
+
+
+def last_stage(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return max((row.stage for row in read_rows(metrics) if isinstance(row, StageRow)), default=-1) if metrics.exists() else -1
+
+
+def evaluation(run: Path) -> dict[str, Any]:
+    rows = [row.evaluation for row in read_rows(run / "metrics.jsonl") if isinstance(row, StageRow) and row.evaluation]
+    return rows[-1]
+
+
+def summary(report: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    alignment = report["alignment"]
+    noise = math.hypot(before["standard_error"] or 0, after["standard_error"] or 0)
+    return {
+        "kl_before": alignment["before"],
+        "kl_after": alignment["after"],
+        "delta_align": alignment["delta"],
+        "reached": alignment["reached"],
+        "steps": alignment["steps"],
+        "accuracy": {name: report[name]["accuracy"] for name in ("before", "direct", "aligned")},
+        "lost_direct": report["shock_direct"],
+        "lost_aligned": report["shock_aligned"],
+        "trained": before["avg_at_k"],
+        "trained_on": after["avg_at_k"],
+        "trained_on_noise": noise,
+        "seconds": report["seconds"],
+    }
+
+
+def verdicts(seeds: list[dict[str, Any]]) -> dict[str, bool]:
+    direct = statistics.fmean(s["lost_direct"]["lost"] for s in seeds)
+    aligned = statistics.fmean(s["lost_aligned"]["lost"] for s in seeds)
+    gained = statistics.fmean(s["trained_on"] - s["trained"] for s in seeds)
+    noise = math.sqrt(sum(s["trained_on_noise"] ** 2 for s in seeds)) / len(seeds)
+    return {
+        "stage0_reaches_its_radius": all(s["reached"] for s in seeds),
+        "direct_loses": direct > 0,
+        "aligned_loses_at_most_a_quarter": aligned <= direct / 4,
+        "training_on_reaches_what_it_had": gained >= -2 * noise,
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    lines = [f"{report['agent']} replaced by {report['with']}"]
+    lines.append(
+        "seed  KL before       KL after        of     steps  before  direct  aligned  lost direct      lost aligned    trained on"
+    )
+    for seed, s in report["seeds"].items():
+        kl = [f"{s[key]['mean']:.4f}+-{s[key]['standard_error'] or 0:.4f}" for key in ("kl_before", "kl_after")]
+        lost = [f"{s[key]['lost']:+.4f}+-{s[key]['standard_error'] or 0:.4f}" for key in ("lost_direct", "lost_aligned")]
+        accuracy = "  ".join(f"{s['accuracy'][name]:.4f}" for name in ("before", "direct", "aligned"))
+        lines.append(
+            f"{seed:<4}  {kl[0]:<14}  {kl[1]:<14}  {s['delta_align']:<5g}  {s['steps']:<5}  {accuracy}   {lost[0]}  {lost[1]}  "
+            f"{s['trained']:.4f} -> {s['trained_on']:.4f} +-{s['trained_on_noise']:.4f}"
+            + (f", {s['control']:.4f} without a swap" if "control" in s else "")
+        )
+    return "\n".join([*lines, *(f"{name.replace('_', ' ')}: {'yes' if ok else 'NO'}" for name, ok in report["verdicts"].items())])
+
+
+def say(seed: int, what: str) -> None:
+    print(f"seed {seed}: {what}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
