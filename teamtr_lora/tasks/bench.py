@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.overlap import OnOverlap, normalised, refuse_overlap, shared_items
 from teamtr_lora.tasks.task import CATEGORIES, Item, Items, Split, Task, item_of
 from teamtr_lora.team import Episode
+
+logger = logging.getLogger(__name__)
 
 
 class BenchTask(Task):
@@ -31,10 +34,11 @@ class BenchTask(Task):
         """Without test rows, a share of the train rows is held out: the benchmark's own, or by a hash of the text."""
         if test is None:
             train, test = self.split_rows(train) or (train, None)
-        everything = BenchItems(self, train, "train", range(len(train)))
+        known = self._with_answers(train, "train")
+        everything = BenchItems(self, train, "train", known)
         if test is None:
             held = [_held_out(self.text(item), test_fraction) for item in everything]
-            places = {side: [i for i, out in enumerate(held) if out is side] for side in (False, True)}
+            places = {side: [place for place, out in zip(known, held, strict=True) if out is side] for side in (False, True)}
             if not places[False] or not places[True]:
                 raise UserError(
                     f"task.test_fraction = {test_fraction}: holding that share of {len(train)} items out leaves the "
@@ -45,16 +49,30 @@ class BenchTask(Task):
                 "test": BenchItems(self, train, "test", places[True]),
             }
             return
-        tested = BenchItems(self, test, "test", range(len(test)))
+        tested = BenchItems(self, test, "test", self._with_answers(test, "test"))
         sides = [((item.id, self.text(item)) for item in side) for side in (everything, tested)]
         pairs = [] if on_overlap == "allow" else shared_items(*sides)
         if on_overlap == "refuse":
             refuse_overlap(pairs)
         shared = {name for name, _ in pairs}
-        kept = [place for place, item in enumerate(everything) if item.id not in shared]
+        kept = [place for place, item in zip(known, everything, strict=True) if item.id not in shared]
         if not kept:
             raise UserError("every train item is a test item too; nothing is left to train on")
         self._splits = {"train": BenchItems(self, train, "train", kept), "test": tested}
+
+    def _with_answers(self, rows: Any, split: Split) -> list[int]:
+        """Published sets have a few rows whose answer was lost; nothing can be learned from those."""
+        lost = [place for place, row in enumerate(rows) if self.lost_answer(row)]
+        if lost:
+            logger.warning(
+                "%d of %d %s items have no answer and are left out; the first is row %d", len(lost), len(rows), split, lost[0]
+            )
+        gone = set(lost)
+        return [place for place in range(len(rows)) if place not in gone]
+
+    def lost_answer(self, row: Mapping[str, Any]) -> bool:
+        """Whether the row has a place for its answer and nothing there."""
+        return False
 
     def split_rows(self, rows: Any) -> tuple[Any, Any] | None:
         """Train and test rows as the benchmark itself divides them, where it does."""

@@ -49,6 +49,10 @@ class MathTask(BenchTask):
         prompt = f"{problem}\n\n{self._instruction}" if self._instruction else problem
         return Item(name, prompt, {"problem": problem, "answer": gold})
 
+    def lost_answer(self, row: Mapping[str, Any]) -> bool:
+        found = [value for key, value in {**row, **_reward_model(row)}.items() if str(key).lower() in ANSWER]
+        return bool(found) and all(value is None or value == "" for value in found)
+
     def answer(self, text: str) -> str | None:
         return math_answer.stated(text, READERS[self.name])
 

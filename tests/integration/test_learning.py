@@ -21,7 +21,7 @@ def train(tmp_path: Path, recipe: str, *overrides: str) -> tuple[TeamTRTrainer, 
 
 
 def test_the_gate_holds_under_stress(tmp_path: Path) -> None:
-    _, rows = train(tmp_path, "stress.yaml")
+    _, rows = train(tmp_path, "stress.yaml", "evaluation.items=16")
     decisions = [row.decision for row in rows]
     assert decisions.count("shrunk") + decisions.count("rejected") >= len(rows) / 2
     assert "shrunk" in decisions or "rejected" in decisions

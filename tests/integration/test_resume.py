@@ -26,7 +26,7 @@ SMALL = [
     "evaluation.every_stages=1",
     "evaluation.items=32",
 ]
-KILLS = 3
+KILLS = 2
 
 
 def command(run_dir: Path, *options: str) -> list[str]:

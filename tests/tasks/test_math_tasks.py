@@ -146,6 +146,18 @@ def test_rows_of_other_layouts_are_read(tasks: dict[str, MathTask]) -> None:
         tasks["math500"].row_item({"text": "q"}, "a")
 
 
+def test_rows_whose_answer_was_lost_are_left_out_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"id": n, "problem": f"what is {n}?", "answer": None if n % 7 == 3 else str(n)} for n in range(40)]
+    task = MathTask("math500")
+    task.use_rows(rows, None, 0.25)
+    kept = [item for split in ("train", "test") for item in task.items(split)]
+    assert sorted(int(item.data["answer"]) for item in kept) == [n for n in range(40) if n % 7 != 3]
+    assert all(item.data["problem"] == f"what is {item.data['answer']}?" for item in kept)
+    assert "6 of 40 train items have no answer" in caplog.text
+    task.use_rows(rows[:5], rows[5:], 0.25)
+    assert (task.items("train").size, task.items("test").size) == (4, 30)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(READERS)), st.text() | st.text(alphabet="\\boxed{}$#18/.,-=Answer: \n", max_size=80), st.booleans())
 def test_no_text_crashes_it(name: str, text: str, boxed: bool) -> None:
