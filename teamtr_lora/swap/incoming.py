@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from teamtr_lora.base.adapter_files import parse_json, read_regular
-from teamtr_lora.base.versions import CONFIG, WEIGHTS
+from teamtr_lora.base.versions import CONFIG, WEIGHTS, content_hash, read_adapter_folder
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import LoraSection
 from teamtr_lora.recipe.sections import SAFE_NAME, nearest
@@ -62,7 +62,10 @@ def find_incoming(spec: str, registry: Registry, own: Path) -> Incoming:
     if re.fullmatch(VERSION_NAME.replace("{4,9}", "{4,}"), spec):
         if not (own / spec).is_dir():
             raise UserError(f"--with {spec}: the agent has no such version in {own}")
-        return _from_folder(spec, own / spec, "stored")
+        found = _from_folder(spec, own / spec, "stored")
+        if not spec.endswith(content_hash(*read_adapter_folder(own / spec))[:12]):
+            raise UserError(f"--with {spec}: {own / spec} does not match its hash; the version was altered on disk")
+        return found
     parts = spec.split("/")
     if len(parts) in (2, 3) and all(re.fullmatch(SAFE_NAME, part) for part in parts[:2]) and parts[0] in registry.teams():
         return _from_registry(spec, registry, *parts)

@@ -207,6 +207,7 @@ class RegistryPlace:
     def __init__(self, registry: Registry, team: str) -> None:
         self.registry, self.team, self.where = registry, team, str(registry.root / team)
         self.work = registry.root / f".{team}{WORK}"
+        self._seen: dict[str, str] | None = None  # the versions that were read, which are those a swap measures
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -224,6 +225,7 @@ class RegistryPlace:
 
     def read(self) -> HeldTeam:
         stored = find_team(self.registry.root / self.team)
+        self._seen = {agent: version.name for agent, version in stored.versions.items()}
         return HeldTeam(stored.recipe, stored.versions, stored.adapters)
 
     def beside(self, suffix: str) -> Path:
@@ -237,6 +239,8 @@ class RegistryPlace:
 
     def commit(self, replacement: Replacement) -> dict[str, str]:
         current = self.registry.team(self.team)
+        if self._seen is not None and self._seen != dict(current.agents):
+            raise UserError(f"{self.where}: somebody published another team meanwhile; nothing was changed, swap again")
         agent, recipe = replacement.agent, current.load_recipe()
         recipe = recipe.with_loras({agent: replacement.lora.model_dump()})
         identity = identify(current.base.source, current.base.revision)

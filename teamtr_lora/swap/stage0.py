@@ -28,7 +28,7 @@ from teamtr_lora.team import Message, SequenceSpan, TokenSequence
 from teamtr_lora.training.gate import gate_pass
 from teamtr_lora.training.optimise import message_kl
 from teamtr_lora.training.optimizers import flatten_state, restore_state
-from teamtr_lora.training.scoring import MessageBatch, Microbatch, Scorer, message_batch
+from teamtr_lora.training.scoring import MessageBatch, Microbatch, Scorer, unweighted_batch
 
 MAX_GRAD_NORM = 1.0
 # A check that is this much below the best so far counts as progress; after PATIENCE checks without, the rate is halved.
@@ -282,16 +282,7 @@ def probe_batch(
 ) -> MessageBatch:
     """`with_context`: the last tokens of each context are scored too, as a message that is nobody's turn."""
     chosen = [_with_context(context) for context in contexts] if with_context else contexts
-    index = {id(context.episode): number for number, context in enumerate(chosen)}
-    return message_batch(
-        chosen,
-        dict.fromkeys(index, 0.0),
-        index,
-        tokens_per_microbatch=tokens_per_microbatch,
-        mask_truncated=False,
-        device=scorer.device,
-        pack_width=scorer.pack_width,
-    )
+    return unweighted_batch(scorer, chosen, [context.episode for context in chosen], tokens_per_microbatch)
 
 
 def _with_context(context: TokenSequence) -> TokenSequence:

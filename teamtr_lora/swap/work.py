@@ -12,6 +12,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
+from teamtr_lora.errors import UserError
 from teamtr_lora.files import dump_json, remove_temporaries, write_atomic, write_folder_atomic
 
 REQUEST, STATE, TENSORS = "request.json", "state.json", "tensors.safetensors"
@@ -21,10 +22,13 @@ class Work:
     """A folder of parts, each written in one step. It belongs to one request: for another it starts empty."""
 
     def __init__(self, folder: Path) -> None:
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise UserError(f"{folder}: is where work in progress is kept, but is no folder; remove it")
         self.folder = folder
 
     def request(self) -> dict[str, Any] | None:
-        return self.get(REQUEST.removesuffix(".json"))
+        found = self.get(REQUEST.removesuffix(".json"))
+        return found if isinstance(found, dict) else None
 
     def begin(self, request: dict[str, Any]) -> None:
         if self.request() != request:

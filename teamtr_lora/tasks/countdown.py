@@ -13,20 +13,30 @@ from teamtr_lora.team import Episode, Message
 
 TEST_SHARE = 0.2
 LONGEST = 200
-EXPRESSION = re.compile(r"[0-9(][0-9+\-*/() ]*[0-9)]")
+# All that hangs together, also what is no expression: a part of `1.5+3` or `-5+3` must not pass for one
+EXPRESSION = re.compile(r"[-+*/().,^0-9 ]*[0-9)]")
+PLAIN = re.compile(r"[-+*/()0-9 ]+")
 TOKEN = re.compile(r"[0-9]+|[-+*/()]")
-SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-", "\\": " "})
+SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
+LATEX = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\left": "", r"\right": ""}
+TIMES = re.compile(r"(?<=[0-9)]) ?[xX] ?(?=[0-9(])")
+FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
+PUNCTUATION = re.compile(r"[.,](?=\s|$)|^\s*[-*]\s", re.MULTILINE)  # the end of a sentence, the bullet of a list
 
 
 def expression_in(text: str) -> str | None:
     """The last run of numbers and signs that has a sign in it."""
-    found = [part for part in EXPRESSION.findall(text[-5_000:].translate(SIGNS)) if re.search(r"[-+*/]", part)]
+    text = FRACTION.sub(r"(\1)/(\2)", text[-5_000:].translate(SIGNS))
+    for command, sign in LATEX.items():
+        text = text.replace(command, sign)
+    text = TIMES.sub("*", PUNCTUATION.sub("\n", text))
+    found = [part for part in EXPRESSION.findall(text) if re.search(r"[-+*/]", part)]
     return found[-1].strip() if found and len(found[-1]) <= LONGEST else None
 
 
 def value_of(expression: str) -> tuple[Fraction, list[int]] | None:
     """The exact value and the numbers used; None for anything that is no expression."""
-    tokens = TOKEN.findall(expression)
+    tokens = TOKEN.findall(expression) if PLAIN.fullmatch(expression) else []
     numbers = [int(token) for token in tokens if token.isdigit()]
     try:
         value, end = _sum(tokens, 0)

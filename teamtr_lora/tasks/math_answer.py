@@ -11,7 +11,7 @@ LONGEST = 2_000  # characters of an answer worth looking at; the longest referen
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 HASHES = re.compile(r"####[ \t]*\\?\$?[ \t]*(-?[0-9.,]*[0-9])")  # grade-school-math's own pattern, and an optional dollar sign
-ANSWER_LINE = re.compile(r"answer[ \t]*:[ \t]*([^\n]+)", re.IGNORECASE)
+ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
 _NUMBER = r"(-?)(\d+|\d{1,3}(?:,\d{3})+)?(?:\.(\d+))?"
 _PLAIN = re.compile(_NUMBER)

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from teamtr_lora.tasks.task import Item, Split, Task, item_of
 from teamtr_lora.team import Episode
 
-NUMBER = re.compile(r"-?[0-9]+")
+# Everything that hangs together with a digit, so that 12.34, 7/34 or 34th is not taken for 34
+NUMBER = re.compile(r"(?<![0-9A-Za-z_])-?[0-9]+(?:[.,:/^][0-9]+)*[0-9A-Za-z_]*")
+INTEGER = re.compile(r"(-?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+))(?:\.0+)?")
 TEST_SHARE = 0.2
 LONGEST = 30  # digits of a number that could be an answer
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -102,4 +104,5 @@ class SmallTask(Task):
 
     def answer(self, text: str) -> str | None:
         found = NUMBER.findall(text)
-        return str(int(found[-1])) if found and len(found[-1]) < LONGEST else None
+        whole = INTEGER.fullmatch(found[-1]) if found and len(found[-1]) < LONGEST else None
+        return str(int(whole[1].replace(",", ""))) if whole else None

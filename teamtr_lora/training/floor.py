@@ -14,7 +14,7 @@ from teamtr_lora.errors import UserError
 from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.gate import gate_pass
 from teamtr_lora.training.optimise import message_kl
-from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, message_batch
+from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, unweighted_batch
 
 logger = logging.getLogger(__name__)
 
@@ -33,15 +33,7 @@ def measure_floors(
     chosen = [e for e in episodes if any(m.agent == agent and m.token_ids for m in e.messages)][:MESSAGES]
     if not chosen:
         return {}
-    batch = message_batch(
-        agent_sequences(chosen, agent),
-        {id(e): 0.0 for e in chosen},
-        {id(e): i for i, e in enumerate(chosen)},
-        tokens_per_microbatch=tokens_per_microbatch,
-        mask_truncated=False,
-        device=scorer.device,
-        pack_width=scorer.pack_width,
-    )
+    batch = unweighted_batch(scorer, agent_sequences(chosen, agent), chosen, tokens_per_microbatch)
     bank.activate(agent)
     with gate_pass(scorer):
         gate = _perturbed_kl(scorer, bank, agent, batch, reduction)

@@ -12,7 +12,7 @@ from teamtr_lora.algorithm.surrogate import sum_by_message
 from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, message_batch
+from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, unweighted_batch
 
 
 @torch.no_grad()
@@ -20,16 +20,7 @@ def message_log_ratios(
     scorer: Scorer, bank: AdapterBank, agent: str, episodes: list[Episode], before: Snapshot, *, tokens_per_microbatch: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """log pi_now(message) / pi_before(message) of the agent's messages, and the episode each is in."""
-    index = {id(episode): i for i, episode in enumerate(episodes)}
-    batch = message_batch(
-        agent_sequences(episodes, agent),
-        dict.fromkeys(index, 0.0),
-        index,
-        tokens_per_microbatch=tokens_per_microbatch,
-        mask_truncated=False,
-        device=scorer.device,
-        pack_width=scorer.pack_width,
-    )
+    batch = unweighted_batch(scorer, agent_sequences(episodes, agent), episodes, tokens_per_microbatch)
     now = bank.snapshot(agent)
     bank.activate(agent)
     with gate_pass(scorer):

@@ -29,7 +29,7 @@ from teamtr_lora.training.diagnostics import contexts, coupled_difference, shift
 from teamtr_lora.training.fisher import fisher_reading
 from teamtr_lora.training.gate import gate_pass
 from teamtr_lora.training.importance import message_log_ratios
-from teamtr_lora.training.scoring import MessageBatch, Scorer, message_batch
+from teamtr_lora.training.scoring import MessageBatch, Scorer, unweighted_batch
 from teamtr_lora.training.update import UpdateOutcome
 
 SHIFT_TOKENS = 128  # token positions behind a token shift: whole vocabularies of them are kept at once
@@ -167,16 +167,8 @@ class StageProbe:
             if spoken and tokens < SHIFT_TOKENS:
                 chosen.append(episode)
                 tokens += spoken
-        index = {id(episode): i for i, episode in enumerate(chosen)}
-        return message_batch(
-            agent_sequences(chosen, agent),
-            dict.fromkeys(index, 0.0),
-            index,
-            tokens_per_microbatch=self._config.training.tokens_per_microbatch,
-            mask_truncated=False,
-            device=self._scorer.device,
-            pack_width=self._scorer.pack_width,
-        )
+        limit = self._config.training.tokens_per_microbatch
+        return unweighted_batch(self._scorer, agent_sequences(chosen, agent), chosen, limit)
 
     def _fisher(self, agent: str, outcome: UpdateOutcome, seed: int) -> FisherReading | None:
         messages = self._config.diagnostics.fisher_messages

@@ -13,7 +13,7 @@ from teamtr_lora.algorithm.token_kl import TokenScores, head_logits, score_token
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.load import FrozenBase
 from teamtr_lora.base.precision import has_sliding_window, head_weight, strict_fp32
-from teamtr_lora.team import Message, TokenSequence
+from teamtr_lora.team import Episode, Message, TokenSequence
 from teamtr_lora.training.packing import Row, RowTensors, pack, packs, row_tensors
 
 
@@ -156,6 +156,22 @@ class Scorer:
     def log_probabilities(self, hidden_ND: Tensor) -> Tensor:
         """[N, V], all at once: for a few tokens only."""
         return torch.log_softmax(head_logits(hidden_ND, self._head) / self._temperature, dim=-1)
+
+
+def unweighted_batch(
+    scorer: Scorer, sequences: Sequence[TokenSequence], episodes: Sequence[Episode], tokens_per_microbatch: int
+) -> MessageBatch:
+    """Messages to be read, not learned from; each knows its episode's place in `episodes`."""
+    index = {id(episode): i for i, episode in enumerate(episodes)}
+    return message_batch(
+        sequences,
+        dict.fromkeys(index, 0.0),
+        index,
+        tokens_per_microbatch=tokens_per_microbatch,
+        mask_truncated=False,
+        device=scorer.device,
+        pack_width=scorer.pack_width,
+    )
 
 
 @dataclass(frozen=True)

@@ -73,14 +73,17 @@ def test_a_process_killed_while_it_publishes_leaves_whole_versions_only(
 
     first = filled.team("demo")
     generator = random.Random(0)
-    killed_inside = 0
-    for _ in range(ROUNDS):
+    killed_inside = rounds = 0
+    deadline = time.monotonic() + 60
+    while rounds < ROUNDS or (not killed_inside and time.monotonic() < deadline):
+        rounds += 1
         process = start(forever)
-        deadline = time.monotonic() + 30
         before = filled.numbers("demo")[-1]
         while filled.numbers("demo")[-1] == before and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(generator.random() * 0.05)  # somewhere in the next publication
+        while rounds % 2 and not any(filled.root.rglob(".tmp-*")) and time.monotonic() < deadline:
+            pass  # every other time, right where something is half written
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         killed_inside += any(filled.root.rglob(".tmp-*"))

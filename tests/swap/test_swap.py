@@ -221,6 +221,20 @@ def test_a_registry_team_gets_a_new_version_and_an_undo(
     assert (step.agent, step.old, step.new) == ("left", report["old"], report["new"]) and "fresh:rank=8" in step.how
     assert registry.manifest("pair", "left", report["new"]).made_by == "swap"
     assert now.load_recipe().team.agents[0].lora.rank == 8
+    # what was altered on disk is not taken, and a link in the place of the work folder is not followed
+    weights = registry.folder("pair", "left", old[0]) / "adapter_model.safetensors"
+    kept = weights.read_bytes()
+    weights.write_bytes(kept[:-4] + b"\x00\x00\x80\x3f")
+    assert main(["swap", str(team), "--agent", "left", "--with", old[0], "--direct"]) == 2
+    assert "altered on disk" in capsys.readouterr().err
+    weights.write_bytes(kept)
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "request.json").write_text("{}")
+    link = tmp_path / "registry" / ".pair.swap"
+    link.symlink_to(victim)
+    assert main(["swap", str(team), *FRESH, "--direct"]) == 2 and (victim / "request.json").exists()
+    link.unlink()
     # an agent of one team may take a place in another
     spec = ["--registry", str(tmp_path / "registry"), "--agent", "left", "--with", "pair/left", "--direct"]
     assert main(["swap", str(run), *spec, "--json"]) == 0
@@ -228,6 +242,37 @@ def test_a_registry_team_gets_a_new_version_and_an_undo(
     assert main(["swap", str(team), "--undo", "--json"]) == 0
     assert registry.team("pair").agents == registry.team("pair", 1).agents
     assert registry.verify() == []
+
+
+def test_a_team_published_meanwhile_makes_the_swap_fail(
+    run: Path, tmp_path: Path, recipe_file: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from teamtr_lora.registry.identity import identify
+    from teamtr_lora.registry.imports import import_path
+    from teamtr_lora.registry.store import Registry
+    from teamtr_lora.swap.places import RegistryPlace
+
+    registry = Registry(tmp_path / "registry")
+    monkeypatch.chdir(recipe_file.parent)
+    import_path(registry, run, team="pair")
+    real = RegistryPlace.commit
+
+    def late(place: Any, replacement: Any) -> Any:
+        before = registry.team("pair")
+        identity = identify(before.base.source, before.base.revision)
+        other = registry.publish_adapter(
+            "pair", "right", *registry.read("pair", "right", before.agents["right"]), identity=identity,
+            protocol_hash=before.protocol_hash, made_by="import",
+        )  # fmt: skip
+        registry.publish_team(
+            "pair", before.load_recipe(), {**before.agents, "right": other.version}, identity=identity, made_by="import"
+        )
+        return real(place, replacement)
+
+    monkeypatch.setattr(RegistryPlace, "commit", late)
+    assert main(["swap", str(tmp_path / "registry" / "pair"), *FRESH, "--direct"]) == 2
+    assert "meanwhile" in capsys.readouterr().err
+    assert registry.team("pair").number == 2 and len(registry.versions("pair", "left")) == 1
 
 
 def test_killed_at_any_moment_the_same_command_ends_the_same(

@@ -146,6 +146,10 @@ def test_rows_of_other_layouts_are_read(tasks: dict[str, MathTask]) -> None:
         tasks["math500"].row_item({"text": "q"}, "a")
 
 
+def test_the_answer_may_stand_on_the_next_line(tasks: dict[str, MathTask], score: Score) -> None:
+    assert score(tasks["dapo_math"], [(item("34"), "so\nAnswer:\n34"), (item("34"), "Answer: 35")]) == [1.0, 0.0]
+
+
 def test_rows_whose_answer_was_lost_are_left_out_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"id": n, "problem": f"what is {n}?", "answer": None if n % 7 == 3 else str(n)} for n in range(40)]
     task = MathTask("math500")

@@ -63,6 +63,36 @@ def test_no_text_crashes_a_small_task(name: str, text: str) -> None:
     assert answer is None or (str(int(answer)) == answer and re.search("[0-9]", text))
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("It is 1,188.", "1188"), ("34.0", "34"), ("Answer:34", "34"), ("10-4", "4"), ("= -5", "-5"), ("so 3 r's", "3"),
+        ("12.34", None), ("7/34", None), ("12:34", None), ("1e34", None), ("34th", None), ("x34", None), ("none", None),
+    ],
+)  # fmt: skip
+def test_only_a_whole_number_is_an_answer(text: str, answer: str | None) -> None:
+    assert SmallTask("largest").answer(text) == answer
+
+
+RIGHT = [
+    "5*3+2",
+    r"5 \times 3 + 2 = 17",
+    r"\boxed{5 \cdot 3+2}",
+    "5x3+2",
+    r"\left(5*3\right)+2",
+    "Step 1. 5*3+2.",
+    "- 5*3+2",
+    "2+5·3",
+]
+WRONG = ["-5*3+2", "1.5*3+2", "5*3+2.7", "2^5*3+2", "1,5*3+2", r"9 \times 5*3+2", "100 x 5*3+2", r"\frac{5}{3}+2"]
+
+
+@pytest.mark.parametrize(("text", "expected"), [(t, 1.0) for t in RIGHT] + [(t, 0.0) for t in WRONG])
+def test_an_expression_counts_as_a_whole(text: str, expected: float, score: Score) -> None:
+    item = Item("a", "p", {"numbers": [5, 3, 2], "target": 17})
+    assert score(Countdown(), [(item, text)]) == [expected]
+
+
 @pytest.mark.parametrize("numbers", [2, 3, 4, 6])
 def test_countdown_items_are_solvable_and_reproduce(numbers: int, score: Score) -> None:
     task = Countdown(numbers)

@@ -11,12 +11,16 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection, TeamTRConfig
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam, open_team
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.team import Episode
+from teamtr_lora.training.events import Events
+from teamtr_lora.training.run import TrainingRun
+from teamtr_lora.training.run_dir import RunDir
 
 AGENTS = [
     {"name": "left", "lora": {"rank": 4, "alpha": 8.0}},
@@ -177,3 +181,56 @@ def double_logp() -> Callable[..., tuple[nn.Module, Callable[..., Tensor]]]:
         return model, logp
 
     return run
+
+
+class HighTokens(Task):
+    """The higher the first token ids are modulo 4, the better; one item, so that what is learned holds for the gate too. A
+    message's answer is its first character."""
+
+    def items(self, split: str) -> Any:
+        class Same:
+            size = None
+
+            def __getitem__(self, position: int) -> Item:
+                return Item(f"{split}-{position}", split[0])
+
+        return Same()
+
+    def score(self, episodes: Sequence[Episode]) -> list[float]:
+        return [sum(m.token_ids[0] % 4 for m in e.messages) / 9 for e in episodes]
+
+    def answer(self, text: str) -> str | None:
+        return text[:1] or None
+
+
+class _StopAfter(TrainerCallback):
+    def __init__(self, updates: int) -> None:
+        self.left = updates
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.left -= 1
+        control.should_training_stop = self.left <= 0
+
+
+@pytest.fixture(scope="session")
+def high_tokens() -> Task:
+    return HighTokens()
+
+
+@pytest.fixture(scope="module")
+def start(make_team: Any, config: Any, accelerator: Accelerator, high_tokens: Task) -> Callable[..., TrainingRun]:
+    """A run of three agents, ready for `train`; `stop_after` ends it after so many updates, as an interrupt would."""
+
+    def make(folder: Path, *, stop_after: int | None = None, resume: bool = False, **values: Any) -> TrainingRun:
+        small = {"stages": 1, "items": 3, "items_per_stage": 6, "holdout": 0.34, "learning_rate": 2e-3, "delta": 0.1,
+                 "every_stages": 0, "temperature": 0.3, "order": "fixed"}  # fmt: skip
+        settings = config(**(small | values))
+        folder.mkdir(parents=True, exist_ok=True)
+        three = [{"name": name, "lora": {"rank": 2, "alpha": 4.0}} for name in ("one", "two", "three")]
+        events = Events([] if stop_after is None else [_StopAfter(stop_after)], settings, updates=3)
+        run = TrainingRun(make_team(agents=three), high_tokens, settings, RunDir(folder), accelerator, events)
+        if resume:
+            run.resume()
+        return run
+
+    return make

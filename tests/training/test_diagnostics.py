@@ -11,71 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora.base.versions import read_adapter_folder
-from teamtr_lora.tasks import Item, Task
+from teamtr_lora.tasks import Task
 from teamtr_lora.training.diagnostics import StageContexts, contexts, coupled_difference, shift_between
-from teamtr_lora.training.events import Events
 from teamtr_lora.training.fisher import fisher_reading
 from teamtr_lora.training.metrics import TIME_FIELDS, UpdateRow, read_rows
 from teamtr_lora.training.run import TrainingRun
-from teamtr_lora.training.run_dir import RunDir
 from teamtr_lora.training.stage import train
 
-THREE = [{"name": name, "lora": {"rank": 2, "alpha": 4.0}} for name in ("one", "two", "three")]
 PROBED = {"probe_every_stages": 1, "probe_items": 4, "probe_episodes_per_item": 4, "fisher_messages": 12, "token_shift_ranks": 3}
 
 # every candidate is accepted, so that there is something to see
 NAIVE = {"resampling": "never", "kind": "none", "inner_epochs": 1, **PROBED, "fisher_messages": 0}
 
 
-class Low(Task):
-    """The more of the first tokens are odd, the better; its answers are those tokens."""
-
-    def items(self, split: str) -> Any:
-        class Same:
-            size = None
-
-            def __getitem__(self, position: int) -> Item:
-                return Item(f"{split}-{position}", split[0])
-
-        return Same()
-
-    def score(self, episodes: Any) -> list[float]:
-        return [sum(m.token_ids[0] % 4 for m in e.messages) / 9 for e in episodes]
-
-    def answer(self, text: str) -> str | None:
-        return text[:1] or None
-
-
-class StopAfter(TrainerCallback):
-    def __init__(self, updates: int) -> None:
-        self.left = updates
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.left -= 1
-        control.should_training_stop = self.left <= 0
-
-
 Start = Callable[..., TrainingRun]
-
-
-@pytest.fixture(scope="module")
-def start(make_team: Any, config: Any, accelerator: Any) -> Start:
-    def make(folder: Path, *callbacks: TrainerCallback, resume: bool = False, **values: Any) -> TrainingRun:
-        small = {"stages": 1, "items": 3, "items_per_stage": 6, "holdout": 0.34, "learning_rate": 2e-3, "delta": 0.1,
-                 "every_stages": 0, "temperature": 0.3, "order": "fixed"}  # fmt: skip
-        settings = config(**(small | values))
-        folder.mkdir(parents=True, exist_ok=True)
-        run = TrainingRun(
-            make_team(agents=THREE), Low(), settings, RunDir(folder), accelerator, Events(callbacks, settings, updates=3)
-        )
-        if resume:
-            run.resume()
-        return run
-
-    return make
 
 
 def updates(folder: Path) -> list[UpdateRow]:
@@ -116,7 +67,7 @@ def test_diagnostics_survive_a_resume_within_a_stage(
     start: Start, probed: TrainingRun, naive: TrainingRun, tmp_path: Path, resampling: str
 ) -> None:
     whole, how = {"every_update": (probed, PROBED), "never": (naive, NAIVE)}[resampling]
-    train(start(tmp_path, StopAfter(2), **how))
+    train(start(tmp_path, stop_after=2, **how))
     train(start(tmp_path, resume=True, **how))
     assert plain(tmp_path) == plain(whole.run_dir.path)
     assert updates(tmp_path)[2].probe.weights["ess"] < 1, "agents updated before the resume count"  # type: ignore[union-attr]
@@ -228,16 +179,16 @@ def test_a_stage_budget_is_shared_among_its_rollouts(
     assert len(set(items)) == 18, "each of the stage's items once"
 
 
-def test_contexts_are_kept_for_a_resumed_run(tmp_path: Path, episodes: Any) -> None:
-    own = contexts(episodes, Low())
+def test_contexts_are_kept_for_a_resumed_run(tmp_path: Path, episodes: Any, high_tokens: Task) -> None:
+    own = contexts(episodes, high_tokens)
     assert len(own.keys) == sum(len(e.messages) for e in episodes)
-    assert own.keys[0].answer is None and own.keys[1].answer == Low().answer(episodes[0].messages[0].text)
+    assert own.keys[0].answer is None and own.keys[1].answer == high_tokens.answer(episodes[0].messages[0].text)
     StageContexts(tmp_path / "c.json").begin(4, own)
     again = StageContexts(tmp_path / "c.json")
-    other = contexts(episodes[::-1], Low())
+    other = contexts(episodes[::-1], high_tokens)
     assert again.of(3) is None and again.of(4) is not None
     assert shift_between(again.of(4), other, 7) == shift_between(own, other, 7)  # type: ignore[arg-type]
-    assert coupled_difference(episodes, episodes, Low()) == 0 < coupled_difference(episodes, episodes[::-1], Low())
+    assert coupled_difference(episodes, episodes, high_tokens) == 0 < coupled_difference(episodes, episodes[::-1], high_tokens)
 
 
 def test_the_fisher_model_predicts_the_measured_kl(probed: TrainingRun, make_team: Any, play: Any, move: Any) -> None:

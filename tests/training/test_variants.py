@@ -9,64 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora.algorithm.advantage import group_advantages
 from teamtr_lora.algorithm.trust_region import RADIUS_RANGE, track_target
 from teamtr_lora.recipe import load_recipe, problems
-from teamtr_lora.tasks import Item, Task
-from teamtr_lora.training.events import Events
 from teamtr_lora.training.metrics import TIME_FIELDS, UpdateRow, read_rows
 from teamtr_lora.training.run import TrainingRun
-from teamtr_lora.training.run_dir import RunDir
 from teamtr_lora.training.stage import train, update_order
 
 ROOT = Path(__file__).resolve().parents[2]
-THREE = [{"name": name, "lora": {"rank": 2, "alpha": 4.0}} for name in ("one", "two", "three")]
-
-
-class Low(Task):
-    """The more of the first tokens have a low id, the better; one item, so that what is learned holds for the gate too."""
-
-    def items(self, split: str) -> Any:
-        class Same:
-            size = None
-
-            def __getitem__(self, position: int) -> Item:
-                return Item(f"{split}-{position}", split[0])
-
-        return Same()
-
-    def score(self, episodes: Any) -> list[float]:
-        return [sum(m.token_ids[0] % 4 for m in e.messages) / 9 for e in episodes]
-
-
-class StopAfter(TrainerCallback):
-    def __init__(self, updates: int) -> None:
-        self.left = updates
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.left -= 1
-        control.should_training_stop = self.left <= 0
 
 
 Start = Callable[..., TrainingRun]
-
-
-@pytest.fixture
-def start(make_team: Any, config: Any, accelerator: Any) -> Start:
-    def make(folder: Path, *callbacks: TrainerCallback, resume: bool = False, **values: Any) -> TrainingRun:
-        small = {"stages": 1, "items": 3, "items_per_stage": 6, "holdout": 0.34, "learning_rate": 2e-3, "delta": 0.1,
-                 "every_stages": 0, "temperature": 0.3}  # fmt: skip
-        settings = config(**(small | values))
-        folder.mkdir(parents=True, exist_ok=True)
-        playable = make_team(agents=THREE)
-        run = TrainingRun(playable, Low(), settings, RunDir(folder), accelerator, Events(callbacks, settings, updates=3))
-        if resume:
-            run.resume()
-        return run
-
-    return make
 
 
 def updates(run: TrainingRun) -> list[UpdateRow]:
@@ -104,7 +58,7 @@ def test_a_run_that_reuses_episodes_resumes_in_the_middle_of_a_stage(start: Star
     """The episodes are not in the checkpoint: the versions that sampled them and their seeds are."""
     whole = start(tmp_path / "whole", resampling="never", stages=2)
     train(whole)
-    train(start(tmp_path / "part", StopAfter(2), resampling="never", stages=2))
+    train(start(tmp_path / "part", stop_after=2, resampling="never", stages=2))
     resumed = start(tmp_path / "part", resume=True, resampling="never", stages=2)
     assert (resumed.state.stage, resumed.state.update) == (0, 2)
     train(resumed)
