@@ -77,8 +77,8 @@ _BLOCK = r"(?:the\s+)?(?:object\s+|block\s+)?([a-z0-9_]+)(?:\s+block)?"
 _PHRASES = [
     (name, re.compile(pattern.replace("X", _BLOCK).replace("Y", _BLOCK).replace(" ", r"\s+")))
     for name, pattern in (
-        ("pick-up", r"(?:pick(?:-|\s)?up|attack) X"),
-        ("put-down", r"(?:put(?:-|\s)?down|succumb) X"),
+        ("pick-up", r"(?:pick(?:-|_|\s)?up|attack) X(?: from the table)?"),
+        ("put-down", r"(?:put(?:-|_|\s)?down|succumb) X(?: on the table)?"),
         ("stack", r"stack X (?:on top of|onto|on) Y"),
         ("stack", r"(?:stack|overcome) X Y"),
         ("stack", r"overcome X from Y"),
@@ -87,8 +87,10 @@ _PHRASES = [
         ("unstack", r"feast X from Y"),
     )
 ]
-_VERB = re.compile(r"(?:pick|put|stack|unstack|attack|succumb|overcome|feast)\b")
-_BULLET = re.compile(r"^(?:[-*•>]|\(?\d+[.):]|step\s+\d+[.:)]?|action\s+\d+[.:)]?)\s*")
+_VERB = re.compile(r"(?:pick|put|stack|unstack|attack|succumb|overcome|feast)(?:\b|_)")
+_BULLET = re.compile(r"^(?:[-*•>]|\d+\.\d+:|\(?\d+[.):]|\d+\s+-\s|step\s+\d+[.:)]?|action\s+\d+[.:)]?)\s*")
+_LEAD = re.compile(r"^(?:(?:first|second|third|then|next|now|finally|lastly|after that|and|i|we)\b[,:]?\s*)+")
+_CALL = re.compile(r"([a-z][a-z_-]*)\s*\(([^()]*)\)")
 LONGEST_LINE = 200
 MOST_ACTIONS = 2_000
 
@@ -121,13 +123,15 @@ def parse_plan(response: str, names: dict[str, str]) -> list[Action] | None:
 
 def _parts(line: str) -> list[str]:
     """The pieces of a line that are, or start like, an action."""
+    line = _BULLET.sub("", line.strip().strip("`*_ \t")).strip("`*_ \t")
+    if line.startswith("("):
+        parts = [part.replace(",", " ").strip() for part in re.findall(r"\(([^()]{,200})\)", line)]
+        return [part for part in parts if _VERB.match(part)]
     if len(line) > LONGEST_LINE:
         return []
-    line = line.strip().strip("`*_ \t")
-    line = _BULLET.sub("", line).strip("`*_ \t")
-    if line.startswith("("):
-        return [part.strip() for part in re.findall(r"\(([^()]*)\)", line)] or [line]
-    line = line.rstrip(".,;:!")
+    line = _LEAD.sub("", line.rstrip(".,;:!"))
+    if called := _CALL.fullmatch(line):
+        line = f"{called[1]} {called[2].replace(',', ' ').strip()}"
     return [line] if _VERB.match(line) else []
 
 

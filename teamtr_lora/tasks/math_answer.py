@@ -15,6 +15,9 @@ ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
 _NUMBER = r"(-?)(\d+|\d{1,3}(?:,\d{3})+)?(?:\.(\d+))?"
 _PLAIN = re.compile(_NUMBER)
+_WHOLE = re.compile(
+    r"[\s$]*(?:[a-zA-Z][a-zA-Z+\s]*=)?[\s$]*(?:\\text\{\s*)?(-?(?:\d+|\d{1,3}(?:,\d{3})+))(?:\.0+)?(?:\s*\})?(?:\^\{?\\circ\}?)?[\s$.]*"
+)
 _RATIO = re.compile(r"(-?)(?:(\d+)/(\d+)|\\[dt]?frac\{(-?\d+)\}\{(\d+)\}|\\[dt]?frac(\d)(\d))")
 _WRAPPED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}")
 _NOISE = re.compile(r"\\[!,;: ]|\\left(?![a-z])|\\right(?![a-z])|\s|\$|\\\$|\^\\circ|\^\{\\circ\}|~")
@@ -64,6 +67,12 @@ def stated(text: str, readers: tuple[Reader, ...]) -> str | None:
     found = [place for reader in readers if (place := reader(text)) is not None]
     answer = max(found)[1] if found else ""
     return answer if 0 < len(answer) <= LONGEST else None
+
+
+def integer(text: str) -> int | None:
+    """A whole number written as one, with a name before or a degree sign after it at most."""
+    found = _WHOLE.fullmatch(text)
+    return int(found[1].replace(",", "")) if found and len(found[1]) < 60 else None
 
 
 def number(text: str) -> Fraction | None:

@@ -68,6 +68,10 @@ class MathTask(BenchTask):
 
     def _right(self, golds: Sequence[str], texts: Sequence[str]) -> list[bool]:
         answers = [self.answer(text) for text in texts]
+        if self.name.startswith("aime"):  # integers, and nothing that algebra could make of something else
+            return [
+                a is not None and math_answer.integer(a) == math_answer.integer(g) for g, a in zip(golds, answers, strict=True)
+            ]
         verdicts = [False if a is None else math_answer.quick(g, a) for g, a in zip(golds, answers, strict=True)]
         open_pairs = [(i, (golds[i], answer)) for i, answer in enumerate(answers) if answer is not None and verdicts[i] is None]
         decided = self._pool.equal([pair for _, pair in open_pairs])

@@ -82,12 +82,16 @@ def score_file(name: str, items: Path, responses: Path, settings: Sequence[str] 
         where = f"--responses row {number}"
         if row.get("id") is None or str(row["id"]) not in known:
             raise UserError(f"{where}: no item of {items} has the id {row.get('id')!r}")
-        episodes.append(play(task, known[str(row["id"])], _turns(row, where)))
+        episodes.append((known[str(row["id"])], _turns(row, where)))
     if not episodes:
         raise UserError(f"--responses = {str(responses)!r}: holds no response")
-    scored = list(zip([e.item_id for e in episodes], total_rewards(task, episodes), strict=True))
-    unanswered = len(known.keys() - {name for name, _ in scored})
-    return Scores(name, scored, unanswered, [task.measures(episode) for episode in episodes])
+    try:
+        played = [play(task, item, turns) for item, turns in episodes]
+        scored = list(zip([e.item_id for e in played], total_rewards(task, played), strict=True))
+        measures = [task.measures(episode) for episode in played]
+    except KeyError as missing:  # rows {id, prompt, data} are taken at their word until here
+        raise UserError(f"--items = {str(items)!r}: the data of an item has no {missing}; is it an item of {name}?") from missing
+    return Scores(name, scored, len(known.keys() - {name for name, _ in scored}), measures)
 
 
 def sample_items(name: str, settings: Sequence[str], split: Split, count: int) -> list[Item]:
@@ -158,5 +162,5 @@ def _said(message: Mapping[str, Any]) -> Any:
     calls = {"tool_calls": message["tool_calls"]} if message.get("tool_calls") else message if "arguments" in message else None
     content = message.get("content")
     if calls is None:
-        return content
+        return "" if content is None else content
     return f"{content}\n{json.dumps(calls)}" if isinstance(content, str) and content else json.dumps(calls)

@@ -150,6 +150,18 @@ def test_the_answer_may_stand_on_the_next_line(tasks: dict[str, MathTask], score
     assert score(tasks["dapo_math"], [(item("34"), "so\nAnswer:\n34"), (item("34"), "Answer: 35")]) == [1.0, 0.0]
 
 
+@pytest.mark.parametrize("answer", ["204", " 204 ", "$204$", "204.0", "204^\\circ", "m+n=204", r"\text{204}", "0204"])
+def test_an_aime_answer_is_that_integer(tasks: dict[str, MathTask], score: Score, answer: str) -> None:
+    assert score(tasks["aime24"], [(item("204"), f"\\boxed{{{answer}}}")]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "answer", [r"20400\%", "2 04", "20 4", "204_7", "203=204", r"204\text{ is wrong}", r"204\ldots", "204, 205", "2*102", "-204"]
+)
+def test_an_aime_answer_is_nothing_else(tasks: dict[str, MathTask], score: Score, answer: str) -> None:
+    assert score(tasks["aime24"], [(item("204"), f"\\boxed{{{answer}}}")]) == [0.0]
+
+
 def test_rows_whose_answer_was_lost_are_left_out_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"id": n, "problem": f"what is {n}?", "answer": None if n % 7 == 3 else str(n)} for n in range(40)]
     task = MathTask("math500")

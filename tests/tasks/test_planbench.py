@@ -158,6 +158,32 @@ def test_plans_are_read_in_all_their_spellings(text: str, count: int | None) -> 
     assert (None if plan is None else len(plan)) == count
 
 
+PLAN = ["unstack the blue block from on top of the orange block", "put down the blue block"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "First, {0}.\nThen, {1}.", "I {0}\nFinally, I {1}", "1 - {0}\n2 - {1}", "{0}\n{1} on the table",
+        "unstack(blue, orange)\nput_down(blue)", "(unstack blue, orange)\n(put-down blue)",
+        "0.000: (unstack blue orange) [1.000]\n1.000: (put-down blue) [1.000]", "(This is the plan)\n{0}\n{1}",
+    ],
+)  # fmt: skip
+def test_plans_are_read_as_people_write_them(text: str) -> None:
+    names = {"blue": "a", "orange": "b"}
+    assert parse_plan(text.format(*PLAN), names) == [Action("unstack", ("a", "b")), Action("put-down", ("a",))]
+
+
+def test_a_further_action_is_not_passed_over_for_the_word_before_it() -> None:
+    names = {"blue": "a", "orange": "b"}
+    plan = parse_plan("\n".join([*PLAN, "then unstack the orange block from on top of the blue block"]), names)
+    assert plan is not None and len(plan) == 3
+
+
+def test_a_long_line_of_actions_is_read() -> None:
+    assert len(parse_plan("(pick-up blue) (put-down blue) " * 20, {"blue": "a"}) or []) == 40
+
+
 def test_rows_that_are_no_instances_are_named() -> None:
     with pytest.raises(UserError, match="item x: 'flying a' is no fact"):
         Blocksworld().row_item({"init": [["flying", "a"]], "goal": [["on", "a", "b"]]}, "x")
