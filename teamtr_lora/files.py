@@ -51,32 +51,33 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Replaces `path` in one step."""
+@contextlib.contextmanager
+def _written_beside(path: Path, data: bytes | str) -> Iterator[Path]:
+    """The data in a file beside `path`, to be put in place; nothing of it stays."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
         try:
             write_synced(temporary, data.encode() if isinstance(data, str) else data)
-            os.replace(temporary, path)
+            yield temporary
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Replaces `path` in one step."""
+    with _written_beside(path, data) as temporary:
+        os.replace(temporary, path)
 
 
 def create_atomic(path: Path, data: bytes | str) -> None:
     """Creates file `path` in one step; an existing one is an error (FileExistsError), also one that appears meanwhile."""
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    with _written_beside(path, data) as temporary:
         try:
-            write_synced(temporary, data.encode() if isinstance(data, str) else data)
             os.link(temporary, path)
         except FileExistsError as error:
             raise FileExistsError(path) from error
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_folder(path.parent)
 
 
 def write_folder_atomic(path: Path, contents: dict[str, bytes]) -> None:

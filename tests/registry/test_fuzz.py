@@ -125,9 +125,10 @@ def test_configs(parts: dict[str, Any], facts: BaseFacts, data: st.DataObject) -
 @given(raw=st.binary(max_size=300))
 def test_bytes_for_json(parts: dict[str, Any], raw: bytes) -> None:
     for data in (raw, b"{" + raw, b'{"format": 1, ' + raw):
-        only_refusals(lambda data=data: parse_adapter(data, "x"))
-        only_refusals(lambda data=data: parse_team(data, "x"))
-        only_refusals(lambda data=data: open_contents({**parts["contents"], CONFIG: data}, "x"))
+        assert only_refusals(lambda data=data: parse_adapter(data, "x")) is None
+        assert only_refusals(lambda data=data: parse_team(data, "x")) is None
+        opened = only_refusals(lambda data=data: open_contents({**parts["contents"], CONFIG: data}, "x"))
+        assert opened is None or isinstance(opened[1], dict)
 
 
 @QUICK
@@ -147,7 +148,10 @@ def test_weights(parts: dict[str, Any], data: st.DataObject) -> None:
             raw[position] = (
                 raw[position] ^ (1 << data.draw(st.integers(0, 7))) if change == "bit" else data.draw(st.integers(0, 255))
             )
-    only_refusals(lambda: open_contents({**parts["contents"], WEIGHTS: bytes(raw)}, "x"))
+    opened = only_refusals(lambda: open_contents({**parts["contents"], WEIGHTS: bytes(raw)}, "x"))
+    if opened is not None:  # what is let through are finite matrices, and no more of them than there are bytes
+        assert all(tensor.ndim <= 2 and tensor.isfinite().all() for tensor in opened[0].values())
+        assert sum(tensor.nbytes for tensor in opened[0].values()) < len(raw)
 
 
 @given(source=TEXT, task=TEXT)
