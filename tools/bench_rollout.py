@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def run_episodes(
 ) -> dict:
     """Tokens and episodes per second of --episodes episodes of `turns` messages."""
     rng = random.Random(seed)
-    plan = lengths(args.episodes * turns, args.message_tokens, uneven=uneven, seed=seed)
+    plan = lengths(args.episodes * turns, args.message_tokens, uneven=uneven, seed=0)  # the same for all that is compared
     prompts = [[rng.randrange(8, args.vocab) for _ in range(args.prompt_tokens)] for _ in range(args.episodes)]
     turn = [0] * args.episodes
     waiting: dict[int, int] = {}
@@ -264,19 +264,21 @@ def text_episodes(base: FrozenBase, bank: AdapterBank, sampler: Sampler, args: a
     return result
 
 
-# --- the parts, each a process
+# --- the parts, each a process that says every number as soon as it has it
+
+Measures = Iterator[tuple[str, dict]]
 
 
-def part_transformers(args: argparse.Namespace) -> dict:
+def part_transformers(args: argparse.Namespace) -> Measures:
     args.episodes = min(args.episodes, 128)
     base = make_base(args)
     bank = make_bank(base, args, 3)
     sampler = open_engine(base, bank, args, engine="transformers")
-    even = timed(sampler, bank.agents, args, turns=args.turns)
-    return {"even, 3 adapters": even, "gap": logprob_gap(sampler, bank, args)}
+    yield "even, 3 adapters", timed(sampler, bank.agents, args, turns=args.turns)
+    yield "gap", logprob_gap(sampler, bank, args)
 
 
-def part_plain(args: argparse.Namespace) -> dict:
+def part_plain(args: argparse.Namespace) -> Measures:
     from teamtr_lora.rollout.vllm_engine import VllmSampler
 
     base = make_base(args)
@@ -285,55 +287,44 @@ def part_plain(args: argparse.Namespace) -> dict:
     sampler = VllmSampler(base, bank, rollout, context_tokens=args.context, lora=False)
     for agent in bank.agents:
         sampler.publish(bank.version(agent))
-    return {
-        "one turn, no adapter": timed(sampler, bank.agents, args, turns=1),
-        "even, no adapter": timed(sampler, bank.agents, args, turns=args.turns),
-    }
+    yield "one turn, no adapter", timed(sampler, bank.agents, args, turns=1)
+    yield "even, no adapter", timed(sampler, bank.agents, args, turns=args.turns)
 
 
-def part_vllm(args: argparse.Namespace) -> dict:
+def part_vllm(args: argparse.Namespace) -> Measures:
     base = make_base(args)
     bank = make_bank(base, args, 3)
     started = time.perf_counter()
     sampler = open_engine(base, bank, args, engine="vllm", vllm=args.vllm)
-    result: dict[str, Any] = {"start": {"seconds": time.perf_counter() - started}}
-    few = argparse.Namespace(**{**vars(args), "episodes": min(64, args.episodes)})
-    uneven = {"turns": args.turns, "uneven": True}
-    measures: list[tuple[str, Callable[[], dict]]] = [
-        ("one turn, 3 adapters", lambda: timed(sampler, bank.agents, args, turns=1)),
-        ("one turn, 1 adapter", lambda: timed(sampler, bank.agents[:1], args, turns=1)),
-        ("even, 3 adapters", lambda: timed(sampler, bank.agents, args, turns=args.turns)),
-        ("even, 1 adapter", lambda: timed(sampler, bank.agents[:1], args, turns=args.turns)),
-        ("uneven, no barrier", lambda: timed(sampler, bank.agents, args, **uneven)),
-        ("uneven, barrier", lambda: timed(sampler, bank.agents, args, **uneven, barrier=True)),
-        (f"uneven, {few.episodes} episodes, no barrier", lambda: timed(sampler, bank.agents, few, **uneven)),
-        (f"uneven, {few.episodes} episodes, barrier", lambda: timed(sampler, bank.agents, few, **uneven, barrier=True)),
-        ("text, 3 adapters", lambda: text_episodes(base, bank, sampler, args)),
-        ("text, seconds by call", lambda: time_shares(sampler, lambda: text_episodes(base, bank, sampler, args, only="shares"))),
-        ("publish from memory", lambda: publish_latency(sampler, bank, base.device)),
-        ("gap", lambda: logprob_gap(sampler, bank, args)),
-    ]
-    for name, measure in measures:
-        result[name] = measure()
-        print(f"  {name}: {result[name]}", file=sys.stderr, flush=True)
-    return result
+    yield "start", {"seconds": time.perf_counter() - started}
+    yield "one turn, 3 adapters", timed(sampler, bank.agents, args, turns=1)
+    yield "one turn, 1 adapter", timed(sampler, bank.agents[:1], args, turns=1)
+    yield "even, 3 adapters", timed(sampler, bank.agents, args, turns=args.turns)
+    yield "even, 1 adapter", timed(sampler, bank.agents[:1], args, turns=args.turns)
+    yield "publish from memory", publish_latency(sampler, bank, base.device)
+    yield "gap", logprob_gap(sampler, bank, args)
+    yield "text, 3 adapters", text_episodes(base, bank, sampler, args)
+    yield "text, seconds by call", time_shares(sampler, lambda: text_episodes(base, bank, sampler, args, only="shares"))
+    for episodes in sorted({min(64, args.episodes), args.episodes}):
+        some = argparse.Namespace(**{**vars(args), "episodes": episodes})
+        for barrier in (False, True):
+            name = f"uneven, {episodes} episodes, {'' if barrier else 'no '}barrier"
+            yield name, timed(sampler, bank.agents, some, turns=args.turns, uneven=True, barrier=barrier)
 
 
-def part_disk(args: argparse.Namespace) -> dict:
+def part_disk(args: argparse.Namespace) -> Measures:
     base = make_base(args)
     bank = make_bank(base, args, 3)
     sampler = open_engine(base, bank, args, engine="vllm", vllm={**args.vllm, "publish": "disk", "cuda_graphs": False})
-    return {"publish through disk": publish_latency(sampler, bank, base.device)}
+    yield "publish through disk", publish_latency(sampler, bank, base.device)
 
 
-def part_eight(args: argparse.Namespace) -> dict:
+def part_eight(args: argparse.Namespace) -> Measures:
     base = make_base(args)
     bank = make_bank(base, args, 8)
     sampler = open_engine(base, bank, args, engine="vllm", vllm=args.vllm)
-    return {
-        "one turn, 8 adapters": timed(sampler, bank.agents, args, turns=1),
-        "even, 8 adapters": timed(sampler, bank.agents, args, turns=args.turns),
-    }
+    yield "one turn, 8 adapters", timed(sampler, bank.agents, args, turns=1)
+    yield "even, 8 adapters", timed(sampler, bank.agents, args, turns=args.turns)
 
 
 def make_random_base(shape: str, folder: Path, device: str) -> None:
@@ -374,8 +365,8 @@ def child(args: argparse.Namespace) -> None:
     args.vllm = {"memory_share": args.memory_share, "kv_cache_gib": 2}
     args.context = args.prompt_tokens + args.turns * 4 * args.message_tokens + 256
     args.vocab = 200 if args.base == "nano" else 8000
-    result = globals()[f"part_{args.child}"](args)
-    print("RESULT " + json.dumps(result), flush=True)
+    for measured in globals()[f"part_{args.child}"](args):
+        print("RESULT " + json.dumps(measured), flush=True)
     os._exit(0)  # engines take long to tear down, and nothing here needs it
 
 
@@ -393,6 +384,13 @@ def main() -> int:
     if args.child:
         child(args)
     results: dict[str, dict] = {}
+
+    def keep(part: str, name: str, numbers: dict) -> None:
+        results[part][name] = numbers
+        print(table({part: {name: numbers}}), flush=True)
+        if args.json:
+            args.json.write_text(json.dumps({"arguments": {k: str(v) for k, v in vars(args).items()}, **results}, indent=2))
+
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, *sys.argv]
         if args.base.startswith("random:"):
@@ -400,13 +398,14 @@ def main() -> int:
             command += ["--base", scratch]
         for part in args.parts.split(","):
             print(f"{part} ...", file=sys.stderr, flush=True)
-            ran = subprocess.run([*command, "--child", part], stdout=subprocess.PIPE, text=True)
-            found = [line for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
-            results[part] = json.loads(found[0].removeprefix("RESULT ")) if found else {"failed": {"exit status": ran.returncode}}
-            print(table({part: results[part]}), flush=True)
-            if args.json:
-                args.json.write_text(json.dumps({"arguments": {k: str(v) for k, v in vars(args).items()}, **results}, indent=2))
-    print("\n" + table(results))
+            results[part] = {}
+            with subprocess.Popen([*command, "--child", part], stdout=subprocess.PIPE, text=True) as running:
+                for line in running.stdout or ():
+                    if line.startswith("RESULT "):
+                        name, numbers = json.loads(line.removeprefix("RESULT "))
+                        keep(part, name, numbers)
+            if running.returncode:
+                keep(part, "failed", {"exit status": running.returncode})
     return int(any("failed" in r for r in results.values()))
 
 

@@ -1,0 +1,52 @@
+"""Three stages of the quickstart in a process of their own: the team learns, in the memory that `plan` foretells."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from teamtr_lora.training.metrics import UpdateRow, read_rows
+
+RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
+
+MEASURE = """
+import sys, torch
+from teamtr_lora.cli import main
+from teamtr_lora.base.memory import peak_memory
+code = main(sys.argv[1:])
+print("peak", peak_memory(torch.device("cpu")), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], int]:
+    """The run directory, the summary that `train --json` prints, and the peak memory in bytes."""
+    run_dir = tmp_path_factory.mktemp("quickstart") / "run"
+    arguments = ["train", RECIPE, "training.stages=3", "evaluation.every_stages=0", "--run-dir", str(run_dir), "--json"]
+    ran = subprocess.run([sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return run_dir, json.loads(ran.stdout), int(ran.stderr.rsplit("peak", 1)[1])
+
+
+def test_the_team_learns(trained: tuple[Path, dict[str, Any], int]) -> None:
+    """A rise that chance does not explain (tools/claims.py measures the full claim)."""
+    run_dir, summary, _ = trained
+    before, after, n = summary["accuracy_before"], summary["accuracy_after"], summary["episodes_evaluated"]
+    pooled = (before + after) / 2
+    z = (after - before) / math.sqrt(2 * pooled * (1 - pooled) / n)
+    assert n >= 512 and z > 3.3, f"{before:.3f} -> {after:.3f} on {n} episodes"
+    rows = [row for row in read_rows(run_dir / "metrics.jsonl") if isinstance(row, UpdateRow)]
+    assert len(rows) == 9 and not any(row.out_of_region for row in rows)
+
+
+def test_the_estimate_is_within_a_quarter_of_the_peak(trained: tuple[Path, dict[str, Any], int]) -> None:
+    planned = subprocess.run([sys.executable, "-m", "teamtr_lora.cli", "plan", RECIPE, "--json"], capture_output=True, text=True)
+    estimate, peak = json.loads(planned.stdout)["memory_total_bytes"], trained[2]
+    assert 0.75 * peak <= estimate <= 1.25 * peak, f"estimated {estimate / 2**20:.0f} MiB, measured {peak / 2**20:.0f} MiB"
