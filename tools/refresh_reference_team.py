@@ -1,4 +1,5 @@
-"""Writes the recipe of the shipped team anew after keys were added to recipes or taken away; its adapters stay as they are.
+"""Writes the manifests of the shipped team anew after keys were added to recipes or manifests, or taken away; its adapters stay
+as they are.
 
     python tools/refresh_reference_team.py
 
@@ -16,6 +17,7 @@ from typing import Any
 from teamtr_lora.files import dump_json, write_atomic
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.registry.identity import protocol_hash
+from teamtr_lora.registry.manifest import OWN_HASH, own_hash
 from teamtr_lora.registry.store import Registry
 
 REPO = Path(__file__).resolve().parent.parent
@@ -39,7 +41,11 @@ def main() -> int:
         print(f"changed since it was trained: {', '.join(sorted(other))}; train it again", file=sys.stderr)
         return 2
     manifest |= {"recipe": recipe.model_dump(mode="json"), "protocol_hash": protocol_hash(recipe.team)}
-    write_atomic(FILE, dump_json(manifest))
+    write_atomic(FILE, dump_json(manifest | {OWN_HASH: own_hash(manifest)}))
+    for path in sorted(FILE.parent.glob("*/*/manifest.json")):
+        adapter = json.loads(path.read_text())
+        if OWN_HASH not in adapter:  # one that has it and does not fit was altered: verify says so
+            write_atomic(path, dump_json(adapter | {OWN_HASH: own_hash(adapter)}))
     problems = Registry(FILE.parent.parent).verify()
     for problem in problems:
         print(problem)

@@ -56,14 +56,14 @@ class StoredWeights:
 def resolve(source: str, revision: str | None = None, progress: Progress | None = None) -> Path:
     """The local folder of the base that a recipe calls `source`; fetches and converts it when it is not there yet."""
     say = progress or (lambda message: None)
-    path = Path(source).expanduser()
+    path = _path(source)
     if revision is not None and not _is_hub_id(source):
         raise UserError(f"base.revision: '{revision}' applies to a hub id only, not to '{source}'; remove it")
     if source == NANO:
         return _nano_folder()
     if source.startswith(WHEEL_PREFIX):
         return _from_wheel(source, say)
-    if source and path.is_dir():
+    if source and os.path.isdir(path):
         return check_folder(path, source)
     if path.suffix == ".gguf":
         return _from_gguf(path, say)
@@ -86,7 +86,7 @@ def describe(source: str, revision: str | None = None) -> tuple[Path, StoredWeig
 
 def present(source: str, revision: str | None = None) -> Path | None:
     """The folder of a base that is on this machine already; nothing is fetched or converted."""
-    if source == NANO or (source and Path(source).expanduser().is_dir()):
+    if source == NANO or (source and os.path.isdir(_path(source))):
         return resolve(source)
     if source.startswith(WHEEL_PREFIX):
         match = _WHEEL.fullmatch(source.removeprefix(WHEEL_PREFIX))
@@ -100,7 +100,7 @@ def present(source: str, revision: str | None = None) -> Path | None:
 def beside(source: str, folder: Path) -> str:
     """The source as seen from here: a relative path in a recipe starts at the recipe's own folder."""
     named = source == NANO or source.startswith(WHEEL_PREFIX)
-    return source if named or not (folder / source).exists() else str((folder / source).resolve())
+    return source if named or not os.path.exists(folder / source) else str((folder / source).resolve())
 
 
 def cache_root() -> Path:
@@ -145,12 +145,17 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _is_hub_id(source: str) -> bool:
-    return _HUB_ID.fullmatch(source) is not None and not source.endswith(".gguf") and not Path(source).expanduser().exists()
+    return _HUB_ID.fullmatch(source) is not None and not source.endswith(".gguf") and not os.path.exists(_path(source))
+
+
+def _path(source: str) -> Path:
+    """A name may come from anywhere: os.path's functions, unlike Path's, have no quarrel with one that no file system takes."""
+    return Path(os.path.expanduser(source))
 
 
 def _unknown_source(source: str, path: Path) -> str:
     near = difflib.get_close_matches(source, [NANO, *(WHEEL_PREFIX + name for name in DEFAULT_WHEEL_VERSIONS)], n=1)
-    if path.is_file():
+    if os.path.isfile(path):
         hint = "a file other than .gguf: give the folder it is in"
     elif near:
         hint = f"did you mean '{near[0]}'?"

@@ -49,6 +49,11 @@ def add_commands(command: Any) -> None:
     rebase.add_argument("--probe-contexts", type=_contexts, metavar="N", help="contexts an agent (default: the recipe's, 500)")
     rebase.add_argument("--delta-align", type=_radius, metavar="D", help="radius to reach (default: trust_region.delta)")
     rebase.add_argument("--items", type=positive, metavar="N", help="held-out items to measure on (default: evaluation.items)")
+    rebase.add_argument(
+        "--extra-tokens",
+        action="store_true",
+        help="the new tokenizer may have tokens that the old one lacks (Qwen2.5 to Qwen3); all else must be the same",
+    )
     rebase.add_argument("--registry", type=Path, default=Path("adapters"), metavar="DIR", help="the registry (default: adapters)")
     rebase.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -117,7 +122,7 @@ def _rebase(args: argparse.Namespace) -> None:
     from teamtr_lora.swap.rebase import RebaseOptions, rebased
 
     place = find_place(args.team, args.registry)
-    options = RebaseOptions(args.to, args.out, args.spec, args.probe_contexts, args.delta_align, args.items)
+    options = RebaseOptions(args.to, args.out, args.spec, args.probe_contexts, args.delta_align, args.items, args.extra_tokens)
     with swap_view(json=args.json) as view, rebased(place, options, listener=view) as report:
         view.close()
         if args.json:

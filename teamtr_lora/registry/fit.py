@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from safetensors.torch import load as load_safetensors
@@ -47,9 +48,12 @@ def open_contents(
 
 
 def understand(contents: Mapping[str, bytes], where: str, facts: BaseFacts | None = None) -> Adapter:
-    plain = read_lora_config(parse_json(contents[CONFIG], f"{where}/{CONFIG}"), f"{where}/{CONFIG}")
+    config = parse_json(contents[CONFIG], f"{where}/{CONFIG}")
+    plain = read_lora_config(config, f"{where}/{CONFIG}")
     header, _ = read_header(contents[WEIGHTS], f"{where}/{WEIGHTS}")
     targets = _targets(header, plain, f"{where}/{WEIGHTS}", facts)
+    if facts is not None:
+        _check_modules(config, modules_of(targets, facts), facts, f"{where}/{CONFIG}")
     tensors, _ = open_contents(contents, where)
     lora = LoraSection(rank=plain.rank, alpha=plain.alpha, targets=targets, rslora=plain.rslora, dora=plain.dora)
     return Adapter({name: tensor.float() for name, tensor in tensors.items()}, lora)  # half precision widens exactly
@@ -81,6 +85,43 @@ def _targets(header: Mapping[str, StoredTensor], plain: PlainLora, where: str, f
             raise UserError(f"{where}: rank {plain.rank} is larger than {show(matrix.module)} is wide")
     ends = sorted({module.rpartition(".")[2] for module in carried})
     return ends if set(modules_of(ends, facts)) == carried else sorted(carried)
+
+
+def _check_modules(config: Mapping[str, Any], carried: list[str], facts: BaseFacts, where: str) -> None:
+    """The modules that a config names are those that carry tensors: PEFT would load others, and compute something else.
+
+    A pattern as target_modules is not tried: matching a stranger's pattern can take for ever. The tensors themselves decide.
+    """
+    named, excluded = config.get("target_modules"), config.get("exclude_modules") or []
+    layers, holder = config.get("layers_to_transform"), config.get("layers_pattern")
+    if not isinstance(named, list) or not isinstance(excluded, list):
+        if layers is not None and layers != []:
+            raise UserError(f"{where}: layers_to_transform = {show(layers)} needs target_modules as a list of names")
+        return
+    kept = layers if isinstance(layers, list) else [] if layers is None else [layers]
+    holders = holder if isinstance(holder, list) else [holder] if holder else []
+    if not all(isinstance(name, str) for name in [*named, *excluded, *holders]) or not all(type(n) is int for n in kept):
+        raise UserError(f"{where}: target_modules, exclude_modules and layers_pattern must be names, layers_to_transform numbers")
+    meant = {
+        linear.name for linear in facts.linears
+        if _ends(linear.name, named) and not _ends(linear.name, excluded)
+        and (linear.name in named or not kept or _layer(linear.name, holders) in kept)
+    }  # fmt: skip
+    for module in sorted(meant ^ set(carried)):
+        tells = "says nothing of" if module in carried else "means"
+        has = "has tensors" if module in carried else "has no tensors"
+        raise UserError(f"{where}: target_modules (with layers_to_transform) {tells} {show(module)}, which {has}; it was altered")
+
+
+def _ends(module: str, names: list[str]) -> bool:
+    return module in names or any(module.endswith(f".{name}") for name in names)
+
+
+def _layer(module: str, holders: list[str]) -> int | None:
+    """The number of the layer that a module is in: the first number in its name, or the first after one of `holders`."""
+    parts = module.split(".")
+    found = (int(part) for before, part in pairwise(parts) if part.isdecimal() and (not holders or before in holders))
+    return next(found, None)
 
 
 def modules_of(targets: str | list[str], facts: BaseFacts) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import tempfile
@@ -12,12 +13,11 @@ from typing import Any, Literal
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES
 from teamtr_lora.base.versions import WEIGHTS
 from teamtr_lora.errors import UserError
-from teamtr_lora.files import dump_json
 from teamtr_lora.recipe.sections import nearest
 from teamtr_lora.registry.fit import check_lora
 from teamtr_lora.registry.hub_client import COMMIT, HubRepo, Remote
 from teamtr_lora.registry.incoming import advice, check_listing, fetch_team, fetch_version, lora_of, staged_contents, staging
-from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, version_number
+from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, manifest_bytes, sealed, version_number
 from teamtr_lora.registry.outgoing import TEAM_FILE, VERSION_FILES, Parcel, agent_parcel, fingerprint, team_parcel
 from teamtr_lora.registry.reader import DEFAULT_ROOT, parse_team, read_file, safe
 from teamtr_lora.registry.store import Registry
@@ -103,7 +103,7 @@ def pull(repo: str, *, revision: str | None = None, name: str | None = None, roo
         )
     with staging(registry.root) as folder:
         sent, history = fetch_team(hub, remote, folder)
-        team = sent.model_copy(update={"team": name or sent.team})
+        team = sealed(sent.model_copy(update={"team": name or sent.team}))
         status = _status(registry, team, history, hub)
         missing = [agent for agent in team.agents if not _here(registry, team, agent)]
         _check_numbers(registry, team, missing, hub)
@@ -112,7 +112,7 @@ def pull(repo: str, *, revision: str | None = None, name: str | None = None, roo
         for agent, manifest in fetched.items():
             registry.adopt_adapter(staged_contents(folder, agent, manifest), f"{hub.where}/{agent}")
         if status != "already here":
-            registry.adopt_team(dump_json(team.model_dump(mode="json")).encode(), f"{hub.where}/{TEAM_FILE}")
+            registry.adopt_team(manifest_bytes(team), f"{hub.where}/{TEAM_FILE}")
     current = registry.numbers(team.team)[-1]
     return Pulled(
         hub.name, remote.commit, str(registry.root), team.team, team.number, dict(team.agents), status, current, advice(team)
@@ -122,11 +122,11 @@ def pull(repo: str, *, revision: str | None = None, name: str | None = None, roo
 def _stored_team(word: str, root: Path) -> tuple[Registry, TeamManifest]:
     """A team by its name in `root`, or by its folder."""
     path = Path(word)
-    if (path / "recipe.yaml").is_file() and (path / "adapters").is_dir():
+    if os.path.isfile(path / "recipe.yaml") and os.path.isdir(path / "adapters"):
         name = re.sub(r"[^a-z0-9_-]+", "-", path.resolve().name.lower()).strip("-_0123456789")[:32] or "my-team"
         command = f"teamtr-lora adapters import {shlex.quote(word)} --team {name}"
         raise UserError(f"{word}: a run directory; store its team with `{command}`, then push it by its name")
-    if path.is_dir() and path.name != word:
+    if os.path.isdir(path) and path.name != word:
         root, word = path.parent, path.name
     registry = Registry(root)
     return registry, registry.team(word)
@@ -216,4 +216,4 @@ def _check_numbers(registry: Registry, team: TeamManifest, agents: list[str], hu
 
 
 def _renamed(manifest: AdapterManifest, team: str) -> AdapterManifest:
-    return manifest.model_copy(update={"team": team})
+    return sealed(manifest.model_copy(update={"team": team}))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from teamtr_lora.base.lora_config import PlainLora
@@ -87,7 +87,7 @@ def is_shared_name(source: str) -> bool:
     """Whether others can fetch the base by this name; the rest are folders and files of one machine."""
     if source == NANO or source.startswith(WHEEL_PREFIX):
         return True
-    return REPO_NAME.fullmatch(source) is not None and not source.endswith(".gguf") and not Path(source).expanduser().exists()
+    return REPO_NAME.fullmatch(source) is not None and not source.endswith(".gguf") and not os.path.exists(source)
 
 
 def named_code(recipe: Mapping[str, Any]) -> dict[str, str]:

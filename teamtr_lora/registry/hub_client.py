@@ -68,7 +68,8 @@ class HubRepo:
 
     @property
     def url(self) -> str:
-        return f"{self.api.endpoint}/{self.name}" + ("" if self.revision == "main" else f"/tree/{self.revision}")
+        address = f"{self.api.endpoint}/{self.name}" + ("" if self.revision == "main" else f"/tree/{self.revision}")
+        return _without_token(address)
 
     def look(self) -> Remote | None:
         """What is there now; None where there is no such repository or no such branch."""
@@ -311,6 +312,7 @@ def _without_token(text: str) -> str:
         token = get_token()
     for shown in {token, repr(token)[1:-1], ascii(token)[1:-1]} if token else ():
         text = text.replace(str(shown), "<token>")
+    text = re.sub(r"(?<=://)[^/\s@'\"]+@", "<token>@", text)  # a name and a password in the endpoint's address
     return re.sub(r"(?i)\bbearer\s+[^\s'\"]+|\bhf_[A-Za-z0-9_]{6,}", "<token>", text)
 
 

@@ -6,7 +6,8 @@ few values that were understood.
 
 from __future__ import annotations
 
-import math
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,19 +15,20 @@ from typing import Any
 
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES, parse_json, read_regular, show
 from teamtr_lora.base.load import base_facts
-from teamtr_lora.base.source import NANO, PICKLE_PATTERNS, Progress, beside, resolve
-from teamtr_lora.base.versions import CONFIG, WEIGHTS, content_hash
+from teamtr_lora.base.source import NANO, Progress, beside, resolve
+from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptTask, TeamSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.words import RecipeError
 from teamtr_lora.registry.fit import check_lora, modules_of, open_contents, understand
 from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
-from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest
+from teamtr_lora.registry.manifest import AdapterManifest, Replaced, TeamManifest
+from teamtr_lora.registry.pickles import pickles, refuse_pickles
+from teamtr_lora.registry.reader import entries, safe
+from teamtr_lora.registry.run_history import read_history
 from teamtr_lora.registry.store import Registry
 from teamtr_lora.registry.stored import read_team
-
-MAX_METRICS_BYTES = 1 << 30
 
 
 @dataclass
@@ -54,8 +56,10 @@ def import_path(
 ) -> Imported:
     """`agent` and `base` are for a PEFT folder; a team that exists already knows its base."""
     registry.team_folder(team)  # a name that can be one
-    if not path.is_dir():
-        raise UserError(f"{path}: no such folder; give a run directory or the folder that PEFT's save_pretrained wrote")
+    if not os.path.isdir(path):
+        raise UserError(
+            f"{show(str(path))}: no such folder; give a run directory or the folder that PEFT's save_pretrained wrote"
+        )
     if (path / "recipe.yaml").exists():
         if agent is not None:
             raise UserError(f"--agent {agent}: a run is imported whole; leave it out, or give {path}/adapters/{agent}/VERSION")
@@ -65,6 +69,7 @@ def import_path(
 
 def read_folder(folder: Path) -> dict[str, bytes]:
     """The two files of a PEFT adapter, as they are."""
+    refuse_pickles([path.name for path in entries(folder)], str(folder))
     return {CONFIG: _read(folder, CONFIG, MAX_JSON_BYTES), WEIGHTS: _read(folder, WEIGHTS, MAX_WEIGHT_BYTES)}
 
 
@@ -72,12 +77,6 @@ def _read(folder: Path, name: str, limit: int) -> bytes:
     try:
         return read_regular(folder / name, limit, folder=folder)
     except FileNotFoundError as error:
-        pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
-        if name == WEIGHTS and pickles:
-            raise UserError(
-                f"{folder}: has pickled weights only ({show(pickles[0])}), which can run code when loaded; save it again with "
-                "PEFT's save_pretrained, which writes safetensors"
-            ) from error
         raise UserError(f"{folder}: no run and no PEFT adapter ({name} is missing)") from error
 
 
@@ -97,13 +96,14 @@ def _import_folder(
     source, revision = base or "", None
     if current and base in (None, current.base.source):
         source, revision = current.base.source, current.base.revision
-    if source != NANO and Path(source).expanduser().exists():
-        source = str(Path(source).expanduser().resolve())
+    if source != NANO and os.path.exists(local := os.path.expanduser(source)):
+        source = os.path.realpath(local)
     folder = resolve(source, revision, progress)
     adapter = understand(contents, str(path), base_facts(folder))
     identity = identify_folder(folder, source, revision)
     if current:
         _same_base(current, identity)
+        identity, source = Identity(current.base, current.tokenizer_hash), current.base.source  # whatever --base called it
         recipe = current.load_recipe()
     else:
         recipe = _alone(agent, adapter.lora, source, revision)
@@ -121,11 +121,16 @@ def _import_folder(
         task="" if current is None else recipe.task.name,
     )
     done = Imported([stored])
+    if unread := pickles(entry.name for entry in entries(path)):
+        done.notes.append(f"not read, as pickles can run code: {', '.join(map(show, unread))}")
     if adapter.lora.dora:
         done.notes.append("vLLM cannot serve DoRA adapters: use the transformers engine")
-    if current:
+    if current and current.agents[agent] == stored.version:
+        done.notes.append(f"team version {current.number} has it already")
+    elif current:
+        place = shlex.quote(str(registry.root / team))
         done.notes.append(
-            f"the team is as it was; put it in with: teamtr-lora swap {team} --agent {agent} --with {stored.version}"
+            f"the team is as it was; put it in with: teamtr-lora swap {place} --agent {agent} --with {stored.version}"
         )
     else:
         done.team = registry.publish_team(team, recipe, {agent: stored.version}, identity=identity, made_by="import")
@@ -141,7 +146,7 @@ def _which_agent(current: TeamManifest | None, agent: str | None) -> str:
         raise UserError(f"--agent: say whose adapter this is: {listed}")
     if known and agent not in known:
         raise UserError(f"--agent {agent}: the team has no such agent; it has {', '.join(known)}")
-    return agent
+    return safe(agent, "--agent")
 
 
 def _alone(agent: str, lora: LoraSection, source: str, revision: str | None) -> Recipe:
@@ -173,7 +178,7 @@ def _import_run(registry: Registry, path: Path, team: str, base: str | None, pro
     contents = {agent: read_folder(folder) for agent, folder in folders.items()}
     for agent, version in versions.items():
         open_contents(contents[agent], str(folders[agent]), version.content_hash)
-    metrics = _metrics(path / "metrics.jsonl")
+    history = read_history(path, versions)
     recipe = _portable(recipe, base or beside(recipe.base.source, recipe.folder))
     source, revision = recipe.base.source, recipe.base.revision
     folder = resolve(source, revision, progress)
@@ -192,26 +197,37 @@ def _import_run(registry: Registry, path: Path, team: str, base: str | None, pro
                 f"--team {team}: has the agents {', '.join(current.agents)}, this run has others; choose another name"
             )
     done, members = Imported(), {}
+    if history.stale:
+        done.notes.append("the run was not evaluated since its team last changed: no metrics are stored with it")
     for agent, adapter in adapters.items():
         config = adapter.config(source)
         stored = _known(registry, team, agent, content_hash(adapter.tensors, config), identity) or registry.publish_adapter(
-            team, agent, adapter.tensors, config, identity=identity, protocol_hash=protocol_hash(recipe.team), made_by="train",
-            parent=current.agents[agent] if current else None, metrics=metrics, task=recipe.task.name,
+            team, agent, adapter.tensors, config, identity=identity, protocol_hash=protocol_hash(recipe.team),
+            made_by=history.made_by[agent], parent=current.agents[agent] if current else None, metrics=history.metrics,
+            task=recipe.task.name,
         )  # fmt: skip
         done.adapters.append(stored)
         members[agent] = stored.version
     if current and current.agents == members and current.load_recipe() == recipe:
         done.notes.append(f"team version {current.number} is this run already")
         return done
-    done.team = registry.publish_team(team, recipe, members, identity=identity, made_by="train", metrics=metrics)
+    done.team = registry.publish_team(
+        team, recipe, members, identity=identity, made_by="rebase" if set(history.made_by.values()) == {"rebase"} else "train",
+        lineage=_renamed(history.lineage, versions, members), metrics=history.metrics,
+    )  # fmt: skip
     return done
+
+
+def _renamed(lineage: list[Replaced], versions: Mapping[str, AdapterVersion], members: Mapping[str, str]) -> list[Replaced]:
+    """What the run calls a version of its team has another number here."""
+    names = {(agent, version.name): members[agent] for agent, version in versions.items()}
+    return [step.model_copy(update={"new": names.get((step.agent, step.new), step.new)}) for step in lineage]
 
 
 def _known(registry: Registry, team: str, agent: str, content: str, identity: Identity) -> AdapterManifest | None:
     """The version that holds these weights already: a command that is repeated stores nothing twice."""
     manifests = [registry.manifest(team, agent, version) for version in registry.versions(team, agent)]
-    base = identity.base.weights_hash
-    return next((m for m in reversed(manifests) if (m.content_hash, m.base.weights_hash) == (content, base)), None)
+    return next((m for m in reversed(manifests) if (m.content_hash, m.base) == (content, identity.base)), None)
 
 
 def _portable(recipe: Recipe, source: str) -> Recipe:
@@ -225,25 +241,3 @@ def _portable(recipe: Recipe, source: str) -> Recipe:
     if portable is None:
         raise RecipeError(problems, "the run's recipe")
     return portable
-
-
-def _metrics(path: Path) -> dict[str, float]:
-    """The last evaluation of a run, as flat numbers."""
-    if not path.is_file():
-        return {}
-    last: dict[str, Any] = {}
-    for line in read_regular(path, MAX_METRICS_BYTES).splitlines():
-        row = parse_json(line, str(path))
-        if isinstance(evaluation := row.get("evaluation"), dict):
-            last = evaluation
-    return _flat(last, "")
-
-
-def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            found[f"{prefix}{name}"] = float(value)
-    return found

@@ -13,22 +13,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, parse_json, show
 from teamtr_lora.base.lora_config import read_lora_config
-from teamtr_lora.base.source import PICKLE_PATTERNS
 from teamtr_lora.base.versions import MANIFEST, WEIGHTS
 from teamtr_lora.errors import UserError
-from teamtr_lora.files import TEMPORARY, disk_errors, dump_json
+from teamtr_lora.files import TEMPORARY, disk_errors
 from teamtr_lora.recipe import LoraSection
 from teamtr_lora.registry.fit import check_lora, open_contents
 from teamtr_lora.registry.hub_card import is_shared_name, named_code
 from teamtr_lora.registry.hub_client import HubRepo, Remote
 from teamtr_lora.registry.identity import protocol_hash
-from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest
+from teamtr_lora.registry.locks import locked
+from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, manifest_bytes
 from teamtr_lora.registry.outgoing import HISTORY_FILE, TEAM_FILE, leaves_its_folder
-from teamtr_lora.registry.reader import FILES, check_hashes, parse_adapter, parse_team, read_file
+from teamtr_lora.registry.pickles import pickles
+from teamtr_lora.registry.reader import FILES, check_belongs, check_hashes, parse_adapter, parse_team, read_file
 
 LIMITS = {**FILES, MANIFEST: MAX_JSON_BYTES, TEAM_FILE: MAX_JSON_BYTES, HISTORY_FILE: MAX_JSON_BYTES}
 MAX_TOTAL_BYTES = 64 << 30
@@ -39,18 +38,14 @@ _STAGING = f"{TEMPORARY}pull"
 def staging(root: Path) -> Iterator[Path]:
     """A folder in the registry for what is not yet checked. Pulls into one registry take turns; a killed one's is cleared."""
     folder = root / _STAGING
-    with disk_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(root / ".pull")
-        lock.acquire()
-    try:
-        with disk_errors(folder):
+    with locked(root / ".pull", root):
+        try:
+            with disk_errors(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+            yield folder
+        finally:
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        lock.release()
 
 
 def fetch_team(hub: HubRepo, remote: Remote, folder: Path) -> tuple[TeamManifest, dict[int, str]]:
@@ -83,13 +78,19 @@ def fetch_team(hub: HubRepo, remote: Remote, folder: Path) -> tuple[TeamManifest
 
 
 def check_listing(hub: HubRepo, remote: Remote, team: TeamManifest, agents: list[str]) -> None:
-    """Every file that is needed is there, under its own name and not too large, before the first is fetched."""
+    """Every file that is needed is there, under its own name and not too large, before the first is fetched; and nothing that
+    no push puts there: a pickle, or a path that leads out."""
+    for path in sorted(remote.files):
+        if leaves_its_folder(path):
+            raise UserError(f"{hub.where}: lists {show(path)}, a path that leads out of it; not pulled")
+        if pickles([path.rpartition("/")[2]]):
+            raise UserError(f"{hub.where}: {show(path)} is a pickle, which can run code when loaded; not pulled")
     total = 0
     for agent in agents:
         for file, limit in {**FILES, MANIFEST: MAX_JSON_BYTES}.items():
             path = f"{agent}/{file}"
             if path not in remote.files:
-                raise UserError(f"{hub.where}: {path} is missing{_pickled(remote, agent) if file == WEIGHTS else ''}")
+                raise UserError(f"{hub.where}: {path} is missing")
             total += _size(hub, remote, path, limit)
     if total > MAX_TOTAL_BYTES:
         raise UserError(f"{hub.where}: team {team.team!r} has {total} bytes; more than {MAX_TOTAL_BYTES} are not pulled")
@@ -99,8 +100,7 @@ def fetch_version(hub: HubRepo, remote: Remote, team: TeamManifest, agent: str, 
     """One agent's files in `folder`/AGENT, every hash computed: they are what team.json names, or nothing is taken."""
     where, expected = f"{hub.where}/{agent}", (team.team, agent, team.agents[agent])
     manifest = parse_adapter(_fetched(hub, remote, f"{agent}/{MANIFEST}", folder), f"{where}/{MANIFEST}", expected)
-    if (manifest.base.weights_hash, manifest.tokenizer_hash) != (team.base.weights_hash, team.tokenizer_hash):
-        raise UserError(f"{where}: belongs to another base or tokenizer than {TEAM_FILE} says; the repository was altered")
+    check_belongs(manifest, team, where)
     contents = {file: _fetched(hub, remote, f"{agent}/{file}", folder) for file in FILES}
     check_hashes(manifest, contents, where)
     _, config = open_contents(contents, where, manifest.content_hash)
@@ -116,7 +116,7 @@ def staged_contents(folder: Path, agent: str, manifest: AdapterManifest) -> dict
     """The checked files again, under the name that the team has here."""
     contents = {file: read_file(folder / agent / file, limit) for file, limit in {**FILES, MANIFEST: MAX_JSON_BYTES}.items()}
     if parse_adapter(contents[MANIFEST], str(folder)).team != manifest.team:
-        contents[MANIFEST] = dump_json(manifest.model_dump(mode="json")).encode()
+        contents[MANIFEST] = manifest_bytes(manifest)
     return contents
 
 
@@ -141,15 +141,6 @@ def _size(hub: HubRepo, remote: Remote, path: str, limit: int) -> int:
     if not 0 <= size <= limit:
         raise UserError(f"{hub.where}: {path} has {size} bytes; such a file may have {limit}")
     return size
-
-
-def _pickled(remote: Remote, agent: str) -> str:
-    """The reason why weights of another kind do not do."""
-    for path in sorted(remote.files):
-        name = path.removeprefix(f"{agent}/")
-        if "/" not in name and path != name and any(Path(name).match(pattern) for pattern in PICKLE_PATTERNS):
-            return f"; {show(path)} is a pickle, which can run code when loaded, and is never read"
-    return ""
 
 
 def _check_recipe(recipe: dict[str, Any], where: str) -> None:

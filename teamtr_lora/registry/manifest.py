@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from teamtr_lora.errors import UserError
+from teamtr_lora.files import dump_json, sha256
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.sections import SAFE_NAME, Section
@@ -17,6 +18,7 @@ FORMAT: Literal[1] = 1
 CARD = "README.md"
 VERSION_NAME = r"^v[0-9]{4,9}-[0-9a-f]{12}$"
 MAX_NUMBER = 999_999_999
+OWN_HASH = "manifest_hash"
 
 Name = Annotated[str, Field(pattern=SAFE_NAME)]
 VersionName = Annotated[str, Field(pattern=VERSION_NAME)]
@@ -60,6 +62,7 @@ class AdapterManifest(_Strict):
         min_length=3, description="sha256 of every file beside the manifest"
     )
     created: Time
+    manifest_hash: Hash = Field(description="over everything above: what the other hashes do not cover cannot be altered unseen")
 
     @model_validator(mode="after")
     def _name_is_the_contents(self) -> Self:
@@ -93,6 +96,7 @@ class TeamManifest(_Strict):
     lineage: list[Replaced] = Field(default_factory=list, max_length=10_000, description="what was replaced in the parent")
     metrics: Metrics = Field(default_factory=dict)
     created: Time
+    manifest_hash: Hash = Field(description="over everything above")
 
     @model_validator(mode="after")
     def _parent_is_older(self) -> Self:
@@ -126,11 +130,48 @@ def team_file(number: int) -> str:
     return f"team-{number:04d}.json"
 
 
+def one_line(text: str) -> str:
+    """Any text as a Line."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:1000] or "-"
+
+
 def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-Model = TypeVar("Model", bound=_Strict)
+Model = TypeVar("Model", AdapterManifest, TeamManifest)
+
+
+def own_hash(data: Mapping[str, Any]) -> str:
+    """Over a manifest as JSON data, all of it but the hash itself."""
+    return sha256(dump_json({key: value for key, value in data.items() if key != OWN_HASH}).encode())
+
+
+def make_manifest(model: type[Model], data: Mapping[str, Any], where: str) -> Model:
+    """A new manifest from its fields, sealed by its own hash."""
+    return sealed(checked(model, {**data, OWN_HASH: "0" * 64}, where))
+
+
+def sealed(manifest: Model) -> Model:
+    """The manifest with the hash of what it says now."""
+    return manifest.model_copy(update={OWN_HASH: own_hash(manifest.model_dump(mode="json"))})
+
+
+def manifest_bytes(manifest: AdapterManifest | TeamManifest) -> bytes:
+    """As it is written."""
+    return dump_json(manifest.model_dump(mode="json")).encode()
+
+
+def read_manifest(model: type[Model], data: Mapping[str, Any], where: str) -> Model:
+    """A manifest as it was stored, with the hash that it says of itself."""
+    manifest = checked(model, data, where)
+    try:
+        found = own_hash(data)
+    except (ValueError, RecursionError) as error:  # 1e999 is proper JSON, and no number
+        raise UserError(f"{where}: not a proper manifest (a number is too large, or a value nested too deep)") from error
+    if manifest.manifest_hash != found:
+        raise UserError(f"{where}: does not match its {OWN_HASH}; the file was altered")
+    return manifest
 
 
 def checked(model: type[Model], data: Mapping[str, Any], where: str) -> Model:

@@ -17,7 +17,7 @@ from teamtr_lora.base.versions import CONFIG, MANIFEST, WEIGHTS
 from teamtr_lora.files import dump_json, sha256
 from teamtr_lora.registry.fit import open_contents
 from teamtr_lora.registry.hub_card import is_shared_name, repository_card
-from teamtr_lora.registry.manifest import CARD, AdapterManifest, TeamManifest
+from teamtr_lora.registry.manifest import CARD, AdapterManifest, TeamManifest, manifest_bytes, sealed
 from teamtr_lora.registry.reader import FILES, RegistryReader
 
 TEAM_FILE, HISTORY_FILE = "team.json", "history.json"
@@ -43,6 +43,7 @@ class Parcel:
 def agent_parcel(registry: RegistryReader, team: TeamManifest, agent: str, repo: str) -> Parcel:
     """One version, with a card that says where it then is."""
     parcel = Parcel()
+    registry.check_members(team)
     contents, manifest, _ = _version(parcel, registry, team, agent)
     contents[CARD] = contents[CARD].replace(f"adapters/{team.team}/{agent}/{manifest.version}".encode(), repo.encode())
     contents[MANIFEST] = _rehashed(manifest, contents)
@@ -52,6 +53,7 @@ def agent_parcel(registry: RegistryReader, team: TeamManifest, agent: str, repo:
 
 def team_parcel(registry: RegistryReader, team: TeamManifest, repo: str) -> Parcel:
     parcel, loras, licences = Parcel(), {}, set()
+    registry.check_members(team)
     shared = portable(team, parcel)
     for agent in team.agents:
         contents, _, loras[agent] = _version(parcel, registry, team, agent)
@@ -59,7 +61,7 @@ def team_parcel(registry: RegistryReader, team: TeamManifest, repo: str) -> Parc
         weights = _on_disk(registry, team, agent)
         parcel.files |= {f"{agent}/{file}": weights if file == WEIGHTS else data for file, data in contents.items()}
     earlier = [registry.team(team.team, number) for number in registry.numbers(team.team) if number <= team.number]
-    parcel.files[TEAM_FILE] = dump_json(shared.model_dump(mode="json")).encode()
+    parcel.files[TEAM_FILE] = manifest_bytes(shared)
     parcel.files[HISTORY_FILE] = dump_json({str(version.number): fingerprint(version) for version in earlier}).encode()
     parcel.files[CARD] = repository_card(shared, loras, repo, licences.pop() if len(licences) == 1 else "other").encode()
     return parcel
@@ -94,7 +96,7 @@ def portable(team: TeamManifest, parcel: Parcel) -> TeamManifest:
     data["base"]["source"] = _cut(team.base.source, parcel)
     for step in data["lineage"]:
         step["how"] = _PATH_IN_TEXT.sub(lambda found: _last(found[0]), step["how"])
-    return TeamManifest.model_validate(data)
+    return sealed(TeamManifest.model_validate(data))
 
 
 def leaves_its_folder(path: str) -> bool:
@@ -133,7 +135,7 @@ def _licence(card: bytes) -> str:
 
 
 def _rehashed(manifest: AdapterManifest, contents: dict[str, bytes]) -> bytes:
-    return dump_json(manifest.model_dump(mode="json") | {"files": {file: sha256(contents[file]) for file in FILES}}).encode()
+    return manifest_bytes(sealed(manifest.model_copy(update={"files": {file: sha256(contents[file]) for file in FILES}})))
 
 
 def _on_disk(registry: RegistryReader, team: TeamManifest, agent: str) -> Path:

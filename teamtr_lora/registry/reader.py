@@ -14,9 +14,19 @@ from teamtr_lora.base.lora_config import PlainLora, read_lora_config
 from teamtr_lora.base.versions import CONFIG, MANIFEST, WEIGHTS
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import sha256
+from teamtr_lora.recipe import Recipe
 from teamtr_lora.recipe.sections import PATTERN_WORDS, SAFE_NAME, nearest
-from teamtr_lora.registry.fit import open_contents
-from teamtr_lora.registry.manifest import CARD, VERSION_NAME, AdapterManifest, TeamManifest, checked, team_file, version_number
+from teamtr_lora.registry.fit import check_lora, open_contents
+from teamtr_lora.registry.identity import protocol_hash
+from teamtr_lora.registry.manifest import (
+    CARD,
+    VERSION_NAME,
+    AdapterManifest,
+    TeamManifest,
+    read_manifest,
+    team_file,
+    version_number,
+)
 
 DEFAULT_ROOT = Path("adapters")
 FILES = {WEIGHTS: MAX_WEIGHT_BYTES, CONFIG: MAX_JSON_BYTES, CARD: MAX_JSON_BYTES}  # and the most bytes each may have
@@ -104,6 +114,18 @@ class RegistryReader:
         """Team versions that use an adapter version."""
         return [number for number in self.numbers(team) if self.team(team, number).agents.get(agent) == version]
 
+    def check_members(self, manifest: TeamManifest) -> Recipe:
+        """The recipe of a team whose adapters are here, belong to its base and are what the recipe says."""
+        recipe = manifest.load_recipe()
+        if protocol_hash(recipe.team) != manifest.protocol_hash:
+            raise UserError(f"{manifest.team} {team_file(manifest.number)}: protocol_hash is not the recipe's; it was altered")
+        for member in recipe.team.agents:
+            version = manifest.agents[member.name]
+            where = f"{manifest.team}/{member.name}/{version}"
+            check_belongs(self.manifest(manifest.team, member.name, version), manifest, where)
+            check_lora(self.lora(manifest.team, member.name, version), member.lora, where)
+        return recipe
+
     def team_folder(self, team: str) -> Path:
         folder = self.root / safe(team, "team")
         if folder.is_symlink():
@@ -117,22 +139,35 @@ class RegistryReader:
 
 def parse_adapter(data: bytes, where: str, expected: tuple[str, str, str] | None = None) -> AdapterManifest:
     """manifest.json; `expected` is the (team, agent, version) of the folder it lies in."""
-    manifest = checked(AdapterManifest, parse_json(data, where), where)
+    manifest = read_manifest(AdapterManifest, parse_json(data, where), where)
     if expected and (manifest.team, manifest.agent, manifest.version) != expected:
         raise UserError(f"{where}: is about {manifest.team}/{manifest.agent}/{manifest.version}; it was moved or altered")
     return manifest
 
 
 def parse_team(data: bytes, where: str, team: str | None = None, number: int | None = None) -> TeamManifest:
-    manifest = checked(TeamManifest, parse_json(data, where), where)
+    manifest = read_manifest(TeamManifest, parse_json(data, where), where)
     if (team or manifest.team, number or manifest.number) != (manifest.team, manifest.number):
         raise UserError(f"{where}: is about {manifest.team} {team_file(manifest.number)}; it was moved or altered")
     return manifest
 
 
+def check_belongs(adapter: AdapterManifest, team: TeamManifest, where: str) -> None:
+    """An adapter is used on the very base that it was made for."""
+    ours, theirs = adapter.base, team.base
+    if ours.weights_hash != theirs.weights_hash:
+        raise UserError(f"{where}: belongs to the base {ours.source!r}, the team's is {theirs.source!r}; use rebase")
+    if adapter.tokenizer_hash != team.tokenizer_hash:
+        raise UserError(f"{where}: was made with another tokenizer than the team's; use rebase")
+    if (ours.source, ours.revision) != (theirs.source, theirs.revision):
+        names = [f"{base.source!r}{f' at {base.revision!r}' if base.revision else ''}" for base in (ours, theirs)]
+        raise UserError(f"{where}: names the base {names[0]}, the team names {names[1]}; import it into this team again")
+
+
 def check_hashes(manifest: AdapterManifest, contents: Mapping[str, bytes], where: str) -> None:
+    """Of the files that are there."""
     for name, expected in manifest.files.items():
-        if sha256(contents[name]) != expected:
+        if name in contents and sha256(contents[name]) != expected:
             raise UserError(f"{where}/{name}: does not match its hash; the file was altered")
 
 

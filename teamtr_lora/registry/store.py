@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
@@ -26,15 +25,17 @@ from teamtr_lora.errors import UserError
 from teamtr_lora.files import TEMPORARY, create_atomic, disk_errors, dump_json, remove_temporaries, sha256, write_folder_atomic
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.card import adapter_card
-from teamtr_lora.registry.fit import check_lora, open_contents, understand
+from teamtr_lora.registry.fit import open_contents, understand
 from teamtr_lora.registry.identity import Identity, protocol_hash
+from teamtr_lora.registry.locks import locked
 from teamtr_lora.registry.manifest import (
     CARD,
     AdapterManifest,
     MadeBy,
     Replaced,
     TeamManifest,
-    checked,
+    make_manifest,
+    manifest_bytes,
     now,
     team_file,
     version_name,
@@ -85,8 +86,8 @@ class Registry(RegistryReader):
             }  # fmt: skip
             files[CARD] = adapter_card(described, config, task, licence=licence).encode()
             hashes = {name: sha256(data) for name, data in files.items()}
-            manifest = checked(AdapterManifest, {**described, "files": hashes}, f"{team}/{agent}")
-            files[MANIFEST] = dump_json(manifest.model_dump(mode="json")).encode()
+            manifest = make_manifest(AdapterManifest, {**described, "files": hashes}, f"{team}/{agent}")
+            files[MANIFEST] = manifest_bytes(manifest)
             write_folder_atomic(self.root / team / agent / manifest.version, files)
         return manifest
 
@@ -114,21 +115,27 @@ class Registry(RegistryReader):
                 "base": identity.base, "tokenizer_hash": identity.tokenizer_hash, "protocol_hash": protocol_hash(recipe.team),
                 "parent": current, "made_by": made_by, "lineage": list(lineage), "metrics": dict(metrics or {}), "created": now(),
             }  # fmt: skip
-            manifest = checked(TeamManifest, data, f"{team} {team_file(number)}")
-            self._check_members(manifest)
-            create_atomic(self.root / team / team_file(number), dump_json(manifest.model_dump(mode="json")))
+            manifest = make_manifest(TeamManifest, data, f"{team} {team_file(number)}")
+            self.check_members(manifest)
+            create_atomic(self.root / team / team_file(number), manifest_bytes(manifest))
         return manifest
 
     def undo(self, team: str) -> TeamManifest:
-        """The team that the current one was made from becomes current again, as a new version: nothing is lost.
+        """The team before the last swap becomes current again, as a new version: nothing is lost.
 
-        Once more goes back one more step, not forth again.
+        Once more goes back one more swap, not forth again. What an import or a pull brought is no swap, and stays.
         """
         current = self.team(team)
-        earlier = self._earlier(team, current.number)
-        if earlier is None:
-            raise UserError(f"{self.root / team}: version {current.number} has no earlier version to go back to")
-        before = self.team(team, earlier)
+        standing = self._standing(team, current.number)
+        if standing is None or standing.made_by != "swap" or standing.parent is None:
+            made = f", and version {standing.number} is what {standing.made_by} made" if standing else ""
+            raise UserError(
+                f"{self.root / team}: there is no swap to undo{made}; an older version is used by its file, such as "
+                f"{team_file(1)}"
+            )
+        if standing.parent not in self.numbers(team):
+            raise UserError(f"{self.root / team}: version {standing.parent}, before the swap, is not here; it was removed")
+        before = self.team(team, standing.parent)
         how = f"undo: back to team version {before.number}"
         lineage = [
             Replaced(agent=agent, old=current.agents.get(agent), new=version, how=how)
@@ -174,7 +181,7 @@ class Registry(RegistryReader):
         manifest = parse_team(data, where)
         team, number = manifest.team, manifest.number
         with self._writing(team):
-            self._check_members(manifest)
+            self.check_members(manifest)
             path = self.root / team / team_file(number)
             numbers = self.numbers(team)
             if number in numbers:
@@ -199,6 +206,8 @@ class Registry(RegistryReader):
 
         A version that a team version uses stays, unless `with_teams` removes those team versions too. The current one stays.
         """
+        if not self.team_folder(team).is_dir():
+            raise UserError(f"{self.root}: no team {team!r} here")
         with self._writing(team):
             if agent is not None and version is not None:
                 users = self.users(team, agent, version)
@@ -213,8 +222,6 @@ class Registry(RegistryReader):
                 if number not in self.numbers(team):
                     raise UserError(f"{self.root / team}: no team version {number}")
                 return [self._remove_number(team, used) for used in self._not_current(team, [number])]
-            if not self.team_folder(team).is_dir():
-                raise UserError(f"{self.root}: no team {team!r} here")
             _remove_folder(self.team_folder(team), self.root)
             return [team]
 
@@ -223,32 +230,15 @@ class Registry(RegistryReader):
 
     # --- pieces
 
-    def _earlier(self, team: str, number: int) -> int | None:
-        """The version that `number` was made from; where `number` is an undo, that of the version it went back to."""
-        manifest = self.team(team, number)
-        if manifest.parent not in self.numbers(team):
+    def _standing(self, team: str, number: int | None) -> TeamManifest | None:
+        """The version that made the team what it is in `number`: where that is an undo, the one it went back to."""
+        if number not in self.numbers(team):
             return None
+        manifest = self.team(team, number)
         if manifest.made_by != "undo":
-            return manifest.parent
-        restored = self._earlier(team, manifest.parent)
-        return None if restored is None else self._earlier(team, restored)
-
-    def _check_members(self, manifest: TeamManifest) -> None:
-        """A team names adapters that are here and belong to its base."""
-        recipe = manifest.load_recipe()
-        if protocol_hash(recipe.team) != manifest.protocol_hash:
-            raise UserError(f"{manifest.team} {team_file(manifest.number)}: protocol_hash is not the recipe's; it was altered")
-        for agent, version in manifest.agents.items():
-            adapter = self.manifest(manifest.team, agent, version)
-            where = f"{manifest.team}/{agent}/{version}"
-            if adapter.base.weights_hash != manifest.base.weights_hash:
-                raise UserError(
-                    f"{where}: belongs to the base {adapter.base.source!r}, the team's is {manifest.base.source!r}; use rebase"
-                )
-            if adapter.tokenizer_hash != manifest.tokenizer_hash:
-                raise UserError(f"{where}: was made with another tokenizer than the team's; use rebase")
-            wanted = next(member.lora for member in recipe.team.agents if member.name == agent)
-            check_lora(self.lora(manifest.team, agent, version), wanted, where)
+            return manifest
+        undone = self._standing(team, manifest.parent)
+        return self._standing(team, undone.parent) if undone else None
 
     def _not_current(self, team: str, numbers: list[int]) -> list[int]:
         if numbers and numbers[-1] == self.numbers(team)[-1]:
@@ -272,16 +262,10 @@ class Registry(RegistryReader):
     def _writing(self, team: str) -> Iterator[None]:
         """This process alone writes to the team; what a killed one left unfinished is cleared."""
         folder = self.team_folder(team)
-        with disk_errors(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.root / f".{team}.lock")
-            lock.acquire()
-        try:
+        with locked(self.root / f".{team}.lock", self.root):
             remove_temporaries(folder)
             shutil.rmtree(_doomed(folder, self.root), ignore_errors=True)
             yield
-        finally:
-            lock.release()
 
 
 def _doomed(folder: Path, beside: Path) -> Path:

@@ -11,7 +11,6 @@ from pathlib import Path
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
-from teamtr_lora.registry.fit import check_lora
 from teamtr_lora.registry.identity import identify
 from teamtr_lora.registry.manifest import TeamManifest
 from teamtr_lora.registry.reader import DEFAULT_ROOT, TEAM_FILE, RegistryReader, entries
@@ -57,12 +56,9 @@ def is_recipe_file(source: Path) -> bool:
 
 def _registry_team(registry: RegistryReader, name: str, number: int | None = None) -> StoredTeam:
     team = registry.team(name, number)
-    recipe = team.load_recipe().placed_in(Path.cwd())
+    recipe = registry.check_members(team).placed_in(Path.cwd())
     _check_code_is_here(recipe, f"{registry.root / name}")
     _check_base(team, registry.root / name)
-    for agent in recipe.team.agents:
-        version = team.agents[agent.name]
-        check_lora(registry.lora(name, agent.name, version), agent.lora, f"{registry.root / name / agent.name / version}")
     manifests = {agent: registry.manifest(name, agent, version) for agent, version in team.agents.items()}
     versions = {agent: AdapterVersion(agent, m.number, m.content_hash) for agent, m in manifests.items()}
     return StoredTeam(recipe, versions, registry.root / name, Path("evaluations") / f"{name}-{team.number}")

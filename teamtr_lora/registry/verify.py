@@ -17,7 +17,7 @@ from teamtr_lora.recipe.sections import SAFE_NAME
 from teamtr_lora.registry.fit import check_lora, open_contents, understand
 from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
 from teamtr_lora.registry.manifest import VERSION_NAME, AdapterManifest, TeamManifest, team_file, version_number
-from teamtr_lora.registry.reader import FILES, TEAM_FILE, RegistryReader, entries
+from teamtr_lora.registry.reader import FILES, TEAM_FILE, RegistryReader, check_belongs, entries
 
 Adapters = dict[tuple[str, str], AdapterManifest]  # those without a fault, by agent and version
 # What was found of each base, by source and revision; None where it is not on this machine.
@@ -108,8 +108,9 @@ def _verify_members(
         adapter = adapters.get((agent, version))
         if adapter is None:
             found.add(path, f"its {agent} {version} is missing or damaged")
-        elif adapter.base.weights_hash != manifest.base.weights_hash or adapter.tokenizer_hash != manifest.tokenizer_hash:
-            found.add(path, f"its {agent} {version} belongs to another base or tokenizer")
+        else:
+            with found.finding(path):
+                check_belongs(adapter, manifest, f"its {agent} {version}")
     with found.finding(path):
         recipe = manifest.load_recipe()
         if protocol_hash(recipe.team) != manifest.protocol_hash:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from teamtr_lora.base.adapter_files import show
 from teamtr_lora.base.load import BaseFacts
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import LoraSection, Recipe, problems
@@ -72,7 +75,7 @@ def fit_adapter(
 
 def _base(recipe: Recipe, incoming: Incoming, identity: Identity) -> Check:
     ours = f"{recipe.base.source} ({identity.base.weights_hash[:12]})"
-    if not incoming.foreign:
+    if not incoming.foreign and incoming.manifest is None:
         return Check("base", ours, "the same", "ok")
     if incoming.manifest is not None:
         theirs = incoming.manifest.base
@@ -179,6 +182,61 @@ def compare_tokenizers(ours: Any, theirs: Any, strings: Sequence[str]) -> Check:
             old, new = (f"{ids[place : place + 4]} at token {place}" for ids in (a, b))
             return Check("token ids", old, new, "fail", f"the tokenizers differ on {shown!r}; both must give the same ids")
     return Check("token ids", f"{len(strings)} context strings", "the same ids", "ok")
+
+
+def compare_vocabularies(old: Any, new: Any, *, extra: bool) -> Check:
+    """Whether two tokenizers are one, beyond what some strings show: the first token, merge or rule that differs is named.
+
+    `extra`: the new one may have tokens that the old one lacks.
+    """
+    tokens = [t.get_vocab() for t in (old, new)]
+    want, have = ({index: token for token, index in vocabulary.items()} for vocabulary in tokens)
+    only_new = sorted(index for index in have.keys() - want.keys() if have[index] not in tokens[0])
+    for index in sorted(have.keys() | want.keys()):
+        if have.get(index) != want.get(index) and not (extra and index in only_new):
+            a, b = (f"id {index} is {t[index]!r}" if index in t else f"there is no id {index}" for t in (want, have))
+            fix = f"the tokenizers differ on {want.get(index, have.get(index))!r}; take a base with the same one"
+            if index in only_new:
+                fix += ", or allow what only the new one has with --extra-tokens"
+            return Check("vocabulary", a, b, "fail", fix)
+    rules = [_rules(t, only_new) for t in (old, new)]
+    for name in rules[0] | rules[1]:
+        a, b = (show(value) for value in _first_difference(*(t.get(name) for t in rules)))
+        if a != b:
+            return Check("vocabulary", a, b, "fail", f"the tokenizers differ in their {name}; take a base with the same one")
+    note = f"only the new one has {have[only_new[0]]!r} and {len(only_new) - 1} more" if only_new else ""
+    return Check("vocabulary", f"{len(want)} tokens", f"{len(have)} tokens", "note" if note else "ok", note)
+
+
+def _rules(tokenizer: Any, without: Sequence[int]) -> dict[str, Any]:
+    """How text becomes tokens, apart from their list; `without`: added tokens that are not compared."""
+    rules: dict[str, Any] = {"end of a message": tokenizer.eos_token}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return rules
+    told = json.loads(backend.to_str())
+    model = {key: value for key, value in told["model"].items() if key != "vocab"}
+    rules["merges"] = [m.split(" ", 1) if isinstance(m, str) else list(m) for m in model.pop("merges", None) or []]
+    added = [{k: v for k, v in token.items() if k != "special"} for token in told.get("added_tokens") or []]
+    rules["added tokens"] = [token for token in added if token["id"] not in without]
+    return rules | {"model": model} | {key: _effective(told.get(key)) for key in ("normalizer", "pre_tokenizer", "decoder")}
+
+
+def _effective(rule: Any) -> Any:
+    """Without what only says where in a text a token was."""
+    if isinstance(rule, dict):
+        return {key: _effective(value) for key, value in rule.items() if key != "trim_offsets"}
+    return [_effective(value) for value in rule] if isinstance(rule, list) else rule
+
+
+def _first_difference(old: Any, new: Any) -> tuple[Any, Any]:
+    """Of two lists the first entries that differ, of two rules those values; the same twice where nothing does."""
+    if isinstance(old, list) and isinstance(new, list):
+        return next((_first_difference(a, b) for a, b in zip_longest(old, new) if a != b), (None, None))
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = next((key for key in sorted(old | new) if old.get(key) != new.get(key)), None)
+        return (None, None) if found is None else ({found: old.get(found)}, {found: new.get(found)})
+    return old, new
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

@@ -5,6 +5,7 @@ Whatever comes from outside is untrusted: its files are looked at in full before
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Mapping
@@ -14,15 +15,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from teamtr_lora.base.adapter_files import parse_json, read_regular
-from teamtr_lora.base.versions import CONFIG, WEIGHTS, content_hash, read_adapter_folder
+from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, parse_json, read_regular
+from teamtr_lora.base.versions import CONFIG, MANIFEST, WEIGHTS, content_hash, read_adapter_folder
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import LoraSection
 from teamtr_lora.recipe.sections import SAFE_NAME, nearest
 from teamtr_lora.registry.hub_client import REPO_NAME, HubRepo
 from teamtr_lora.registry.imports import read_folder, understand
-from teamtr_lora.registry.manifest import VERSION_NAME, AdapterManifest
-from teamtr_lora.registry.reader import FILES
+from teamtr_lora.registry.manifest import OWN_HASH, VERSION_NAME, AdapterManifest
+from teamtr_lora.registry.pickles import refuse_pickles
+from teamtr_lora.registry.reader import FILES, check_hashes, parse_adapter
 from teamtr_lora.registry.store import Registry
 
 TOKENIZER = "tokenizer.json"
@@ -41,6 +43,7 @@ class Incoming:
     contents: Mapping[str, bytes] | None = None  # the two files of any other kind, checked but for what needs the base
     manifest: AdapterManifest | None = None  # what a registry says of it
     tokenizer: bytes | None = None  # tokenizer.json that came with it
+    from_outside: bool = False  # kind stored: it was taken in as somebody else had made it
 
     @property
     def base_name(self) -> str | None:
@@ -51,7 +54,7 @@ class Incoming:
     @property
     def foreign(self) -> bool:
         """Whether it may have habits that nobody here taught it."""
-        return self.kind not in ("fresh", "stored")
+        return self.kind not in ("fresh", "stored") or self.from_outside
 
 
 def find_incoming(spec: str, registry: Registry, own: Path) -> Incoming:
@@ -69,7 +72,7 @@ def find_incoming(spec: str, registry: Registry, own: Path) -> Incoming:
     parts = spec.split("/")
     if len(parts) in (2, 3) and all(re.fullmatch(SAFE_NAME, part) for part in parts[:2]) and parts[0] in registry.teams():
         return _from_registry(spec, registry, *parts)
-    if Path(spec).is_dir():
+    if os.path.isdir(spec):  # unlike Path's, has no quarrel with a name that no file system takes
         return _from_folder(spec, Path(spec), "folder")
     name, _, revision = spec.partition("@")
     if REPO_NAME.fullmatch(name) and not spec.startswith("."):
@@ -126,6 +129,8 @@ def _fresh_value(spec: str, key: str, text: str) -> Any:
             return {"true": True, "false": False}[text.lower()]
     except (ValueError, KeyError) as error:
         raise UserError(f"--with {spec!r}: {key} = {text!r} must be {_WORDS[key]}") from error
+    if not text or "" in text.split("+"):
+        raise UserError(f"--with {spec!r}: targets must be all-linear, or names joined by +, such as targets=q_proj+v_proj")
     return text if text == "all-linear" else text.split("+")
 
 
@@ -143,7 +148,20 @@ def _from_folder(spec: str, folder: Path, kind: str) -> Incoming:
     understand(contents, str(folder))
     tokenizer = folder / TOKENIZER
     own = read_regular(tokenizer, MAX_TOKENIZER_BYTES, folder=folder) if tokenizer.is_file() else None
-    return Incoming(spec, kind, contents=contents, tokenizer=own)
+    return Incoming(spec, kind, contents=contents, tokenizer=own, manifest=_manifest(folder, contents))
+
+
+def _manifest(folder: Path, contents: Mapping[str, bytes]) -> AdapterManifest | None:
+    """What a registry said of it, where it comes from one: then it names the very base that it was made for."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return None
+    data = read_regular(path, MAX_JSON_BYTES, folder=folder)
+    if OWN_HASH not in parse_json(data, str(path)):  # a run's own, or another program's
+        return None
+    manifest = parse_adapter(data, str(path))
+    check_hashes(manifest, contents, str(folder))
+    return manifest
 
 
 def _from_hub(spec: str, name: str, revision: str | None) -> Incoming:
@@ -151,9 +169,10 @@ def _from_hub(spec: str, name: str, revision: str | None) -> Incoming:
     remote = repo.look()
     if remote is None:
         raise UserError(f"--with {spec!r}: no such repository on the hub, and no such folder or registry adapter here")
-    limits = {WEIGHTS: FILES[WEIGHTS], CONFIG: FILES[CONFIG], TOKENIZER: MAX_TOKENIZER_BYTES}
+    refuse_pickles([file for file in remote.files if "/" not in file], f"--with {spec!r}")
+    limits = {WEIGHTS: FILES[WEIGHTS], CONFIG: FILES[CONFIG], TOKENIZER: MAX_TOKENIZER_BYTES, MANIFEST: MAX_JSON_BYTES}
     for file, limit in limits.items():
-        if file not in remote.files and file != TOKENIZER:
+        if file not in remote.files and file in FILES:
             raise UserError(f"--with {spec!r}: the repository holds no {file}; for a whole team use `teamtr-lora pull`")
         if file in remote.files and not 0 <= remote.files[file].size <= limit:
             raise UserError(f"--with {spec!r}: {file} has {remote.files[file].size} bytes; at most {limit} can be right")

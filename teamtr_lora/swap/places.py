@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from teamtr_lora.algorithm.radii import gain_weighted_radii
 from teamtr_lora.base.versions import AdapterVersion, content_hash, write_version
 from teamtr_lora.errors import UserError
-from teamtr_lora.files import disk_errors
 from teamtr_lora.recipe import LoraSection, Recipe
 from teamtr_lora.registry.identity import identify
-from teamtr_lora.registry.manifest import Replaced
-from teamtr_lora.registry.reader import DEFAULT_ROOT, TEAM_FILE
+from teamtr_lora.registry.locks import locked
+from teamtr_lora.registry.manifest import VERSION_NAME, Replaced, one_line
+from teamtr_lora.registry.reader import DEFAULT_ROOT, TEAM_FILE, entries
 from teamtr_lora.registry.store import Registry
 from teamtr_lora.registry.stored import find_team
+from teamtr_lora.swap.incoming import Incoming
 from teamtr_lora.training.checkpoint import RunState
 from teamtr_lora.training.metrics import SwapRow
 from teamtr_lora.training.run_dir import BASELINE, RunDir
@@ -63,6 +65,10 @@ class Place(Protocol):
         """Where a run directory made from this team goes by default."""
         ...
 
+    def known(self, incoming: Incoming, agent: str) -> Incoming:
+        """A version of `agent`'s own (`incoming.spec`), with what is known here of where it came from."""
+        ...
+
     def new_version(self, replacement: Replacement) -> str:
         """The name that `replacement` has, or would have, here."""
         ...
@@ -77,12 +83,13 @@ class Place(Protocol):
 
 
 def find_place(source: Path, registry: Path = DEFAULT_ROOT) -> Place:
-    if (source / BASELINE).exists():
+    # os.path's, unlike Path's, have no quarrel with a name that no file system takes
+    if os.path.exists(source / BASELINE):
         raise UserError(f"{source}: holds a run of `teamtr-lora baseline`, which is no team to train on; give a run of train")
-    if (source / "recipe.yaml").is_file():
+    if os.path.isfile(source / "recipe.yaml"):
         return RunPlace(RunDir(source))
-    place = source.resolve()
-    if place.is_dir() and any(TEAM_FILE.fullmatch(path.name) for path in place.iterdir()):
+    place = Path(os.path.realpath(source)) if os.path.isdir(source) else source
+    if os.path.isdir(place) and any(TEAM_FILE.fullmatch(path.name) for path in entries(place)):
         return RegistryPlace(Registry(place.parent), place.name)
     if source == Path(source.name) and source.name in Registry(registry).teams():
         return RegistryPlace(Registry(registry), source.name)
@@ -115,6 +122,15 @@ class RunPlace:
     def beside(self, suffix: str) -> Path:
         place = self.run.path.resolve()
         return place.with_name(f"{place.name}-{suffix}")
+
+    def known(self, incoming: Incoming, agent: str) -> Incoming:
+        swaps = self.run.checkpoints.state().swaps if self.run.checkpoints.exists() else []
+        sources = [
+            record["source"] for record in swaps
+            if record["how"] == "direct" and record["agent"] == agent
+            and record["after"][agent]["content_hash"].startswith(incoming.spec.rpartition("-")[2])
+        ]  # fmt: skip
+        return replace(incoming, from_outside=any(map(_from_outside, sources)))
 
     def new_version(self, replacement: Replacement) -> str:
         return self._version(replacement, self.read().versions[replacement.agent]).name
@@ -212,16 +228,9 @@ class RegistryPlace:
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Swaps of one team take turns; whoever publishes meanwhile makes the swap fail and loses nothing."""
-        with disk_errors(self.registry.root):
-            lock = FileLock(self.registry.root / f".{self.team}{WORK}.lock", timeout=0)
-            try:
-                lock.acquire()
-            except Timeout as error:
-                raise UserError(f"{self.where}: another process is swapping an agent here; wait for it") from error
-        try:
+        busy = "another process is swapping an agent here; wait for it"
+        with locked(self.registry.root / f".{self.team}{WORK}.lock", Path(self.where), busy):
             yield
-        finally:
-            lock.release()
 
     def read(self) -> HeldTeam:
         stored = find_team(self.registry.root / self.team)
@@ -230,6 +239,15 @@ class RegistryPlace:
 
     def beside(self, suffix: str) -> Path:
         return Path("runs") / f"{self.team}-{suffix}"
+
+    def known(self, incoming: Incoming, agent: str) -> Incoming:
+        self.registry.contents(self.team, agent, incoming.spec)  # every hash fits
+        manifest = self.registry.manifest(self.team, agent, incoming.spec)
+        teams = [self.registry.team(self.team, number) for number in self.registry.numbers(self.team)]
+        steps = [step.how for team in teams for step in team.lineage if (step.agent, step.new) == (agent, incoming.spec)]
+        swapped_in = [how.partition(" from ")[2] for how in steps if how.startswith("direct from ")]
+        outside = any(map(_from_outside, swapped_in)) or (manifest.made_by == "swap" and not swapped_in)
+        return replace(incoming, manifest=manifest, from_outside=manifest.made_by == "import" or outside)
 
     def new_version(self, replacement: Replacement) -> str:
         """The one that holds these weights already, if a killed swap published it and no more."""
@@ -244,7 +262,7 @@ class RegistryPlace:
         agent, recipe = replacement.agent, current.load_recipe()
         recipe = recipe.with_loras({agent: replacement.lora.model_dump()})
         identity = identify(current.base.source, current.base.revision)
-        how = f"{replacement.how} from {replacement.source}"
+        how = one_line(f"{replacement.how} from {replacement.source}")
         metrics = _metrics(replacement.measured)
         version = self.new_version(replacement)
         if not version:
@@ -271,6 +289,11 @@ class RegistryPlace:
     def undo(self) -> dict[str, tuple[str, str]]:
         team = self.registry.undo(self.team)
         return {step.agent: (step.old or "-", step.new) for step in team.lineage}
+
+
+def _from_outside(source: str) -> bool:
+    """Whether a direct replacement from `source` brought what nobody here has taught; a version of the agent's own did not."""
+    return source != "fresh" and not source.startswith("fresh:") and not re.fullmatch(VERSION_NAME, source)
 
 
 def _row(

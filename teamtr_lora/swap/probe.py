@@ -45,31 +45,46 @@ class Probe:
 
 
 def play_probe(
-    playable: PlayableTeam, task: Task, recipe: Recipe, agents: Sequence[str], contexts: int, progress: Progress | None = None
+    playable: PlayableTeam,
+    task: Task,
+    recipe: Recipe,
+    agents: Sequence[str],
+    contexts: int,
+    progress: Progress | None = None,
+    *,
+    ids: int | None = None,
 ) -> Probe:
-    """Plays the team as it is on training items, one episode an item, until each of `agents` has spoken `contexts` times."""
+    """Plays the team as it is on training items, one episode an item, until each of `agents` has spoken `contexts` times.
+
+    Episodes with a token id that is not below `ids` are left out: who reads them has no such token.
+    """
     order = DataOrder(task.items("train"), derive_seed(recipe.seed, "probe") % 2**31)
     rollout, router = recipe.rollout, playable.team.router
     episodes: list[Episode] = []
     groups: dict[str, int] = {}
+    tried = 0
     share = max(1.0, router.max_messages / len(playable.team.names))  # messages that an agent is likely to have in an episode
     while (missing := contexts - min(_spoken(episodes, agent) for agent in agents)) > 0:
         silent = min(agents, key=lambda agent: _spoken(episodes, agent))
-        never = len(episodes) >= SURELY and not _spoken(episodes, silent)
-        if never or len(episodes) >= MOST_EPISODES_PER_CONTEXT * contexts:
+        never = tried >= SURELY and not _spoken(episodes, silent)
+        if never or tried >= MOST_EPISODES_PER_CONTEXT * contexts:
+            usable = "" if ids is None else f" of which {len(episodes)} use only ids that both bases have"
             raise UserError(
-                f"agent {silent!r} spoke {_spoken(episodes, silent)} times in {len(episodes)} episodes, {contexts} contexts are "
+                f"agent {silent!r} spoke {_spoken(episodes, silent)} times in {tried} episodes{usable}, {contexts} contexts are "
                 "wanted; use fewer --probe-contexts, or check that the router lets it speak"
             )
         count = max(8, math.ceil(missing / share))
         plan = PlayPlan(
-            order.take(len(episodes), count),
+            order.take(tried, count),
             1,
             rollout.temperature,
             rollout.max_message_tokens,
-            f"{recipe.seed}/probe/{len(episodes)}",
+            f"{recipe.seed}/probe/{tried}",
         )
         played = playable.play(task, plan, progress)
+        tried += len(played)
+        if ids is not None:
+            played = [e for e in played if all(max(m.prompt_ids + m.token_ids) < ids for m in e.messages)]
         for episode in played:  # an item met again in a later batch is still one cluster
             episode.group = groups.setdefault(episode.item_id, len(groups))
         episodes += played

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from teamtr_lora.base.load import BaseFacts, base_facts, load_tokenizer
@@ -26,9 +25,19 @@ from teamtr_lora.errors import UserError
 from teamtr_lora.files import disk_errors, dump_json, sync_folder, write_atomic
 from teamtr_lora.recipe import LoraSection, Recipe, RecipeError, ScriptTask
 from teamtr_lora.recipe.problems import check
+from teamtr_lora.registry.locks import locked
+from teamtr_lora.registry.run_history import REBASE_RECORD
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.swap.aligning import align, not_reached, scorer_for
-from teamtr_lora.swap.compatibility import STRINGS, Check, compare_tokenizers, lora_checks, protocol_checks, stop_on_failure
+from teamtr_lora.swap.compatibility import (
+    STRINGS,
+    Check,
+    compare_tokenizers,
+    compare_vocabularies,
+    lora_checks,
+    protocol_checks,
+    stop_on_failure,
+)
 from teamtr_lora.swap.incoming import find_fresh, fresh_lora
 from teamtr_lora.swap.places import HeldTeam, Place
 from teamtr_lora.swap.probe import Probe, context_strings, play_probe, probe_from, probe_record, replayed
@@ -41,7 +50,6 @@ from teamtr_lora.tasks.task import Split
 from teamtr_lora.training.checkpoint import RunState
 from teamtr_lora.training.run_dir import RunDir
 
-RECORD = "rebase.json"  # in the new run directory: where its team came from, and how it was measured
 EARLY_STRINGS = 200  # prompts whose token ids are compared before a base is loaded
 
 
@@ -55,6 +63,7 @@ class RebaseOptions:
     probe_contexts: int | None = None
     delta_align: float | None = None
     items: int | None = None
+    extra_tokens: bool = False  # the new tokenizer may have tokens that the old one lacks
 
     def applied(self, recipe: Recipe) -> Recipe:
         given = {"probe_contexts": self.probe_contexts, "delta_align": self.delta_align}
@@ -94,27 +103,19 @@ def rebased(
     place: Place, options: RebaseOptions, *, task: Task | None = None, listener: Listener | None = None
 ) -> Iterator[RebaseReport]:
     """Rebases, and gives the report; when that has been dealt with, the work folder goes."""
-    held = place.read()
+    if not options.base.strip():
+        raise UserError("--to: say which base the team moves to, as a recipe's base.source does")
     out = (options.out or place.beside(_short(options.base))).absolute()
-    with _alone(out):
+    if os.path.lexists(out) and not os.path.isfile(out / REBASE_RECORD):
+        raise UserError(f"{out}: is there already; choose another --out")
+    with disk_errors(out):  # a name too long for the disk
         work = Work(out.with_name(f".{out.name}.rebase"))
-        yield _Rebase(place.where, held, options, out, work, task, listener or Listener()).run()
+    rebase = _Rebase(place.where, place.read(), options, out, work, task, listener or Listener())
+    rebase.look()  # what is refused has made no file
+    busy = "another process is moving a team here; wait for it or choose another --out"
+    with locked(out.with_name(f".{out.name}.rebase.lock"), out, busy):
+        yield rebase.run()
         work.clear()
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    with disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(out.with_name(f".{out.name}.rebase.lock"), timeout=0)
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise UserError(f"{out}: another process is moving a team here; wait for it or choose another --out") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 class _Rebase:
@@ -134,21 +135,20 @@ class _Rebase:
     def run(self) -> RebaseReport:
         request = {
             "base": _local(self.options.base), "spec": self.options.spec, "swap": self.recipe.swap.model_dump(),
-            "items": self.items, "team": str(Path(self.where).absolute()),
+            "items": self.items, "extra_tokens": self.options.extra_tokens, "team": str(Path(self.where).absolute()),
             "from": {a: v.content_hash for a, v in self.held.versions.items()},
         }  # fmt: skip
         if self.out.exists():
             return self._found(request)
-        self.new_recipe, checks = self._look()
         self.work.begin(request)
-        probe, before, teachers = self._leave_old_base(checks)
-        report = self._settle_on_new_base(probe, before, teachers, checks)
+        probe, before, teachers = self._leave_old_base(self.checks)
+        report = self._settle_on_new_base(probe, before, teachers, self.checks)
         self._write(report, request)
         return report
 
     # --- steps
 
-    def _look(self) -> tuple[Recipe, list[Check]]:
+    def look(self) -> None:
         """What can be known of both bases without their weights."""
         self.listener.phase("looking at both bases")
         base = self.recipe.base
@@ -158,12 +158,14 @@ class _Rebase:
         checks = [Check("base", base.source, self.options.base, "ok"), _heads(*facts)]
         tokenizers = load_tokenizer(old, base.source), load_tokenizer(new, self.options.base)
         checks.append(compare_tokenizers(*tokenizers, self._early_strings()))
+        checks.append(compare_vocabularies(*tokenizers, extra=self.options.extra_tokens))
+        self._shared_ids = min(facts[0].vocab_size, facts[1].vocab_size)
         loras = self._loras(facts[1], checks)
         checks += protocol_checks(self.recipe, None)
         if any(c.verdict == "fail" for c in checks):
             self.listener.checks(checks)
             stop_on_failure(checks)
-        return self._on_new_base(loras), checks
+        self.new_recipe, self.checks = self._on_new_base(loras), checks
 
     def _early_strings(self) -> list[str]:
         protocol = self.recipe.team.protocol
@@ -200,7 +202,8 @@ class _Rebase:
             contexts = self.recipe.swap.probe_contexts
             if record is None:
                 told = self.listener.phase("playing the probe")
-                record = probe_record(play_probe(playable, self.task, self.recipe, self.agents, contexts, told))
+                played = play_probe(playable, self.task, self.recipe, self.agents, contexts, told, ids=self._shared_ids)
+                record = probe_record(played)
                 self.work.put("probe", record)
             probe = probe_from(record)
             new = load_tokenizer(resolve(_local(self.options.base), None), self.options.base)
@@ -302,7 +305,7 @@ class _Rebase:
         run.write_team(versions, {})
         state = RunState(step=1, versions={a: {"number": v.number, "content_hash": v.content_hash} for a, v in versions.items()})
         run.checkpoints.save(state, {})
-        write_atomic(built / RECORD, dump_json({"request": request, "report": asdict(report)}))
+        write_atomic(built / REBASE_RECORD, dump_json({"request": request, "report": asdict(report)}))
         with disk_errors(self.out):
             os.rename(built, self.out)
             sync_folder(self.out.parent)
@@ -326,7 +329,7 @@ class _Rebase:
 
     def _found(self, request: dict[str, Any]) -> RebaseReport:
         """The report of a rebase that was killed after the new team was there."""
-        record = Work(self.out).get(RECORD.removesuffix(".json"))
+        record = Work(self.out).get(REBASE_RECORD.removesuffix(".json"))
         if record is None or record["request"] != request or self.work.request() != request:
             raise UserError(f"{self.out}: is there already; choose another --out")
         report = record["report"]
@@ -342,13 +345,13 @@ def _heads(old: BaseFacts, new: BaseFacts) -> Check:
     """Heads may differ in width: tokenizers leave rows unused, and bases round them up differently."""
     widths = f"{old.vocab_size} ids", f"{new.vocab_size} ids"
     shared = min(old.vocab_size, new.vocab_size)
-    fix = "" if old.vocab_size == new.vocab_size else f"ids from {shared} on, which one head lacks, are masked"
+    fix = "" if old.vocab_size == new.vocab_size else f"ids from {shared} on, which one head lacks, are masked and not probed"
     return Check("head width", *widths, "note" if fix else "ok", fix)
 
 
 def _local(source: str) -> str:
     """A folder or file by its whole path, so that it means the same from wherever the new run is used."""
-    return str(Path(source).absolute()) if Path(source).exists() and source != "nano" else source
+    return str(Path(source).absolute()) if os.path.exists(source) and source != "nano" else source
 
 
 def _short(source: str) -> str:

@@ -151,7 +151,8 @@ def _reading(mean: ClusteredMean) -> Reading:
 
 
 Keep = Callable[[Alignment, dict[str, Tensor], dict[str, Any]], None]
-"""Called at every check with what a killed alignment goes on from: where it is, its tensors, its optimiser's scalars."""
+"""Called at every check with what a killed alignment goes on from: where it is, its tensors, and the scalars of its optimiser and
+its loss scale."""
 
 
 class Stage0:
@@ -201,7 +202,9 @@ class Stage0:
         self._bank.restore(self._name, parts["now"])
         self._best = {name: tensor.clone() for name, tensor in parts["best"].items()}
         self._optimizer = self._new_optimizer(state.learning_rate)
-        restore_state(self._optimizer, parts["optimizer"], scalars)
+        restore_state(self._optimizer, parts["optimizer"], scalars["optimizer"])
+        if scalars["scaler"]:  # empty without half precision
+            self._scaler.load_state_dict(scalars["scaler"])
 
     def run(self, state: Alignment, keep: Keep) -> Alignment:
         """Optimises until the held-out half is in the region, or the budget or all progress ends; the best adapter stays."""
@@ -213,7 +216,7 @@ class Stage0:
             self._check(state)
             now = time.monotonic()
             state.seconds, self._clock = state.seconds + now - self._clock, now
-            keep(state, self._tensors(), flatten_state(self._optimizer)[1])
+            keep(state, self._tensors(), {"optimizer": flatten_state(self._optimizer)[1], "scaler": self._scaler.state_dict()})
         self._bank.restore(self._name, self._best)
         return state
 

@@ -119,6 +119,8 @@ class _Swap:
     def _look(self) -> tuple[Incoming, Fitting]:
         """Everything that needs neither the base's weights nor an episode."""
         incoming = find_incoming(self.options.spec, self.registry, self.held.adapters / self.agent)
+        if incoming.kind == "stored":
+            incoming = self.place.known(incoming, self.agent)
         base = self.recipe.base
         source = beside(base.source, self.recipe.folder)
         folder = resolve(source, base.revision)

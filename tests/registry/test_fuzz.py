@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from teamtr_lora.base.source import resolve
 from teamtr_lora.errors import UserError
 from teamtr_lora.registry.card import adapter_card
 from teamtr_lora.registry.fit import open_contents, understand
-from teamtr_lora.registry.manifest import BaseIdentity
+from teamtr_lora.registry.manifest import BaseIdentity, own_hash
 from teamtr_lora.registry.reader import parse_adapter, parse_team
 from teamtr_lora.registry.store import Registry
 
@@ -57,6 +58,9 @@ def spoiled(good: dict[str, Any], data: st.DataObject) -> bytes:
             del holder[last]
         elif isinstance(holder, dict):
             holder[data.draw(TEXT)] = data.draw(JSON)
+    with contextlib.suppress(ValueError):  # NaN: refused before any hash is looked at
+        if "manifest_hash" in value and data.draw(st.booleans()):  # as a careful forger leaves it
+            value["manifest_hash"] = own_hash(value)
     return json.dumps(value).encode("utf-8", "surrogatepass")
 
 

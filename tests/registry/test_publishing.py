@@ -8,11 +8,15 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from teamtr_lora.errors import UserError
 from teamtr_lora.registry.identity import protocol_hash
+from teamtr_lora.registry.locks import locked
 from teamtr_lora.registry.manifest import version_number
 from teamtr_lora.registry.reader import RegistryReader
 from teamtr_lora.registry.store import Registry
@@ -95,6 +99,16 @@ def test_a_process_killed_while_it_publishes_leaves_whole_versions_only(
     assert filled.team("demo", 1) == first
     publish(filled, bank, identity, recipe, 1.0)  # the next one is not held up, and clears what was left
     assert not any(filled.root.rglob(".tmp-*")) and not filled.verify()
+
+
+def test_a_lock_that_cannot_be_made_is_no_lock_that_somebody_holds(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="cannot be written"), locked(tmp_path / "link", tmp_path, "somebody is here"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+    lock = tmp_path / "lock"
+    with locked(lock, tmp_path), pytest.raises(UserError, match="somebody is here"), locked(lock, tmp_path, "somebody is here"):
+        pass
 
 
 def test_a_killed_removal_is_finished_by_the_next_writer(filled: Registry, bank: Any, identity: Any, recipe: Any) -> None:

@@ -14,7 +14,7 @@ from teamtr_lora.base.versions import content_hash
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import sha256
 from teamtr_lora.registry.identity import Identity, protocol_hash
-from teamtr_lora.registry.manifest import BaseIdentity, Replaced
+from teamtr_lora.registry.manifest import BaseIdentity, Replaced, own_hash
 from teamtr_lora.registry.store import Registry
 
 
@@ -78,18 +78,21 @@ def test_teams_are_append_only_and_undo_adds_one(filled: Registry, bank: Any, id
     assert (third.number, third.parent, third.made_by) == (3, 2, "undo") and third.agents == old.agents
     assert [(s.agent, s.old, s.new) for s in third.lineage] == [("planner", new.version, old.agents["planner"])]
     assert filled.numbers("demo") == [1, 2, 3] and filled.team("demo", 2) == second
-    with pytest.raises(UserError, match="no earlier version"):  # an undo of the undo goes back further, and there is nothing
+    with pytest.raises(UserError, match="no swap to undo, and version 1 is what train made"):  # not forth again
         filled.undo("demo")
     newer = publish(filled, bank, identity, recipe, scale=3.0)
     for version in (new.version, newer.version):
         filled.publish_team("demo", recipe, {**old.agents, "planner": version}, identity=identity, made_by="swap")
     assert filled.undo("demo").agents["planner"] == new.version
     assert filled.undo("demo").agents == old.agents
-    assert not filled.verify()
+    filled.publish_team("demo", recipe, {**old.agents, "planner": newer.version}, identity=identity, made_by="import")
+    with pytest.raises(UserError, match="no swap to undo, and version 8 is what import made"):
+        filled.undo("demo")
+    assert filled.team("demo").agents["planner"] == newer.version and not filled.verify()
 
 
 def test_a_first_team_has_nothing_to_undo(filled: Registry) -> None:
-    with pytest.raises(UserError, match="no earlier version"):
+    with pytest.raises(UserError, match="no swap to undo"):
         filled.undo("demo")
     assert filled.numbers("demo") == [1]
 
@@ -252,10 +255,17 @@ def test_a_team_file_that_was_altered_is_refused(filled: Registry) -> None:
         ({"metrics": {"a": "1"}}, "metrics"),
         ({"created": "yesterday\u001b[31m"}, "created"),
     ):
-        path.write_text(json.dumps({**good, **change}))
+        path.write_text(json.dumps({**good, **change, "manifest_hash": own_hash(good | change)}))
         with pytest.raises(UserError, match=words) as caught:
             filled.team("demo")
         assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
+    for depth in (80, 300, 700):  # JSON takes it; what reads it later would run out of stack
+        path.write_text(json.dumps(good).replace('"seed": 0', '"seed": ' + '{"a":' * depth + "0" + "}" * depth))
+        with pytest.raises(UserError, match="nested too deep"):
+            filled.team("demo")
+    path.write_text(json.dumps(good).replace('"seed": 0', '"seed": 1e999'))
+    with pytest.raises(UserError, match="a number is too large"):
+        filled.team("demo")
     path.write_text(path.read_text().replace("{", '{"team": "demo",', 1))
     with pytest.raises(UserError, match="appears twice"):
         filled.team("demo")

@@ -17,7 +17,10 @@ from teamtr_lora.cli import main
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import dump_json
 from teamtr_lora.recipe import AgentSection, ProtocolSection, RouterSection, TeamSection
+from teamtr_lora.recipe.problems import check
 from teamtr_lora.registry.identity import protocol_hash, tokenizer_hash
+from teamtr_lora.registry.manifest import own_hash
+from teamtr_lora.registry.outgoing import agent_parcel, team_parcel
 from teamtr_lora.registry.store import Registry
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import load_versions, open_team
@@ -95,21 +98,55 @@ def test_another_base_under_the_same_name_is_refused(filled: Registry, tiny_base
         find_team(filled.root / "demo")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"base": {"source": "nano", "revision": None, "weights_hash": "0" * 64}}, "belongs to the base"),
+        ({"tokenizer_hash": "0" * 64}, "another tokenizer"),
+        ({"base": {"source": "nano2", "revision": None}}, "names the base 'nano2', the team names 'nano'"),
+    ],
+    ids=["weights", "tokenizer", "name"],
+)
+def test_a_team_whose_identities_disagree_is_neither_opened_nor_pushed(
+    filled: Registry, change: dict[str, Any], words: str
+) -> None:
+    team = filled.team("demo")
+    path = filled.folder("demo", "checker", team.agents["checker"]) / "manifest.json"
+    data = json.loads(path.read_text())
+    data |= change | ({"base": data["base"] | change["base"]} if "base" in change else {})
+    path.write_text(dump_json(data | {"manifest_hash": own_hash(data)}))
+    for use in (
+        lambda: find_team(filled.root / "demo"),
+        lambda: team_parcel(filled, team, "alice/team"),
+        lambda: agent_parcel(filled, team, "planner", "alice/planner"),
+    ):
+        with pytest.raises(UserError, match=words):
+            use()
+
+
 def test_code_that_a_recipe_names_must_be_here(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger's team cannot pick a function out of what is installed."""
     path = filled.root / "demo" / "team-0001.json"
     data = json.loads(path.read_text())
     monkeypatch.chdir(tmp_path)
+
+    def forge() -> None:
+        """Every hash fits."""
+        recipe = check(data["recipe"])[0]
+        assert recipe is not None
+        data["protocol_hash"] = protocol_hash(recipe.team)
+        path.write_text(dump_json(data | {"manifest_hash": own_hash(data)}))
+
     for named in ("os:system", "numpy.testing:run_module_suite", "router:speak"):
         data["recipe"]["team"]["router"] |= {"kind": "custom", "callable": named}
-        path.write_text(dump_json(data))
+        forge()
         with pytest.raises(UserError, match=f"team.router.callable = '{named}': there is no"):
             find_team(filled.root / "demo")
     (tmp_path / "router.py").write_text("def speak(messages, agents):\n    return None\n")
     assert find_team(filled.root / "demo").recipe.team.router.callable == "router:speak"
     data["recipe"]["team"]["router"] = {}
     data["recipe"]["task"] = {"name": "dataset", "path": "x.jsonl", "reward": ["torch.hub:load"]}
-    path.write_text(dump_json(data))
+    forge()
     with pytest.raises(UserError, match=r"task.reward = 'torch.hub:load': there is no torch/hub.py here"):
         find_team(filled.root / "demo")
 
@@ -156,6 +193,14 @@ def test_mistakes_on_the_command_line(run: Run, filled: Registry, tmp_path: Path
     assert filled.verify() == []
     assert run("adapters", "rm", "demo", "--all") == (0, "removed demo\n", "")
     assert not (filled.root / "demo").exists() and not (tmp_path / "none").exists()
+
+
+def test_removing_what_is_not_there_leaves_nothing(run: Run, filled: Registry, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    for root in (filled.root, tmp_path / "nowhere"):
+        code, _, error = run("adapters", "rm", "nobody", "--all", "--root", str(root))
+        assert code == 2 and "no team 'nobody' here" in error
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_the_hash_of_a_large_file_is_kept_for_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

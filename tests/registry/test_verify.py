@@ -12,8 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from teamtr_lora.base.source import resolve
+from teamtr_lora.errors import UserError
 from teamtr_lora.files import dump_json, sha256
+from teamtr_lora.registry.manifest import own_hash
 from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.stored import find_team
 from teamtr_lora.registry.verify import verify
 
 WEIGHTS = "adapter_model.safetensors"
@@ -29,12 +33,22 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
-def rewrite(path: Path, **changes: Any) -> None:
+def alter(path: Path, **changes: Any) -> None:
     path.write_text(dump_json({**json.loads(path.read_text()), **changes}))
 
 
+def rewrite(path: Path, **changes: Any) -> None:
+    """What a careful forger would do: the manifest's own hash fits again."""
+    alter(path, **changes)
+    alter(path, manifest_hash=own_hash(json.loads(path.read_text())))
+
+
+def altered(name: str, **changes: Any) -> Callable[[Registry], None]:
+    return lambda registry: alter(planner(registry) / name, **changes)
+
+
 def rehash(folder: Path) -> None:
-    """What a careful forger would do: the manifest's file hashes fit again."""
+    """The manifest's file hashes fit again."""
     manifest = json.loads((folder / "manifest.json").read_text())
     rewrite(folder / "manifest.json", files={name: sha256((folder / name).read_bytes()) for name in manifest["files"]})
 
@@ -66,6 +80,24 @@ DAMAGE: dict[str, tuple[Callable[[Registry], Any], list[str]]] = {
         ["planner", "not those it was made for"],
     ),
     "another tokenizer": (lambda r: rewrite(planner(r) / "manifest.json", tokenizer_hash="0" * 64), ["planner", "tokenizer"]),
+    **{
+        f"{key} of an adapter": (altered("manifest.json", **change), ["planner", "manifest_hash"])
+        for key, change in {
+            "metrics": {"metrics": {"avg_at_k": 0.99}},
+            "made_by": {"made_by": "import"},
+            "parent": {"parent": "v0001-0123456789ab"},
+            "protocol_hash": {"protocol_hash": "0" * 64},
+            "created": {"created": "2001-01-01T00:00:00Z"},
+        }.items()
+    },
+    **{
+        f"{key} of a team": (altered("../../team-0001.json", **change), ["team-0001.json", "manifest_hash"])
+        for key, change in {"metrics": {"metrics": {}}, "made_by": {"made_by": "swap"}}.items()
+    },
+    "the base by another name": (
+        lambda r: rewrite(planner(r) / "manifest.json", base=r.team("demo").base.model_dump() | {"source": "x"}),
+        ["team-0001.json", "names the base 'x', the team names 'nano'"],
+    ),
     "another protocol": (lambda r: rewrite(r.root / "demo" / "team-0001.json", protocol_hash="0" * 64), ["protocol_hash"]),
     "a role in the recipe": (
         lambda r: rewrite(
@@ -115,6 +147,22 @@ def test_a_base_that_is_not_here_is_said(filled: Registry) -> None:
             data["base"]["source"] = "wheel:not-here==1.0"
             if "recipe" in data:
                 data["recipe"]["base"]["source"] = "wheel:not-here==1.0"
-            path.write_text(dump_json(data))
+            path.write_text(dump_json(data | {"manifest_hash": own_hash(data)}))
     found = verify(filled)
     assert not found.problems and len(found.notes) == 1 and "wheel:not-here" in found.notes[0]
+
+
+@pytest.mark.parametrize("source", ["x" * 999, "~nobody-here/x", "a/" * 400 + "b"])
+def test_a_base_by_a_name_that_no_disk_takes_is_no_crash(filled: Registry, source: str) -> None:
+    for path in [*filled.root.glob("demo/*/*/manifest.json"), filled.root / "demo" / "team-0001.json"]:
+        data = json.loads(path.read_text())
+        changes = {"base": data["base"] | {"source": source}}
+        if "recipe" in data:
+            changes["recipe"] = data["recipe"] | {"base": data["recipe"]["base"] | {"source": source}}
+        rewrite(path, **changes)
+    found = verify(filled)
+    assert not found.problems and len(found.notes) == 1
+    with pytest.raises(UserError):
+        find_team(filled.root / "demo")
+    with pytest.raises(UserError):
+        resolve(source)

@@ -65,6 +65,9 @@ def test_an_adapter_of_the_hub_arrives_as_it_is_and_is_checked(online: Any, adap
     )
     with pytest.raises(UserError, match="modules_to_save"):
         find("alice/odd", tmp_path)
+    online.add("alice/both", {**adapter, "adapter_model.bin": b"\x80\x04."})
+    with pytest.raises(UserError, match=r"'adapter_model\.bin' is a pickle"):
+        find("alice/both", tmp_path)
     with pytest.raises(UserError):
         find("alice/nowhere", tmp_path)
 

@@ -16,8 +16,13 @@ from teamtr_lora.algorithm.token_kl import score_tokens
 from teamtr_lora.base.versions import read_adapter_folder, write_version
 from teamtr_lora.cli import main
 from teamtr_lora.recipe import load_recipe
+from teamtr_lora.registry.imports import import_path
+from teamtr_lora.registry.store import Registry
 from teamtr_lora.registry.stored import read_team
 from teamtr_lora.rollout.playable import open_team
+from teamtr_lora.swap.compatibility import compare_vocabularies
+from teamtr_lora.swap.probe import play_probe
+from teamtr_lora.tasks import build_task
 from teamtr_lora.training.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +81,10 @@ def test_a_team_moves_to_a_base_of_another_width(
     assert recipe.base.source == str(wide_base) and {a: v.name for a, v in versions.items()} == report["versions"]
     assert main(["ask", str(out), "item 3"]) == 0
     capsys.readouterr()
+    stored = import_path(Registry(tmp_path / "registry"), out, team="moved")
+    assert stored.team is not None and {a.made_by for a in stored.adapters} == {stored.team.made_by} == {"rebase"}
+    assert {step.agent: step.old for step in stored.team.lineage} == report["old_versions"]
+    assert stored.team.metrics["mean_reward"] == report["aligned"]["evaluation"]["mean_reward"]
     # the same command again: the team is there; training goes on from it, its first stage measured on the new base
     assert main(["rebase", str(trained), "--to", str(wide_base), "--out", str(out), *RADIUS]) == 2
     assert "is there already" in capsys.readouterr().err
@@ -96,9 +105,80 @@ def test_tokenizers_that_differ_are_refused_with_the_first_string(
     assert main(["rebase", str(trained), "--to", str(other), "--out", str(out), *RADIUS]) == 2
     error = capsys.readouterr().err
     assert "the tokenizers differ on 'item 7'" in error or "the tokenizers differ on 'item 8'" in error
+    # a token that no prompt of this task has is still a token
+    vocabulary["7"], vocabulary["8"] = vocabulary["8"], vocabulary["7"]
+    vocabulary["Q"], vocabulary["Z"] = vocabulary["Z"], vocabulary["Q"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert main(["rebase", str(trained), "--to", str(other), "--out", str(out), *RADIUS]) == 2
+    assert "the tokenizers differ on 'Q'" in capsys.readouterr().err
     assert main(["rebase", str(trained), "--to", str(wide_base), "--with", "fresh:rank=40", "--out", str(out), *RADIUS]) == 2
     assert "use at most 32" in capsys.readouterr().err
-    assert not out.exists()
+    for options, words in (
+        (["--to", " ", "--out", str(out)], "--to: say which base"),
+        (["--to", str(wide_base), "--out", str(other / "config.json")], "is there already; choose another --out"),
+        (["--to", str(wide_base), "--out", str(other / "config.json" / "x")], "cannot be written"),
+        (["--to", str(wide_base), "--out", "/"], "is there already"),
+    ):
+        assert main(["rebase", str(trained), *options, *RADIUS]) == 2
+        assert words in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other"], "what is refused leaves nothing"
+
+
+ADDED = {
+    "id": 260,
+    "content": "<think>",
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": False,
+    "special": True,
+}
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a new token": (lambda t: t["added_tokens"].append(ADDED), "'<think>'; take a base with the same one, or allow"),
+    "a merge": (lambda t: (t["model"]["merges"].append(["i", "t"]), t["model"]["vocab"].update(it=260)), "'it'"),
+    "a split": (
+        lambda t: t.update(
+            pre_tokenizer={
+                "type": "Sequence",
+                "pretokenizers": [{"type": "Digits", "individual_digits": True}, t["pre_tokenizer"]],
+            }
+        ),
+        "pre_tokenizer",
+    ),
+    "case": (lambda t: t.update(normalizer={"type": "Lowercase"}), "normalizer"),
+    "spaces around": (lambda t: t["added_tokens"][0].update(lstrip=True), "added tokens"),
+    "nothing": (lambda t: t["pre_tokenizer"].update(trim_offsets=not t["pre_tokenizer"]["trim_offsets"]), ""),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_tokenizers_are_compared_beyond_strings(tiny_base: Path, tmp_path: Path, change: str) -> None:
+    other = Path(shutil.copytree(tiny_base, tmp_path / "other"))
+    data = json.loads((other / "tokenizer.json").read_text())
+    CHANGES[change][0](data)
+    (other / "tokenizer.json").write_text(json.dumps(data))
+    old, new = (AutoTokenizer.from_pretrained(folder) for folder in (tiny_base, other))
+    found = compare_vocabularies(old, new, extra=False)
+    assert (found.verdict, CHANGES[change][1] in found.fix) == ("fail" if CHANGES[change][1] else "ok", True), found
+    if change == "a new token":
+        assert compare_vocabularies(old, new, extra=True).verdict == "note"
+        assert compare_vocabularies(new, old, extra=True).verdict == "fail", "what the old team can say, the new one must"
+
+
+def test_ids_that_a_narrower_head_lacks_are_left_out(
+    trained: Path, wide_base: Path, tiny_base: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """A base with unused rows in its head samples them now and then; the other base has no such token to read."""
+    recipe = load_recipe(trained / "recipe.yaml").model_copy(update={"output_dir": None})
+    wide = recipe.model_copy(update={"base": recipe.base.model_copy(update={"source": str(wide_base)})}).placed_in(recipe.folder)
+    playable = open_team(wide.base, wide.team, wide.rollout, seed=0, folder=trained)
+    task = build_task(wide.task, Path(json.loads((trained / "origin.json").read_text())["recipe_folder"]))
+    probe = play_probe(playable, task, wide, ["left", "right"], 30, ids=272)
+    everything = play_probe(playable, task, wide, ["left", "right"], 30)
+    playable.close()
+    ids = {i for e in probe.episodes for m in e.messages for i in m.token_ids}
+    assert max(ids) < 272 <= max(i for e in everything.episodes for m in e.messages for i in m.token_ids)
+    assert len(probe.halves("left", 30, 0)[0]) + len(probe.halves("left", 30, 0)[1]) == 30
 
 
 def test_killed_at_any_moment_the_same_rebase_ends_the_same(

@@ -16,7 +16,11 @@ from transformers.trainer_callback import TrainerCallback
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, read_adapter_folder
 from teamtr_lora.cli import main
 from teamtr_lora.recipe import load_recipe
+from teamtr_lora.registry.identity import identify
+from teamtr_lora.registry.imports import import_path
+from teamtr_lora.registry.store import Registry
 from teamtr_lora.registry.stored import read_team
+from teamtr_lora.swap.places import RegistryPlace
 from teamtr_lora.training.metrics import StageRow, SwapRow, read_rows
 from teamtr_lora.training.run_dir import RunDir
 from teamtr_lora.training.trainer import TeamTRTrainer
@@ -151,8 +155,11 @@ def test_a_folder_from_elsewhere_is_checked_before_it_is_used(run: Path, tmp_pat
     (folder / "adapter_model.bin").write_bytes(b"\x80\x04.")
     assert swap(run, "--agent", "left", "--with", str(folder)) == 2
     assert "pickle" in capsys.readouterr().err
-    # the same weights come back as the same policy: nothing to align, nothing lost
     write(tensors)
+    assert swap(run, "--agent", "left", "--with", str(folder)) == 2, "nor is it let in beside safetensors"
+    assert "'adapter_model.bin' is a pickle" in capsys.readouterr().err
+    (folder / "adapter_model.bin").unlink()
+    # the same weights come back as the same policy: nothing to align, nothing lost
     report = swapped(run, capsys, "--agent", "left", "--with", str(folder))
     assert report["alignment"]["before"]["mean"] == pytest.approx(0, abs=1e-9) and report["alignment"]["steps"] == 0
     assert report["shock_direct"] == {"lost": 0.0, "standard_error": 0.0}
@@ -194,9 +201,6 @@ def test_the_protocol_must_be_unified(run: Path, capsys: Any) -> None:
 def test_a_registry_team_gets_a_new_version_and_an_undo(
     run: Path, tmp_path: Path, recipe_file: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from teamtr_lora.registry.imports import import_path
-    from teamtr_lora.registry.store import Registry
-
     registry = Registry(tmp_path / "registry")
     monkeypatch.chdir(recipe_file.parent)  # a registry's recipe finds the user's own reward function where the command is run
     import_path(registry, run, team="pair")
@@ -226,7 +230,7 @@ def test_a_registry_team_gets_a_new_version_and_an_undo(
     kept = weights.read_bytes()
     weights.write_bytes(kept[:-4] + b"\x00\x00\x80\x3f")
     assert main(["swap", str(team), "--agent", "left", "--with", old[0], "--direct"]) == 2
-    assert "altered on disk" in capsys.readouterr().err
+    assert "altered" in capsys.readouterr().err
     weights.write_bytes(kept)
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -244,14 +248,33 @@ def test_a_registry_team_gets_a_new_version_and_an_undo(
     assert registry.verify() == []
 
 
+def test_a_swapped_run_keeps_its_lineage_in_the_registry(
+    run: Path, tmp_path: Path, recipe_file: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(tmp_path / "registry")
+    report = swapped(run, capsys, *FRESH, "--direct")
+    team = import_path(registry, run, team="pair").team
+    assert team is not None and team.made_by == "train"
+    made = {agent: registry.manifest("pair", agent, version) for agent, version in team.agents.items()}
+    assert {agent: manifest.made_by for agent, manifest in made.items()} == {"left": "swap", "right": "train"}
+    (step,) = team.lineage
+    assert (step.agent, step.old, step.new) == ("left", report["old"], team.agents["left"]) and FRESH[-1] in step.how
+    assert team.metrics["mean_reward"] == report["direct"]["evaluation"]["mean_reward"]
+    assert swap(run, "--undo") == 0
+    capsys.readouterr()
+    before = import_path(registry, run, team="pair").team
+    assert before is not None and before.lineage == [] and not registry.verify()
+    assert registry.manifest("pair", "left", before.agents["left"]).made_by == "train"
+    assert before.metrics["mean_reward"] == report["before"]["evaluation"]["mean_reward"], "not that of the swap"
+    # an import is no swap: nothing is taken back
+    monkeypatch.chdir(recipe_file.parent)
+    assert main(["swap", str(tmp_path / "registry" / "pair"), "--undo"]) == 2
+    assert "no swap to undo" in capsys.readouterr().err and registry.team("pair") == before
+
+
 def test_a_team_published_meanwhile_makes_the_swap_fail(
     run: Path, tmp_path: Path, recipe_file: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from teamtr_lora.registry.identity import identify
-    from teamtr_lora.registry.imports import import_path
-    from teamtr_lora.registry.store import Registry
-    from teamtr_lora.swap.places import RegistryPlace
-
     registry = Registry(tmp_path / "registry")
     monkeypatch.chdir(recipe_file.parent)
     import_path(registry, run, team="pair")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from huggingface_hub import constants
 
 from teamtr_lora.base.source import resolve
 from teamtr_lora.cli import main
@@ -258,6 +259,21 @@ def test_nothing_of_this_machine_goes_up(hub: Any, store: Any, swapped: Any, mak
         team.agents == here.team("pair").agents and fingerprint(team) == fingerprint(here.team("pair")) and there.verify() == []
     )
     assert pull(REPO, root=here.root).status == "already here", "its owner has it"
+
+
+def test_a_password_in_the_endpoint_is_not_shown(
+    hub: Any, store: Any, identity: Identity, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = store(tmp_path / "a", identity)
+    secret = hub.address.replace("://", "://alice:open-sesame@")
+    monkeypatch.setattr(constants, "ENDPOINT", secret)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", secret)
+    assert main(["push", "pair", "--repo", REPO, "--root", str(here.root), "--dry-run", "--json"]) == 0
+    hub.break_at("GET /api/models", status=400, times=10)
+    assert main(["push", "pair", "--repo", REPO, "--root", str(here.root), "--debug"]) == 2
+    output = capsys.readouterr()
+    assert json.loads(output.out)["url"].endswith(REPO) and "400" in output.err
+    assert "open-sesame" not in output.out + output.err
 
 
 def test_the_token_is_in_no_output_log_or_file(

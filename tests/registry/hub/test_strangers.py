@@ -17,11 +17,18 @@ from teamtr_lora.errors import UserError
 from teamtr_lora.files import sha256
 from teamtr_lora.registry.hub import pull, push
 from teamtr_lora.registry.identity import Identity
+from teamtr_lora.registry.manifest import own_hash
 from teamtr_lora.registry.store import Registry
 
 TOKEN, STRANGER = "hf_aSecretThatNobodyMaySee", "hf_anotherAccount"  # as in conftest.py
 REPO = "alice/team"
 WEIGHTS = "adapter_model.safetensors"
+
+
+def sealed(repo: dict[str, bytes], name: str) -> None:
+    """As a careful forger leaves a manifest: its own hash fits again, so that something else has to give it away."""
+    data = json.loads(repo[name])
+    repo[name] = json.dumps(data | {"manifest_hash": own_hash(data)}).encode()
 
 
 def replaced(key: str, value: Any) -> Callable[[dict[str, bytes]], None]:
@@ -35,6 +42,7 @@ def replaced(key: str, value: Any) -> Callable[[dict[str, bytes]], None]:
             inner = inner[part]
         inner[last] = value
         repo["team.json"] = json.dumps(data).encode()
+        sealed(repo, "team.json")
 
     return change
 
@@ -46,6 +54,8 @@ def renamed_agent(name: str) -> Callable[[dict[str, bytes]], None]:
         for path in [path for path in repo if path.startswith("solver/")]:
             repo[f"{name}/{path.partition('/')[2]}"] = repo.pop(path).replace(b'"solver"', json.dumps(name).encode())
         repo["team.json"] = repo["team.json"].replace(b'"solver"', json.dumps(name).encode())
+        sealed(repo, "team.json")
+        sealed(repo, f"{name}/manifest.json")
 
     return change
 
@@ -60,6 +70,7 @@ def spoiled_weights(spoil: Callable[[dict[str, torch.Tensor]], Any]) -> Callable
         manifest = json.loads(repo["solver/manifest.json"])
         manifest["files"][WEIGHTS] = sha256(repo[f"solver/{WEIGHTS}"])
         repo["solver/manifest.json"] = json.dumps(manifest).encode()
+        sealed(repo, "solver/manifest.json")
 
     return change
 
@@ -73,6 +84,7 @@ def pickle_inside(repo: dict[str, bytes]) -> None:
     manifest = json.loads(repo["solver/manifest.json"])
     manifest["files"][WEIGHTS] = sha256(repo[f"solver/{WEIGHTS}"])
     repo["solver/manifest.json"] = json.dumps(manifest).encode()
+    sealed(repo, "solver/manifest.json")
 
 
 def grown(name: str, size: int) -> Callable[[dict[str, bytes]], None]:
@@ -115,7 +127,9 @@ ATTACKS = {
     "unknown key": replaced("run", "curl"),
     "unknown recipe key": replaced("recipe.hooks", ["os:system"]),
     "another protocol": replaced("recipe.team.protocol.system", "Do as I say."),
-    "another scale": edited("team.json", b'"alpha": 4.0', b'"alpha": 400.0'),
+    "another scale": lambda repo: (edited("team.json", b'"alpha": 4.0', b'"alpha": 400.0')(repo), sealed(repo, "team.json")),
+    "a metric": edited("team.json", b'"accuracy": 0.75', b'"accuracy": 0.99'),
+    "a metric of an agent": edited("solver/manifest.json", b'"accuracy": 0.5', b'"accuracy": 0.9'),
     "servers": replaced("recipe.rollout.server.urls", ["http://127.0.0.1:1"]),
     "adapter root": replaced("recipe.rollout.server.adapter_root", "/"),
     "output folder": replaced("recipe.output_dir", "/tmp"),
@@ -134,6 +148,10 @@ ATTACKS = {
     "no manifest": lambda repo: repo.pop("solver/manifest.json") and None,
     "no weights": lambda repo: repo.pop(f"solver/{WEIGHTS}") and None,
     "only a pickle": pickled,
+    **{
+        f"with {name}": lambda repo, name=name: repo.update({name: b"\x80\x04."})
+        for name in ("solver/adapter_model.bin", "x.pkl", "solver/checkpoint/optimizer.pt", "../x", "/etc/x", "a/../../x")
+    },
     "a pickle called safetensors": pickle_inside,
     "a bit of the weights": lambda repo: repo.update({f"solver/{WEIGHTS}": repo[f"solver/{WEIGHTS}"][:-1] + b"\x01"}),
     "a bit of the config": edited("solver/adapter_config.json", b'"lora_alpha": 4', b'"lora_alpha": 5'),
@@ -164,14 +182,7 @@ def test_a_repository_that_was_tampered_with_stores_nothing(
 def test_only_files_of_known_names_are_fetched(hub: Any, store: Any, files: Any, identity: Identity, tmp_path: Path) -> None:
     here = store(tmp_path / "a", identity)
     push("pair", REPO, root=here.root)
-    odd = [
-        "solver/adapter_model.bin",
-        "solver/evil.py",
-        "modeling.py",
-        "../x",
-        "solver/checkpoint/optimizer.pt",
-        "training_args.bin",
-    ]
+    odd = ["solver/evil.py", "modeling.py", "solver/checkpoint/adapter_model.safetensors", "tokenizer.json"]
     hub.add(REPO, {**hub.files(REPO), **dict.fromkeys(odd, b"import os")})
     hub.sent.clear()
     assert pull(REPO, root=tmp_path / "b").status == "new" and files(tmp_path / "b") == files(here.root)
@@ -225,7 +236,10 @@ def test_fuzzed_manifests_are_refused_or_harmless(hub: Any, files: Any, pushed: 
                 inner[key] = chance.choice(strange)
                 break
             inner = inner[key]
-        hub.add(REPO, {**pushed, name: json.dumps(data).encode()})
+        repo = {**pushed, name: json.dumps(data).encode()}
+        if name in ("team.json", "solver/manifest.json") and isinstance(data, dict):
+            sealed(repo, name)
+        hub.add(REPO, repo)
         root = tmp_path / f"b{turn}"
         try:
             pull(REPO, root=root)

@@ -1,0 +1,108 @@
+"""A run directory comes in as a team: with what it knows of itself, and only where all of it fits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash, write_version
+from teamtr_lora.errors import UserError
+from teamtr_lora.files import dump_json
+from teamtr_lora.recipe import dump_recipe
+from teamtr_lora.registry.imports import import_path
+from teamtr_lora.registry.store import Registry
+
+
+@pytest.fixture
+def run(tmp_path: Path, bank: Any, recipe: Any) -> Path:
+    """A run directory as training leaves it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    team = {}
+    for number, agent in enumerate(bank.agents, 3):
+        version = AdapterVersion(agent, number, content_hash(bank.tensors(agent), bank.config(agent)))
+        write_version(folder / "adapters", version, bank.tensors(agent), bank.config(agent))
+        team[agent] = {"number": number, "content_hash": version.content_hash, "version": version.name}
+    (folder / "recipe.yaml").write_text(dump_recipe(recipe))
+    (folder / "origin.json").write_text(dump_json({"recipe_folder": str(tmp_path)}))
+    (folder / "team.json").write_text(dump_json(team))
+    now, evaluation = {agent: entry["version"] for agent, entry in team.items()}, {"avg_at_k": 0.75, "split": "test"}
+    rows = [
+        {"kind": "stage", "stage": 0, "evaluation": {"avg_at_k": 0.5}, "versions": now | {"planner": "v0000-0123456789ab"}},
+        {"kind": "update", "stage": 1},
+        {"kind": "stage", "stage": 1, "evaluation": evaluation | {"agents": {"planner": {"value": 0.9}}}, "versions": now},
+        {"kind": "stage", "stage": 2, "evaluation": None, "versions": now},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_a_run_comes_in_as_a_team(run: Path, tmp_path: Path, bank: Any, recipe: Any) -> None:
+    registry = Registry(tmp_path / "adapters")
+    team = import_path(registry, run, team="mine").team
+    assert team is not None and not registry.verify()
+    assert team.load_recipe() == recipe and team.made_by == "train"
+    assert team.metrics == {"avg_at_k": 0.75, "agents/planner/value": 0.9}  # the last evaluation there was
+    for agent in bank.agents:
+        tensors, config = registry.read("mine", agent, team.agents[agent])
+        assert config == bank.config(agent)
+        assert all(torch.equal(tensor, bank.tensors(agent)[name]) for name, tensor in tensors.items())
+    again = import_path(registry, run, team="mine")
+    assert again.team is None and "is this run already" in again.notes[0] and registry.numbers("mine") == [1]
+    assert [len(registry.versions("mine", agent)) for agent in bank.agents] == [1, 1]
+    with pytest.raises(UserError, match="a run is imported whole"):
+        import_path(registry, run, team="mine", agent="planner")
+
+
+def test_metrics_of_an_earlier_team_are_not_the_teams(run: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run / "metrics.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    done = import_path(Registry(tmp_path / "adapters"), run, team="mine")
+    assert done.team is not None and done.team.metrics == {} and done.adapters[0].metrics == {}
+    assert "not evaluated since its team last changed" in done.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda run: (run / "team.json").write_text("{"), "team.json"),
+        (lambda run: (run / "rebase.json").write_text('{"report": {"versions": 1}}'), "rebase.json"),
+        (lambda run: (run / "team.json").write_text('{"planner": 3}'), "team.json"),
+        (lambda run: (run / "metrics.jsonl").write_text('{"evaluation": {"a": 1'), "metrics.jsonl"),
+        (
+            lambda run: (run / "recipe.yaml").write_text("team: {agents: [{name: planner}, {name: checker}]}\n"),
+            "the recipe says 8",
+        ),
+        (lambda run: next(run.rglob(WEIGHTS)).write_bytes(b"\x80\x04"), "pickle"),
+        (lambda run: next(run.rglob(CONFIG)).write_text("{}"), "peft_type"),
+        (lambda run: shutil.rmtree(run / "adapters"), "missing"),
+        (lambda run: (run / "adapters").rename(run.parent / "x") and (run / "adapters").symlink_to(run.parent / "x"), ""),
+    ],
+    ids=[
+        "json",
+        "a record",
+        "no version",
+        "metrics",
+        "other ranks",
+        "pickle",
+        "config",
+        "gone",
+        "a linked folder is the user's own",
+    ],
+)
+def test_a_run_that_does_not_fit_is_refused(run: Path, tmp_path: Path, spoil: Callable[[Path], Any], words: str) -> None:
+    spoil(run)
+    registry = Registry(tmp_path / "adapters")
+    if not words:
+        assert import_path(registry, run, team="mine").team is not None
+        return
+    with pytest.raises(UserError) as caught:
+        import_path(registry, run, team="mine")
+    assert words in str(caught.value)
+    assert not registry.root.exists()
