@@ -73,7 +73,7 @@ def print_scores(scores: Scores) -> None:
     kinds = list(scores.measures[0])
     table = Table("item", "score", *kinds, box=None, pad_edge=False)
     for (name, score), more in zip(scores.items, scores.measures, strict=True):
-        table.add_row(name, f"{score:g}", *(f"{more[kind]:g}" for kind in kinds))
+        table.add_row(escape(name), f"{score:g}", *(f"{more[kind]:g}" for kind in kinds))
     console = Console(highlight=False)
     console.print(table)
     error = "" if scores.standard_error is None else f" ± {scores.standard_error:.4f} (standard error)"

@@ -11,10 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.bench import BenchTask, field
+from teamtr_lora.tasks.forms import Form
 from teamtr_lora.tasks.responder import Responder, Silent, Turn, needs_somebody, tidy
 from teamtr_lora.tasks.task import Feedback, Interaction, Item, item_of
 from teamtr_lora.team import Episode, Message
@@ -70,9 +73,12 @@ NOT_A_QUESTION = "This is not a question, please propose your next question."
 
 
 def choice_in(text: str) -> int | None:
-    """The index of the suspect that a final message accuses; the official rule: the last of A to E on the first Answer: line."""
-    line = re.search(r"Answer:\s*(.*)", text)
-    letters = re.findall(f"[{LETTERS}]", line[1]) if line else []
+    """The index of the suspect that a final message accuses; the official rule: the last of A to E on the first Answer: line.
+
+    One that stands alone goes before the first letters of a name that is given beside it.
+    """
+    line = re.search(r"Answer[*]*:[\s*]*(.*)", text)
+    letters = (re.findall(rf"\b[{LETTERS}]\b", line[1]) or re.findall(f"[{LETTERS}]", line[1])) if line else []
     return LETTERS.index(letters[-1]) if letters else None
 
 
@@ -126,8 +132,28 @@ class ArBenchTask(BenchTask):
         return [self.verdict(item_of(episode), self.last_text(episode)) for episode in episodes]
 
 
+class Suspect(Form):
+    name: str
+    task: str
+    story: str
+
+
+class DetectiveData(Form):
+    label: int
+    names: Annotated[list[str], Field(min_length=1, max_length=len(LETTERS))]
+    cast: dict[str, Suspect]
+    letters: str
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        if not 0 <= self.label < len(self.names) or set(self.cast) != set(self.names):
+            raise ValueError("label, names and cast do not go together")
+        return self
+
+
 class DetectiveTask(ArBenchTask):
     name = "arbench_dc"
+    data_form = DetectiveData
 
     def row_item(self, row: Mapping[str, Any], name: str) -> Item:
         known, label = field(row, name, ["initial_information"], dict), field(row, name, ["label"], int)
@@ -136,7 +162,7 @@ class DetectiveTask(ArBenchTask):
             names = [str(suspect["name"]) for suspect in listed]
             cast = {str(p["name"]): {key: str(p[key]) for key in ("name", "task", "story")} for p in players}
             case = _case(known)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"item {name}: initial_information or suspects is not as in AR-Bench ({error!r})") from error
         if not 0 <= label < len(names) <= len(LETTERS) or set(cast) != set(names):
             raise UserError(f"item {name}: label = {label} and its suspects do not go together; AR-Bench has five, from 0 to 4")
@@ -200,8 +226,14 @@ class Interrogation(Interaction):
         return WHO.format(choices=_choices(self.item.data["names"]), letters=self.item.data["letters"])
 
 
+class SituationData(Form):
+    surface: str
+    bottom: str
+
+
 class SituationTask(ArBenchTask):
     name = "arbench_sp"
+    data_form = SituationData
 
     def __init__(self, responder: Responder, turns: int = 25, answer_early: bool = True, reward: F1 = "characters") -> None:
         super().__init__(responder, turns, answer_early)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.forms import shown
 from teamtr_lora.tasks.overlap import OnOverlap, normalised, refuse_overlap, shared_items
 from teamtr_lora.tasks.task import CATEGORIES, Item, Items, Split, Task, item_of
 from teamtr_lora.team import Episode
@@ -114,11 +115,31 @@ class BenchItems:
 def field(row: Mapping[str, Any], name: str, columns: Sequence[str], kind: type | tuple[type, ...] = str) -> Any:
     """The first of `columns` that the row has, whatever the case of its name."""
     lower = {str(key).lower(): value for key, value in row.items()}
-    for column in columns:
-        value = lower.get(column)
-        if isinstance(value, kind) and value != "":
-            return value
+    there = [column for column in columns if lower.get(column) is not None and lower[column] != ""]
+    for column in there:
+        if isinstance(lower[column], kind) and not isinstance(lower[column], bool):
+            return lower[column]
+    if there:
+        kinds = " or ".join(KIND_WORDS.get(one, one.__name__) for one in (kind if isinstance(kind, tuple) else (kind,)))
+        raise UserError(f"item {name}: {there[0]} = {shown(lower[there[0]])} is not {kinds}")
+    empty = next((column for column in columns if column in lower), None)
+    if empty is not None:
+        raise UserError(f"item {name}: {empty} is {'null' if lower[empty] is None else 'empty'}")
     raise UserError(f"item {name}: has no {' or '.join(columns)}; it has {', '.join(map(str, row)) or 'no columns'}")
+
+
+KIND_WORDS: dict[type, str] = {str: "text", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
+KIND_WORDS[Mapping] = "an object"
+
+
+def turns_text(prompt: Any, name: str) -> str:
+    """The text of a prompt, which may be a conversation (verl's layout)."""
+    if isinstance(prompt, str):
+        return prompt
+    texts = [turn.get("content") if isinstance(turn, Mapping) else None for turn in prompt]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"item {name}: prompt = {shown(prompt)} is neither text nor a list of {{role, content}}")
+    return "\n\n".join(str(text) for text in texts)
 
 
 def _held_out(text: str, fraction: float) -> bool:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 
 from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.forms import Form
 from teamtr_lora.tasks.task import Item, Split, Task, item_of
 from teamtr_lora.team import Episode, Message
 
@@ -59,12 +60,22 @@ class ColumnItems:
                 )
 
 
+class ColumnData(Form):
+    totals: list[int]
+
+
 class ColumnSum(Task):
     name = "column_sum"
+    data_form = ColumnData
 
     def __init__(self, digits: int = 3, credit: str = "all") -> None:
         self.digits, self.credit = digits, credit
         self.needs_every_message = digits > 1
+
+    def check_item(self, item: Item) -> None:
+        super().check_item(item)
+        if len(item.data["totals"]) != self.digits:
+            raise UserError(f"item {item.id}: data.totals has {len(item.data['totals'])} columns; set digits to that")
 
     def items(self, split: Split) -> ColumnItems:
         return ColumnItems(self.digits, split)
@@ -96,8 +107,11 @@ class ColumnSum(Task):
         found = TOTAL.findall(text)
         return (found[-1].lstrip("0") or "0") if found else None
 
+    def part(self, message: Message) -> int:
+        return message.turn % self.digits
+
     def message_correct(self, item: Item, message: Message) -> bool:
-        return self.answer(message.text) == str(item.data["totals"][message.turn % self.digits])
+        return self.answer(message.text) == str(item.data["totals"][self.part(message)])
 
     def check_agents(self, agents: Sequence[str], max_messages: int) -> None:
         if max_messages < self.digits:

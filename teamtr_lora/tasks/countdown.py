@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
+from teamtr_lora.tasks.forms import Form
 from teamtr_lora.tasks.task import Item, Split, Task, item_of
 from teamtr_lora.team import Episode, Message
 
@@ -70,8 +71,14 @@ def _atom(tokens: list[str], place: int) -> tuple[Fraction, int]:
     return Fraction(int(tokens[place])), place + 1  # a ValueError where no number stands
 
 
+class CountdownData(Form):
+    numbers: list[int]
+    target: int
+
+
 class Countdown(Task):
     name = "countdown"
+    data_form = CountdownData
 
     def __init__(self, numbers: int = 3, shots: int = 2) -> None:
         self._numbers, self._shots = numbers, shots

@@ -138,9 +138,11 @@ def _open_text(path: Path) -> TextIO:
 
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:
-    rows = []
+    rows: list[dict[str, Any]] = []
     with _open_text(path) as file:
         for number, line in enumerate(file, 1):
+            if not rows and line.lstrip().startswith("["):  # one list of rows, whatever the file is called
+                return _rows(json.loads(line + file.read()))
             if line.strip():
                 try:
                     row = json.loads(line)
@@ -154,7 +156,16 @@ def _read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def _read_json(path: Path) -> list[dict[str, Any]]:
     with _open_text(path) as file:
-        rows = json.load(file)
+        text = file.read()
+    try:
+        return _rows(json.loads(text))
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data" and text.lstrip().startswith("{"):  # rows one a line, whatever the file is called
+            return _read_jsonl(path)
+        raise
+
+
+def _rows(rows: Any) -> list[dict[str, Any]]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("it is no list of objects")
     return rows

@@ -11,16 +11,19 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.bench import BenchTask, field
+from teamtr_lora.tasks.forms import Form
 from teamtr_lora.tasks.task import Feedback, Interaction, Item, Split, item_of
 from teamtr_lora.team import Episode, Message
 
 TEST_SHARE = 0.1
-BRACKETS = str.maketrans("", "", "[](){}*")
-STATED = re.compile(r"guess:\s*([0-9][0-9,\s]{0,20})", re.IGNORECASE)
+BRACKETS = str.maketrans("", "", "[](){}*`$\"'")
+STATED = re.compile(r"guess[ \t]*[:：]\s*([0-9](?:[ \t,-]{0,3}[0-9]){3,10})(?![0-9])", re.IGNORECASE)
 BARE = re.compile(r"(?<![0-9])[0-9]{4}(?![0-9])")
 
 RULES = """I have a secret number of four digits, all different; it may start with 0, such as 0123 or 9468.
@@ -34,7 +37,7 @@ FINAL = "All turns are over. Give your final answer in the format Guess: [number
 
 
 def guess_in(text: str) -> str | None:
-    """The last stated guess of four digits, or else the last number of four digits."""
+    """The last stated guess of four digits, or without any the last number of four digits."""
     text = text.translate(BRACKETS)
     stated = [digits for found in STATED.findall(text) if len(digits := re.sub(r"[^0-9]", "", found)) == 4]
     found = stated or BARE.findall(text)
@@ -64,8 +67,13 @@ class Guessing(Interaction):
         return Feedback(f"{said}\n{FINAL if self._played == self._turns else f'Turn {self._played + 1}:'}")
 
 
+class GuessingData(Form):
+    number: Annotated[str, Field(pattern="^[0-9]{4}$")]
+
+
 class GuessingTask(BenchTask):
     name = "arbench_gn"
+    data_form = GuessingData
     needs_every_message = True
 
     def __init__(self, turns: int = 25, stop_when_right: bool = True) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from teamtr_lora.errors import UserError
 from teamtr_lora.tasks import math_answer
-from teamtr_lora.tasks.bench import BenchTask, field
+from teamtr_lora.tasks.bench import BenchTask, field, turns_text
+from teamtr_lora.tasks.forms import Form, shown
 from teamtr_lora.tasks.math_pool import shared_pool
+from teamtr_lora.tasks.overlap import bare_problem
 from teamtr_lora.tasks.task import Item, item_of
 from teamtr_lora.team import Episode, Message
 
@@ -33,21 +36,35 @@ PROBLEM = ("problem", "question", "prompt")
 ANSWER = ("answer", "ground_truth", "solution")
 
 
+class MathData(Form):
+    answer: str | int | float
+    problem: str = ""
+
+
 class MathTask(BenchTask):
+    data_form = MathData
+
     def __init__(self, name: str, instruction: str | None = None, answer_seconds: float = 3.0) -> None:
         self.name = name
         self._instruction = INSTRUCTIONS[name] if instruction is None else instruction
         self._pool = shared_pool(answer_seconds)
 
     def row_item(self, row: Mapping[str, Any], name: str) -> Item:
-        problem = field(row, name, PROBLEM, (str, list))
-        if not isinstance(problem, str):  # DAPO's own file: a conversation that carries its instruction
-            problem = "\n\n".join(str(turn.get("content", "")) for turn in problem if isinstance(turn, Mapping))
+        problem = bare_problem(turns_text(field(row, name, PROBLEM, (str, list)), name)).strip()  # DAPO's is a conversation
         gold = str(field({**row, **_reward_model(row)}, name, ANSWER, (str, int, float)))
         if "####" in gold and (marked := math_answer.last_hashes(gold)):
             gold = marked[1]
+        self._check_gold(gold, name)
         prompt = f"{problem}\n\n{self._instruction}" if self._instruction else problem
         return Item(name, prompt, {"problem": problem, "answer": gold})
+
+    def _check_gold(self, gold: str, name: str) -> None:
+        if self.name.startswith("aime") and math_answer.integer(gold) is None:
+            raise UserError(f"item {name}: answer = {shown(gold)} is no integer, and every answer of {self.name} is one")
+
+    def check_item(self, item: Item) -> None:
+        super().check_item(item)
+        self._check_gold(str(item.data["answer"]), item.id)
 
     def lost_answer(self, row: Mapping[str, Any]) -> bool:
         found = [value for key, value in {**row, **_reward_model(row)}.items() if str(key).lower() in ANSWER]
@@ -63,24 +80,25 @@ class MathTask(BenchTask):
     def score(self, episodes: Sequence[Episode]) -> list[float]:
         """All at once, so that the slow comparisons share the pool."""
         texts = [episode.messages[-1].text if episode.messages else "" for episode in episodes]
-        golds = [str(item_of(episode).data["answer"]) for episode in episodes]
-        return [float(right) for right in self._right(golds, texts)]
+        return [float(right) for right in self._right([item_of(episode) for episode in episodes], texts)]
 
-    def _right(self, golds: Sequence[str], texts: Sequence[str]) -> list[bool]:
-        answers = [self.answer(text) for text in texts]
+    def _right(self, items: Sequence[Item], texts: Sequence[str]) -> list[bool]:
+        answers, golds = [self.answer(text) for text in texts], [str(item.data["answer"]) for item in items]
         if self.name.startswith("aime"):  # integers, and nothing that algebra could make of something else
-            return [
-                a is not None and math_answer.integer(a) == math_answer.integer(g) for g, a in zip(golds, answers, strict=True)
-            ]
-        verdicts = [False if a is None else math_answer.quick(g, a) for g, a in zip(golds, answers, strict=True)]
-        open_pairs = [(i, (golds[i], answer)) for i, answer in enumerate(answers) if answer is not None and verdicts[i] is None]
-        decided = self._pool.equal([pair for _, pair in open_pairs])
-        for (i, _), verdict in zip(open_pairs, decided, strict=True):
+            numbers = [None if answer is None else math_answer.integer(answer) for answer in answers]
+            return [n is not None and n == math_answer.integer(gold) for n, gold in zip(numbers, golds, strict=True)]
+        verdicts = [
+            False if answer is None else math_answer.quick(gold, answer, str(item.data.get("problem", "")))
+            for gold, answer, item in zip(golds, answers, items, strict=True)
+        ]
+        unclear = [i for i, verdict in enumerate(verdicts) if verdict is None]
+        pairs = [(math_answer.for_algebra(golds[i]), math_answer.for_algebra(answers[i] or "")) for i in unclear]
+        for i, verdict in zip(unclear, self._pool.equal(pairs), strict=True):
             verdicts[i] = verdict
         return [bool(verdict) for verdict in verdicts]
 
     def message_correct(self, item: Item, message: Message) -> bool:
-        return self._right([str(item.data["answer"])], [message.text])[0]
+        return self._right([item], [message.text])[0]
 
 
 def _reward_model(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,10 +50,11 @@ def equal(gold: str, answer: str) -> bool:
 def _both_tiny_and_apart(gold: list[Any], answer: list[Any]) -> bool:
     """math-verify rounds to six decimals, where 2^-98 and 2^-99 are both 0; such numbers are compared by their ratio."""
     try:
-        first, second = (abs(complex(side[0])) for side in (gold, answer))
+        first, second = (complex(side[0]) for side in (gold, answer))
     except (TypeError, ValueError, OverflowError):
         return False  # no numbers
-    return max(first, second) < TINY and abs(first - second) > 1e-4 * max(first, second)
+    largest = max(abs(first), abs(second))
+    return largest < TINY and abs(first - second) > 1e-4 * largest
 
 
 def parse_in_two_stages() -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Self
 
-from teamtr_lora.errors import UserError
+from pydantic import Field, field_validator, model_validator
+
 from teamtr_lora.tasks.bench import BenchTask, field
 from teamtr_lora.tasks.blocksworld import COLOURS, LETTERS, Fact, achieves, block_names, fact, parse_plan
+from teamtr_lora.tasks.forms import Form, check_form
 from teamtr_lora.tasks.task import Item, Split, item_of
 from teamtr_lora.team import Episode, Message
 
@@ -59,18 +61,40 @@ def prompt_of(init: Sequence[Fact], goal: Sequence[Fact], mystery: bool) -> str:
     return f"{rules}\n\nNow: {describe(init, mystery)}.\nGoal: {describe(goal, mystery)}.\n\n{ENDING}"
 
 
+class BlocksData(Form):
+    objects: Annotated[list[str], Field(min_length=1)]
+    init: Annotated[list[list[str]], Field(min_length=1)]
+    goal: Annotated[list[list[str]], Field(min_length=1)]
+
+    @field_validator("init", "goal")
+    @classmethod
+    def _are_facts(cls, facts: list[list[str]]) -> list[list[str]]:
+        for words in facts:
+            fact(words)
+        return facts
+
+    @model_validator(mode="after")
+    def _is_an_instance(self) -> Self:
+        known = {block.lower() for block in self.objects}
+        for words in (*self.init, *self.goal):
+            strange = set(fact(words)[1:]) - known
+            if strange:
+                raise ValueError(f"{' '.join(words)!r} has blocks that objects has not: {ascii(sorted(strange))[1:-1]}")
+        return self
+
+
 class Blocksworld(BenchTask):
     name = "planbench_blocksworld"
+    data_form = BlocksData
 
     def __init__(self, blocks: int = 4, mystery: bool = False) -> None:
         self._blocks, self._mystery = blocks, mystery
 
     def row_item(self, row: Mapping[str, Any], name: str) -> Item:
-        try:
-            init, goal = ([fact(words) for words in field(row, name, [key], list)] for key in ("init", "goal"))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"item {name}: {error}") from error
-        objects = row.get("objects") or sorted({block for f in init for block in f[1:]})
+        facts = {key: field(row, name, [key], list) for key in ("init", "goal")}
+        objects = row.get("objects") or sorted({str(b) for f in facts["init"] if isinstance(f, list) for b in f[1:]})
+        check_form(BlocksData, {**facts, "objects": objects}, f"item {name}")
+        init, goal = ([fact(words) for words in facts[key]] for key in ("init", "goal"))
         query = row.get("query")
         prompt = query if isinstance(query, str) and query else prompt_of(init, goal, self._mystery)
         return Item(name, prompt, {"objects": list(map(str, objects)), "init": init, "goal": goal})

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from teamtr_lora.recipe.yaml_text import parse
 from teamtr_lora.tasks.bench import BenchTask
 from teamtr_lora.tasks.build import bare_task, build_task
 from teamtr_lora.tasks.dataset import read_rows
+from teamtr_lora.tasks.forms import shown
+from teamtr_lora.tasks.recorded import said_turns
 from teamtr_lora.tasks.task import Item, Split, Task, settled
 from teamtr_lora.team import Episode, Message
 
@@ -27,6 +28,7 @@ class Scores:
     items: list[tuple[str, float]]  # id, score
     unanswered: int  # items without a response; they are not in the mean
     measures: list[dict[str, float]]  # by response, what the benchmark reports beside the score
+    ids: dict[str, Any]  # by id, as the items file writes it: a number stays one
 
     @property
     def mean(self) -> float:
@@ -39,13 +41,14 @@ class Scores:
         return statistics.stdev(scores) / len(scores) ** 0.5 if len(scores) > 1 else None
 
     def as_dict(self) -> dict[str, Any]:
+        rows = zip(self.items, self.measures, strict=True)
         return {
             "task": self.task,
             "n": len(self.items),
             "n_unanswered": self.unanswered,
             "mean": self.mean,
             "standard_error": self.standard_error,
-            "items": [{"id": name, "score": score} | more for (name, score), more in zip(self.items, self.measures, strict=True)],
+            "items": [{"id": self.ids[name], "score": score} | more for (name, score), more in rows],
         }
 
 
@@ -76,22 +79,19 @@ def score_file(name: str, items: Path, responses: Path, settings: Sequence[str] 
     """`responses` holds rows {"id", "response"}, or {"id", "messages"} with the team's turns in order."""
     task = bare_task(task_section(name, settings, items), Path.cwd())
     task.use_recorded()
-    known = _read_items(task, items)
+    known, ids = read_items(task, read_rows(items, "--items"), f"--items = {str(items)!r}")
     episodes = []
     for number, row in enumerate(read_rows(responses, "--responses"), 1):
-        where = f"--responses row {number}"
-        if row.get("id") is None or str(row["id"]) not in known:
-            raise UserError(f"{where}: no item of {items} has the id {row.get('id')!r}")
-        episodes.append((known[str(row["id"])], _turns(row, where)))
+        where = f"--responses = {str(responses)!r} row {number}"
+        if row_id(row) is None or str(row_id(row)) not in known:
+            raise UserError(f"{where}: no item of {items} has the id {row_id(row)!r}")
+        episodes.append((known[str(row_id(row))], said_turns(row, where)))
     if not episodes:
         raise UserError(f"--responses = {str(responses)!r}: holds no response")
-    try:
-        played = [play(task, item, turns) for item, turns in episodes]
-        scored = list(zip([e.item_id for e in played], total_rewards(task, played), strict=True))
-        measures = [task.measures(episode) for episode in played]
-    except KeyError as missing:  # rows {id, prompt, data} are taken at their word until here
-        raise UserError(f"--items = {str(items)!r}: the data of an item has no {missing}; is it an item of {name}?") from missing
-    return Scores(name, scored, len(known.keys() - {name for name, _ in scored}), measures)
+    played = [play(task, item, turns) for item, turns in episodes]
+    scored = list(zip([e.item_id for e in played], total_rewards(task, played), strict=True))
+    unanswered = len(known.keys() - {name for name, _ in scored})
+    return Scores(name, scored, unanswered, [task.measures(episode) for episode in played], ids)
 
 
 def sample_items(name: str, settings: Sequence[str], split: Split, count: int) -> list[Item]:
@@ -120,47 +120,38 @@ def total_rewards(task: Task, episodes: Sequence[Episode]) -> list[float]:
     return [episode.reward + final for episode, final in zip(episodes, task.score(episodes), strict=True)]
 
 
-def _read_items(task: Task, path: Path) -> dict[str, Item]:
+def row_id(row: Mapping[str, Any]) -> Any:
+    """`id`, or AutoLogi's name for it."""
+    return row.get("idx") if row.get("id") is None else row["id"]
+
+
+def read_items(task: Task, rows: Iterable[Mapping[str, Any]], source: str) -> tuple[dict[str, Item], dict[str, Any]]:
+    """The items by their ids as text, and the ids as they are written; a row without one goes by its place, from 0."""
     known: dict[str, Item] = {}
-    for place, row in enumerate(read_rows(path, "--items")):
-        name = str(place if row.get("id") is None else row["id"])
+    ids: dict[str, Any] = {}
+    for place, row in enumerate(rows):
+        where, given = f"{source} row {place + 1}", place if row_id(row) is None else row_id(row)
+        if isinstance(given, bool) or not isinstance(given, (str, int, float)) or given != given:
+            raise UserError(f"{where}: id = {shown(given)} is neither text nor a number")
+        name = str(given)
+        if any("\ud800" <= character <= "\udfff" for character in name):
+            raise UserError(f"{where}: id = {shown(given)} cannot be printed; name the item in plain text")
         if name in known:
-            raise UserError(f"--items = {str(path)!r}: two items have the id {name!r}")
-        known[name] = read_item(task, row, name)
-    return known
+            raise UserError(f"{where}: two items have the id {name!r}")
+        try:
+            known[name] = read_item(task, row, name)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        ids[name] = given
+    return known, ids
 
 
 def read_item(task: Task, row: Mapping[str, Any], name: str) -> Item:
     """A row as `tasks sample --json` writes it ({id, prompt, data}), or in the benchmark's own format."""
     if isinstance(row.get("data"), Mapping) and isinstance(row.get("prompt"), str):
-        return Item(name, row["prompt"], dict(row["data"]))
+        item = Item(name, row["prompt"], dict(row["data"]))
+        task.check_item(item)
+        return item
     if isinstance(task, BenchTask):
         return task.row_item(row, name)
     raise UserError(f"item {name}: an item of {task.name} has prompt and data, as `teamtr-lora tasks sample --json` writes them")
-
-
-def _turns(row: Mapping[str, Any], where: str) -> list[str]:
-    if isinstance(row.get("response"), str):
-        return [row["response"]]
-    messages = row.get("messages")
-    if not isinstance(messages, list):
-        raise UserError(f"{where}: has neither response (text) nor messages (a list of the agent's turns)")
-    turns = []
-    for message in messages:
-        if isinstance(message, Mapping):
-            if message.get("role", "assistant") != "assistant":
-                continue  # a whole conversation: what the environment said is said again by the task
-            message = _said(message)
-        if not isinstance(message, str):
-            raise UserError(f"{where}: every message is text, or {{role, content}}")
-        turns.append(message)
-    return turns
-
-
-def _said(message: Mapping[str, Any]) -> Any:
-    """The text of a recorded turn; one that only calls tools, as APIs record it, is the text that says so."""
-    calls = {"tool_calls": message["tool_calls"]} if message.get("tool_calls") else message if "arguments" in message else None
-    content = message.get("content")
-    if calls is None:
-        return "" if content is None else content
-    return f"{content}\n{json.dumps(calls)}" if isinstance(content, str) and content else json.dumps(calls)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from teamtr_lora.tasks.forms import Form
 from teamtr_lora.tasks.task import Item, Split, Task, item_of
 from teamtr_lora.team import Episode
 
@@ -89,7 +90,13 @@ class SmallItems:
                 return question
 
 
+class SmallData(Form):
+    answer: str
+
+
 class SmallTask(Task):
+    data_form = SmallData
+
     def __init__(self, name: str, shots: int = 4) -> None:
         self.name, self.shots = name, shots
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from teamtr_lora.errors import UserError
+from teamtr_lora.tasks.forms import Form, check_form
 from teamtr_lora.team import Episode, Message, Router
 
 Split = Literal["train", "test"]
@@ -70,6 +71,7 @@ class Task:
 
     name = ""
     reward_range: tuple[float, float] = (0.0, 1.0)
+    data_form: type[Form] = Form  # what the verifier needs in the data of an item
     needs_every_message = False  # the score is made of several messages: none of them answers alone
 
     def items(self, split: Split) -> Items:
@@ -86,6 +88,10 @@ class Task:
         """Whether an episode's total reward counts as right in accuracy, pass@k and coordination."""
         return reward >= self.reward_range[1]
 
+    def check_item(self, item: Item) -> None:
+        """Raises UserError where an item that was read from a file lacks what the verifier needs."""
+        check_form(self.data_form, item.data, f"item {item.id}: data")
+
     def answer(self, text: str) -> str | None:
         """The answer a message states, if any; used by coordination metrics."""
         return None
@@ -101,6 +107,10 @@ class Task:
     def measures(self, episode: Episode) -> dict[str, float]:
         """Further numbers that the benchmark reports of an episode, beside its reward."""
         return {}
+
+    def part(self, message: Message) -> int:
+        """Which part of the answer a message gives; an agent's last word on each part is what it stands by."""
+        return 0
 
     def message_correct(self, item: Item, message: Message) -> bool | None:
         """Whether this message on its own is right; None where the task cannot tell."""

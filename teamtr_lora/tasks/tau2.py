@@ -4,7 +4,8 @@ A message either calls a tool (the canonical form is {"name": ..., "arguments": 
 responder plays. The reward is tau2's: every part of the task's reward_basis must be right. DB: the database is as after the
 reference actions; COMMUNICATE: the required outputs are in what the agent said; ACTION: every reference action was done.
 NL_ASSERTION (retail) needs a judge: with `judge_assertions` the responder is one; without, the required outputs that those
-assertions restate are looked for instead. A conversation that nobody ended, or with too many tool errors, scores 0.
+assertions restate are looked for instead. A conversation that nobody ended, in which the agent said nothing, or with too many
+tool errors, scores 0.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Literal
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.bench import BenchTask, field
+from teamtr_lora.tasks.forms import Form, check_form
 from teamtr_lora.tasks.responder import Responder, Silent, Turn, needs_somebody, tidy
 from teamtr_lora.tasks.task import Feedback, Interaction, Item, item_of, settled
 from teamtr_lora.tasks.tau2_files import KITS, DomainFiles
@@ -24,7 +26,6 @@ from teamtr_lora.team import Episode, Message
 from teamtr_lora.team.protocol import without_reasoning
 from teamtr_lora.team.tool_calls import ToolCall, read_calls
 
-BASES = ("DB", "COMMUNICATE", "ACTION", "ENV_ASSERTION", "NL_ASSERTION")
 STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 GREETING = "Hi! How can I help you today?"
 LONGEST_SAID = 4000  # characters of a message that the customer is given
@@ -51,7 +52,24 @@ JUDGE = """You judge a conversation between a customer service agent and a custo
 met it: one line for each, its number and yes or no, such as "1: yes", and nothing else."""
 
 
+class Tau2Action(Form):
+    name: str
+    arguments: dict[str, Any]
+    compare_args: list[str] | None = None
+    requestor: str = "assistant"
+
+
+class Tau2Data(Form):
+    scenario: str
+    actions: list[Tau2Action] | None
+    communicate_info: list[str]
+    nl_assertions: list[str]
+    reward_basis: list[Literal["DB", "COMMUNICATE", "ACTION", "ENV_ASSERTION", "NL_ASSERTION"]]
+    initial_state: dict[str, Any]
+
+
 class Tau2Task(BenchTask):
+    data_form = Tau2Data
     needs_every_message = True
 
     def __init__(
@@ -66,29 +84,28 @@ class Tau2Task(BenchTask):
 
     def row_item(self, row: Mapping[str, Any], name: str) -> Item:
         user, criteria = (field(row, name, [key], dict) for key in ("user_scenario", "evaluation_criteria"))
-        basis = criteria.get("reward_basis") or ["DB", "COMMUNICATE"]
-        actions = criteria.get("actions")
-        unknown = [part for part in basis if part not in BASES]
-        if unknown or not all(
-            isinstance(a, dict) and isinstance(a.get("arguments"), dict) and "name" in a for a in actions or ()
-        ):
-            raise UserError(f"item {name}: evaluation_criteria are not as in tau2 (reward_basis {basis!r}, actions)")
         start = row.get("initial_state") or {}
-        if not isinstance(start, dict):
-            raise UserError(f"item {name}: initial_state = {str(start)[:60]!r} is not as in tau2; it is null or a mapping")
+        data = {
+            "scenario": scenario_text(user),
+            "actions": criteria.get("actions"),
+            "communicate_info": criteria.get("communicate_info") or [],
+            "nl_assertions": criteria.get("nl_assertions") or [],
+            "reward_basis": criteria.get("reward_basis") or ["DB", "COMMUNICATE"],
+            "initial_state": start,
+        }
+        check_form(Tau2Data, data, f"item {name}: not as in tau2")
         if start.get("message_history") or criteria.get("env_assertions"):
             raise UserError(
                 f"item {name}: has message_history or env_assertions, which only tau2's telecom domain uses; leave it out"
             )
-        data = {
-            "scenario": scenario_text(user),
-            "actions": actions,
-            "communicate_info": [str(info) for info in criteria.get("communicate_info") or []],
-            "nl_assertions": [str(text) for text in criteria.get("nl_assertions") or []],
-            "reward_basis": basis,
-            "initial_state": start,
-        }
-        return Item(name, AGENT.format(policy=self.files.policy_text, tools=self._tools), data)
+        item = Item(name, AGENT.format(policy=self.files.policy_text, tools=self._tools), data)
+        if start:
+            self.start(item)  # raises where it is not as in tau2
+        return item
+
+    def check_item(self, item: Item) -> None:
+        super().check_item(item)
+        self.start(item)
 
     def text(self, item: Item) -> str:
         return str(item.data["scenario"])
@@ -120,7 +137,7 @@ class Tau2Task(BenchTask):
                     kit.db.add(table, key, {**(kit.db.find(table, key) or {}), **record})
             for action in state.get("initialization_actions") or []:
                 kit.call(action["func_name"], action.get("arguments") or {})
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"item {item.id}: initial_state is not as in tau2 ({error!r})") from error
         return kit
 
@@ -140,8 +157,8 @@ class Tau2Task(BenchTask):
             made += calls
             said.append(words.lower().replace(",", ""))
             errors += sum(kit.call(call.name, call.arguments)[1] for call in calls)
-        if errors >= self.max_errors:
-            return 0.0
+        if errors >= self.max_errors or (said and not (made or any(said))):
+            return 0.0  # messages of nothing; without any at all, what was to be done decides
         basis = set(data["reward_basis"])
         informed = all(any(info.lower() in words for words in said) for info in data["communicate_info"])
         right = {

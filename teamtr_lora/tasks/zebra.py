@@ -7,10 +7,12 @@ import json
 import random
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from teamtr_lora.errors import UserError
+from pydantic import Field, model_validator
+
 from teamtr_lora.tasks.bench import BenchTask, field
+from teamtr_lora.tasks.forms import Form, check_form
 from teamtr_lora.tasks.task import Item, Split
 from teamtr_lora.tasks.zebra_maker import make_grid
 from teamtr_lora.team import Message
@@ -49,20 +51,32 @@ def cells_right(header: list[str], rows: list[list[str]], text: str) -> tuple[in
         for column, truth in zip(header[1:], row[1:], strict=True):
             said = house.get(column) if isinstance(house, dict) else None
             said = said[0] if isinstance(said, list) and said else said
+            said = str(said) if isinstance(said, int) and not isinstance(said, bool) else said
             right += isinstance(said, str) and said.strip().lower() == truth.strip().lower()
     return right, len(rows) * (len(header) - 1)
 
 
+class ZebraData(Form):
+    header: Annotated[list[str], Field(min_length=2)]  # the first column is the house
+    rows: Annotated[list[list[str]], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _is_a_table(self) -> Self:
+        if any(len(row) != len(self.header) for row in self.rows):
+            raise ValueError("the rows of the solution are not as long as its header")
+        return self
+
+
 class ZebraTask(BenchTask):
+    data_form = ZebraData
+
     def __init__(self, name: str, houses: int = 3, attributes: int = 3, reward: Reward = "puzzle") -> None:
         self.name, self._houses, self._attributes, self._reward = name, houses, attributes, reward
 
     def row_item(self, row: Mapping[str, Any], name: str) -> Item:
         puzzle, solution = field(row, name, ["puzzle"]), field(row, name, ["solution"], Mapping)
-        header, rows = solution.get("header"), solution.get("rows")
-        if not header or not rows or any(len(r) != len(header) for r in rows):
-            raise UserError(f"item {name}: its solution is no table with a header and rows of the same length")
-        return self.make(name, puzzle, [str(h) for h in header], [[str(cell) for cell in r] for r in rows])
+        check_form(ZebraData, _as_text(solution), f"item {name}: solution")
+        return self.make(name, puzzle, **{key: _as_text(solution)[key] for key in ("header", "rows")})
 
     def make(self, name: str, puzzle: str, header: list[str], rows: list[list[str]]) -> Item:
         blank = {f"House {i}": dict.fromkeys(header[1:], "___") for i in range(1, len(rows) + 1)}
@@ -95,6 +109,17 @@ class ZebraTask(BenchTask):
 
     def success(self, reward: float) -> bool:
         return reward >= 1
+
+
+def _as_text(solution: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with numbers as text: columns such as birthdays or prices may be numbers in a file."""
+
+    def text(value: Any) -> Any:
+        if isinstance(value, list):
+            return [text(part) for part in value]
+        return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+    return {key: text(solution[key]) for key in ("header", "rows") if key in solution}
 
 
 class ZebraItems:

@@ -14,7 +14,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from teamtr_lora.recipe import ItemSource, Recipe, load_recipe
-from teamtr_lora.recipe.task_sections import FAMILIES, ConversationTask, names_of
+from teamtr_lora.recipe.task_sections import FAMILIES, names_of
 from teamtr_lora.training.plan import make_plan
 
 ROOT = Path(__file__).resolve().parents[2] / "recipes" / "tasks"
@@ -25,6 +25,29 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "zebralogic": [
         {"id": i, "puzzle": f"Puzzle {i}", "solution": {"header": ["House", "Name"], "rows": [["1", "Ann"], ["2", "Bob"]]}}
         for i in range(40)
+    ],
+    "arbench_dc": [
+        {
+            "id": i,
+            "initial_information": {
+                "time": "noon",
+                "location": f"House {i}",
+                "victim": dict.fromkeys(("name", "introduction", "cause_of_death", "murder_weapon"), "x"),
+                "suspect": [{"name": name, "introduction": "i"} for name in ("Ann", "Bob")],
+            },
+            "suspects": [{"name": name, "task": "t", "story": "s"} for name in ("Bob", "Ann")],
+            "label": 1,
+        }
+        for i in range(40)
+    ],
+    "arbench_sp": [{"id": i, "surface": f"Why {i}?", "bottom": "Because."} for i in range(40)],
+    "tau2": [
+        {
+            "id": str(i),
+            "user_scenario": {"instructions": f"Call {i}"},
+            "evaluation_criteria": {"actions": [], "reward_basis": ["DB"]},
+        }
+        for i in range(160)
     ],
 }
 SHAPES = {
@@ -75,10 +98,16 @@ def data_for(recipe: Recipe, folder: Path) -> list[str]:
     task = recipe.task
     if not isinstance(task, ItemSource) or (task.path is None and task.hub is None):
         return []
-    rows = ROWS["zebralogic" if task.name == "zebralogic" else "math"]
+    kind = task.name.split("_")[0] if task.name.startswith("tau2") else task.name
+    rows = ROWS.get(kind, ROWS["math"])
     overrides = ["task.hub=null"]
+    if kind == "tau2":
+        domain = task.name.removeprefix("tau2_")
+        tables = json.loads((Path(__file__).parents[1] / "tasks" / "tau2_tables.json").read_text())
+        (folder / f"{domain}_db.json").write_text(json.dumps(tables[domain]))
+        (folder / f"{domain}_policy.md").write_text("Be kind. " * 500)
     for key in ("path", "test_path"):
-        given = [dict(row, problem=f"{key}: {row['problem']}") if "problem" in row else row for row in rows]
+        given = [{**row, **{text: f"{key}: {row[text]}" for text in ("problem", "surface") if text in row}} for row in rows]
         (folder / f"{key}.jsonl").write_text("\n".join(map(json.dumps, given)))
         if key == "path" or task.test_path or task.hub:
             overrides.append(f"task.{key}={folder / f'{key}.jsonl'}")
@@ -116,11 +145,8 @@ def test_nano_recipes_can_be_planned(path: Path) -> None:
 
 
 def planned(path: Path) -> bool:
-    """Conversations need a whole benchmark's files beside each other, and are only checked for what they say; of the largest
-    base, which shares its recipes with the smaller one, two are enough."""
-    if path.parent.name == "nano" or isinstance(load_recipe(path).task, ConversationTask):
-        return False
-    return path.parent.name != "qwen3_8b" or path.stem in ("math500", "autologi")
+    """Of the largest base, which shares its recipes with the smaller one, a few are enough."""
+    return path.parent.name != "nano" and (path.parent.name != "qwen3_8b" or path.stem in ("math500", "autologi", "tau2_retail"))
 
 
 @pytest.mark.parametrize("path", [p for p in RECIPES if planned(p)], ids=lambda path: f"{path.parent.name}-{path.stem}")

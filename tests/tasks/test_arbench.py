@@ -102,6 +102,9 @@ def test_whom_a_message_asks(text: str, asked: tuple[str, str] | None) -> None:
         ("Answer: A\nAnswer: B", 0),  # the first line counts
         ("Answer: A, no: B", 1),  # and the last letter on it
         ("Answer: Ann Lee", 0),
+        ("Answer: A. Bob Eames", 0),  # where a letter stands alone, a name's is none
+        ("**Answer**: B", 1),
+        ("**Answer:** (D)", 3),
         ("answer: C", None),
         ("C", None),
         ("Answer: none", None),
@@ -177,7 +180,7 @@ def test_f1_counts_each_character_as_often_as_both_have_it(said: str, true: str)
     ("change", "message"),
     [
         ({"label": 5}, "item 1: label = 5"),
-        ({"label": None}, "has no label"),
+        ({"label": None}, "label is null"),
         ({"suspects": [{"name": "Ann Lee", "task": "", "story": ""}]}, "do not go together"),
         ({"suspects": [{"name": "Ann Lee"}]}, "not as in AR-Bench"),
         ({"initial_information": {"suspect": [1]}}, "not as in AR-Bench"),

@@ -33,6 +33,16 @@ ROW = {
         ("So:\n```python\ninputs = {'order': ['a', 'c', 'b']}\n```", 1),
         ("```json\n{\"order\": [\"a\", \"b\", \"c\"]}\n```\nno:\n```\n{'order': ('a', 'c', 'b')}\n```", 1),
         ("The set {x} gives {'order': ['a', 'c', 'b']}.", 1),
+        ("```python\n# the order\ninputs = {'order': ['a', 'c', 'b']}\nprint(inputs)\n```", 1),
+        ("```python\nprint({'order': ['a', 'c', 'b']})\n```", 1),
+        ('```json\n{\n  "order": ["a", "c", "b"] // a first\n}\n```', 1),
+        ("```\ninputs = {'order': ['a', 'c', 'b'], 'sure': true}\n```\nDone:\n```\nyes\n```", 1),
+        ("\\boxed{{'order': ['a', 'c', 'b']}}", 1),
+        ("\\boxed{\\{'order': ['a', 'c', 'b']\\}}", 1),
+        ("{'order': ['a', 'c', 'b']} (see [1])", 1),
+        ("```python\ninputs = {'order': ['a', 'b', 'c']}\nprint(inputs)\n```", 0),
+        ("```python\ninputs = {'order': sorted(['a', 'c', 'b'])}\n```", 0),
+        ("\\boxed{{'order': ['a', 'b', 'c']}}", 0),
         ('{"order": ["a", "b", "c"]}', 0),
         ('{"order": ["a", "c", "c"]}', 0),
         ('{"order": ["a", "c"]}', 0),
@@ -46,6 +56,38 @@ ROW = {
 def test_the_format_and_every_constraint_must_hold(text: str, right: int, score: Score) -> None:
     task = AutoLogi()
     assert score(task, [(task.row_item(ROW, "1"), text)]) == [right]
+
+
+CHECK, FIRST, SECOND = (
+    ROW["code"]["Inputs_Check_code"],  # type: ignore[index]
+    "def rule(inputs):\n    return inputs['order'][0] == 'a'",
+    "def rule(x):\n    return x['order'].index('b') > 1",
+)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"idx": 7, **ROW, "lang": "en"},
+        {"puzzle": "p", "inputs_check": CHECK, "constraints": [FIRST, SECOND]},
+        {"question": "p", "format_check": CHECK.replace("inputs_check", "is_order"), "constraint_list": [FIRST, f"{SECOND}\n"]},
+        {
+            "prompt": "p",
+            "code": {"Inputs_Check_code": CHECK, "Constraint_List_code": f"{FIRST}\n\n{SECOND.replace('rule', 'last')}"},
+        },
+        {"prompt": "p", "inputs_check_code": CHECK, "constraints": ["lambda x: x['order'][0] == 'a'", SECOND]},
+        {
+            "prompt": [{"role": "user", "content": "p"}],
+            "reward_model": {"ground_truth": json.dumps({"inputs_check_code": CHECK, "constraint_list_code": [FIRST, SECOND]})},
+        },
+    ],
+)
+def test_other_layouts_of_an_item(row: dict[str, Any], score: Score) -> None:
+    """Every constraint is asked, also where two have one name."""
+    task = AutoLogi()
+    item = task.row_item(row, "1")
+    orders = [["a", "c", "b"], ["a", "b", "c"], ["c", "a", "b"], ["a", "b"]]
+    assert score(task, [(item, json.dumps({"order": order})) for order in orders]) == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_a_bad_program_costs_its_own_item_only(score: Score) -> None:

@@ -53,6 +53,24 @@ EQUAL = [
     (r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}", r"\begin{bmatrix}-1&0\\0&-1\end{bmatrix}"),
     ("40_9", "40_{9}"),
     (r"\frac{1}{2^{98}}", "2^{-98}"),
+    ("2^{10}", "1024"),
+    ("256", "2^{2^{3}}"),
+    ("300000", r"3\times 10^5"),
+    (r"10\frac{1}{12}", "10 1/12"),
+    (r"\frac{1}{3}", r"0.\overline{3}"),
+    (r"\frac{1}{3}", "0.333333"),
+    ("0.56 = 56\\%", "0.56"),
+    (r"6, 8\text{, and }10", "6, 8, 10"),
+    (r"864 \mbox{ inches}^2", "864 square inches"),
+    (r"\frac{1}{2}", "½"),
+    (r"2\sqrt{2}", "2√2"),
+    (r"\text{A5}_{11}", "a5_{11}"),
+    ("43_5.", "43_{five}"),
+    ("91", "91_{10}"),
+    ("6", r"6\text{ times}"),
+    (r"2.5\text{ million}", "2.5"),
+    (r"2.5\text{ million}", "2,500,000"),
+    ("18", "36/2 = 18"),
 ]
 UNEQUAL = [
     ("18", "19"),
@@ -70,6 +88,24 @@ UNEQUAL = [
     (r"15\mbox{ cm}^2", r"15\mbox{ cm}^3"),
     ("1/3", "1/0"),
     (r"\frac{1}{2^{98}}", r"\frac{1}{2^{99}}"),
+    (r"\frac{1}{2^{98}}", r"-\frac{1}{2^{98}}"),
+    ("12", "12_3"),
+    ("18", "17 = 18"),
+    ("0.56 = 56\\%", "1.56 = 56\\%"),
+    ("2.5", r"2.5\text{ million}"),
+    ("12", "12_{3}"),
+    ("40_9", "40_10"),
+    (r"(5,\infty)", r"(5,\infty]"),
+    (r"(-\infty,2)", r"[-\infty,2)"),
+    ("(1,2)", "2,1"),
+    ("204", "2 04"),
+    ("18", "18ab"),
+    ("18", r"18\text{ and a half}"),
+    ("18", r"18\text{ is wrong}"),
+    (r"\frac{3}{161840}", r"\frac{3}{161841}"),
+    (r"2007 + \frac\pi 2", r"2008 + \frac\pi 2"),
+    (r"864 \mbox{ inches}^2", "864 cubic inches"),
+    (r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}.", r"\begin{pmatrix} -2 & 0 \\ 0 & -1 \end{pmatrix}."),
 ]
 
 
@@ -87,6 +123,10 @@ def test_equal_forms_are_right_and_others_wrong(tasks: dict[str, MathTask], scor
         ("gsm8k", "#### 19\n#### 18", 1),
         ("gsm8k", r"\boxed{19} no: #### 18", 1),
         ("gsm8k", r"#### 19 no: \boxed{18}", 1),
+        ("gsm8k", "#### **18**", 1),
+        ("gsm8k", "#### £18", 1),
+        ("gsm8k", "#### -$18", 0),
+        ("gsm8k", "#### 18.5", 0),
         ("gsm8k", "18", 0),
         ("gsm8k", "The answer is 18.", 0),
         ("gsm8k", "Answer: 18", 0),
@@ -110,6 +150,15 @@ def test_equal_forms_are_right_and_others_wrong(tasks: dict[str, MathTask], scor
         ("dapo_math", "Answer: 19\nAnswer: 18", 1),
         ("dapo_math", "Answer: 18\nAnswer: 19", 0),
         ("dapo_math", "the answer is 18", 0),
+        ("dapo_math", "**Answer**: 18", 1),
+        ("dapo_math", "**Answer:**\n**18**", 1),
+        ("dapo_math", "### Answer：$18$", 1),
+        ("dapo_math", "答案：18", 1),
+        ("dapo_math", "**答案**: 18。", 1),
+        ("dapo_math", "Answer: x = 18", 1),
+        ("dapo_math", "Answer: 18 dollars", 1),
+        ("dapo_math", "答案：19", 0),
+        ("dapo_math", "The answer: no idea", 0),
     ],
 )
 def test_only_a_box_or_the_marker_states_an_answer(
@@ -118,12 +167,72 @@ def test_only_a_box_or_the_marker_states_an_answer(
     assert score(tasks[name], [(item("18"), text)]) == [right]
 
 
+UNITS = [
+    "{} dollars",
+    "£{}",
+    "€{}",
+    r"{} \text{{ dollars}}",
+    "${}",
+    r"\${}",
+    r"{}\%",
+    "{}%",
+    "{} percent",
+    "{} eggs per day",
+    "{} km/h",
+]
+UNITS += [
+    r"\text{{{} dollars}}",
+    r"\${}\text{{ a day}}",
+    "USD {}",
+    "{} cm^2",
+    "{}°",
+    "{}th",
+    "x = {}",
+    "{} dollars.",
+    "-(-{})",
+    "$ {} / day",
+]
+OTHERS = [
+    "{}x",
+    "{} million",
+    "{}k",
+    "{}.5 dollars",
+    "-{} dollars",
+    "-£{}",
+    "{} or 19",
+    "{}!",
+    "{} and a half",
+    "{} hours 30 minutes",
+]
+
+
+def test_a_unit_beside_the_number_changes_nothing(tasks: dict[str, MathTask], score: Score) -> None:
+    for name in ("gsm8k", "math500"):
+        right, near = ([(item("18"), f"\\boxed{{{form.format(n)}}}") for form in UNITS] for n in (18, 17))
+        other = [(item("18"), f"\\boxed{{{form.format(18)}}}") for form in OTHERS]
+        assert [text for (_, text), s in zip(right, score(tasks[name], right), strict=True) if s != 1] == []
+        assert [text for (_, text), s in zip(near + other, score(tasks[name], near + other), strict=True) if s != 0] == []
+    assert score(tasks["gsm8k"], [(item("2500000"), r"\boxed{2.5 million dollars}")]) == [1.0]
+    assert math_answer.canonical("18 dollars") == math_answer.canonical("$18.0") == "18"
+
+
+def test_a_base_counts_where_the_problem_asks_for_it(tasks: dict[str, MathTask], score: Score) -> None:
+    asked = Item("i", "p", {"answer": "1331", "problem": "What is the base five product of $121_{5}$ and $11_{5}$?"})
+    assert score(tasks["math500"], [(asked, r"\boxed{1331_5}"), (asked, r"\boxed{1331_6}"), (asked, r"\boxed{1331}")]) == [
+        1,
+        0,
+        1,
+    ]
+
+
 def test_a_pathological_answer_does_not_stall_the_others(tasks: dict[str, MathTask], score: Score) -> None:
     bad = ["10^{10^{10}}", r"9^{9^{9^{9}}}", "(" * 900 + ")" * 900, r"\frac{" * 300, "x" * 1900, "1000000!"]
     pairs = [(item("18"), rf"\boxed{{{answer}}}") for answer in bad]
     good = [(item("2k+2"), rf"\boxed{{2(k+1)+{n}-{n}}}") for n in range(10)]
     start = time.monotonic()
     assert score(tasks["math500"], pairs + good) == [0.0] * len(bad) + [1.0] * len(good)
+    through = [("18", answer) for answer in (bad[0], bad[1], "1000000!")]  # what is not even asked for above
+    assert tasks["math500"]._pool.equal([*through, ("2k+2", "2(k+1)")]) == [False] * 3 + [True]
     assert time.monotonic() - start < 30
 
 
@@ -142,6 +251,12 @@ def test_rows_of_other_layouts_are_read(tasks: dict[str, MathTask]) -> None:
     assert tasks["aime24"].row_item({"Problem": "q", "Answer": 204}, "a").data["answer"] == "204"
     verl = {"prompt": [{"role": "user", "content": "q"}], "reward_model": {"ground_truth": "34"}}
     assert tasks["dapo_math"].row_item(verl, "a").data["problem"] == "q"
+    framed = (
+        "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer.\n\n"
+    )
+    framed += 'q\n\nRemember to put your answer on its own line after "Answer:".'
+    own = {"prompt": [{"role": "user", "content": framed}], "reward_model": {"ground_truth": "34"}}
+    assert tasks["dapo_math"].row_item(own, "a") == tasks["dapo_math"].row_item(verl, "a")
     with pytest.raises(UserError, match="item a: has no problem or question or prompt; it has text"):
         tasks["math500"].row_item({"text": "q"}, "a")
 
@@ -258,7 +373,7 @@ def test_two_stages_parse_alike(tmp_path: Path) -> None:
         ("18", r"19\text{ dollars}", False),
         ("0.5", r"\frac{1}{2}\text{ square feet}", True),
         ("18", r"18\text{ and}", None),
-        ("18", r"18\text{percent}", None),
+        ("18", r"18\text{percent}", True),
         ("18", r"x\text{ dollars}", None),
         (r"\sqrt{2}", r"2\text{ cm}", None),
     ],

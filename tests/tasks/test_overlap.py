@@ -1,6 +1,7 @@
 """Train items that are test items too: found, named, refused or dropped."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.build import build_task
-from teamtr_lora.tasks.overlap import normalised, shared_items
+from teamtr_lora.tasks.overlap import bare_problem, normalised, shared_items
 from teamtr_lora.tasks.score import task_section
 
 
@@ -24,6 +25,21 @@ from teamtr_lora.tasks.score import task_section
         ("What is 3+4?", "What is 3-4?", False),
         ("What is 34?", "What is 3/4?", False),
         ("?", "!", False),
+        ("Let $a \\leq b$.", "Let $a\\le b$", True),
+        ("Let a ≤ b", "Let $a \\le b$", True),
+        ("$x^2 \\geqslant \\frac12$", "$x^{2} \\ge \\dfrac{1}{2}$", True),
+        ("$1, 2, \\ldots, n$", "$1,2,\\cdots,n$", True),
+        ("The $n^\\text{th}$ of 10,000", "The $n^{th}$ of $10{,}000$", True),
+        ("Is \\textbf{it} 90°?", "Is it $90^\\circ$?", True),
+        ("\\begin{align*}x&=1\\end{align*}", "\\[x&=1\\]", True),
+        ("Take 1.5 of it", "Take 15 of it", False),
+        ("At (1,2)", "At (12)", False),
+        ("Ratio 3:4", "Ratio 34", False),
+        ("Is 3 4 prime?", "Is 34 prime?", False),
+        ("$\\frac{1}{23}$", "$\\frac{12}{3}$", False),
+        ("$2^{3}4$", "$2^{34}$", False),
+        ("Find 5!", "Find 5", False),
+        ("Find $f'(x)$", "Find $f(x)$", False),
     ],
 )
 def test_copies_of_a_problem_are_the_same(one: str, other: str, same: bool) -> None:
@@ -63,7 +79,40 @@ def test_a_share_held_out_never_has_a_copy_in_train(tmp_path: Path) -> None:
     assert texts["train"] and texts["test"] and not texts["train"] & texts["test"]
 
 
+FRAME = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
+    "(without quotes) where $Answer is the answer to the problem."
+    '\n\n{}\n\nRemember to put your answer on its own line after "Answer:".'
+)
+
+
+@pytest.mark.parametrize("frame", ["{}", FRAME, "{}\nPlease reason step by step, and put your final answer within \\boxed{{}}."])
+def test_an_instruction_around_a_problem_hides_no_copy(frame: str) -> None:
+    problem = "Solve $x^2 = 4$ step by step, and put $y = x$.\n\nThen find $y$."
+    assert bare_problem(frame.format(problem)) == problem
+    assert normalised(frame.format(problem)) == normalised(problem) != normalised(problem + "z")
+
+
+def test_a_long_text_is_read_in_time() -> None:
+    start = time.monotonic()
+    for part in (
+        "1 ",
+        " ",
+        "\\text{",
+        "\\frac{",
+        "}",
+        "1,",
+        "\\boxed{Answer: ",
+        "Solve the following math problem step by step. ",
+    ):
+        normalised(part * (300_000 // len(part)))
+    assert time.monotonic() - start < 8
+
+
 def test_math_problems_inside_dapo_are_found(bench: Any) -> None:
+    """Also in the layout that DAPO itself has, with an instruction around every problem."""
     dapo = [(str(r["id"]), r["problem"]) for r in bench("dapo_math_17k/train")]
     math = [(r["id"], r["problem"]) for r in bench("math500/test")]
-    assert len(shared_items(dapo, math)) >= 3  # six in the whole of MATH-500
+    found = shared_items(dapo, math)
+    assert len(found) >= 3  # six in the whole of MATH-500
+    assert shared_items([(name, FRAME.format(dict(dapo)[name])) for name, _ in found], math) == found

@@ -144,6 +144,19 @@ RIGHT = ["(pick-up a)\n(stack a b)", "pick up the red block\nstack the red block
         ("attack object a\novercome object a from object b", 2),
         ("(attack a)\n(overcome a b)", 2),
         ("feast object a from object b\nsuccumb object a", 2),
+        (f"[PLAN]\n{RIGHT[1]}\n[PLAN END]\nThat is all between [PLAN] and [PLAN END].", 2),
+        (f"I write it after [PLAN].\n[PLAN]\n{RIGHT[0]}", 2),
+        (f"[PLAN]\n(put-down a)\n[PLAN END]\nNo:\n[PLAN]\n{RIGHT[0]}\n[PLAN END]", 2),
+        ("attack object_a\novercome object_a from object_b", 2),
+        ("(attack object_a)\n(overcome object_a object_b)", 2),
+        ("pick up the red_block\nstack block a on block b", 2),
+        ("Pick up the red block (it is clear).\nStack the red block on the blue block, so the hand is empty.", 2),
+        ("pick up the red block, then stack the red block on top of the blue block", 2),
+        ("**Action:** pick up the red block\n**Action:** stack red on blue", 2),
+        ("Step 1: Pick the red block up\nStep 2: put the red block down on the table", 2),
+        (f"I pick up the red block, it is clear.\n\n### Plan:\n{RIGHT[1]}", 2),
+        (f"Pick up the red block first.\n```\n{RIGHT[0]}\n```", 2),
+        ("pick up the red block (or pick up the blue block)", None),
         ("pick up the green block", None),
         ("stack the red block", None),
         ("(stack a)", None),
@@ -185,8 +198,12 @@ def test_a_long_line_of_actions_is_read() -> None:
 
 
 def test_rows_that_are_no_instances_are_named() -> None:
-    with pytest.raises(UserError, match="item x: 'flying a' is no fact"):
+    with pytest.raises(UserError, match="item x: init = .*: 'flying a' is no fact"):
         Blocksworld().row_item({"init": [["flying", "a"]], "goal": [["on", "a", "b"]]}, "x")
+    with pytest.raises(UserError, match="item x: 'on a b' has blocks that objects has not: 'b'"):
+        Blocksworld().row_item({"objects": ["a"], "init": [["clear", "a"]], "goal": [["on", "a", "b"]]}, "x")
+    with pytest.raises(UserError, match="item x: objects = 5: should be a valid list"):
+        Blocksworld().row_item({"objects": 5, "init": [["clear", "a"]], "goal": [["clear", "a"]]}, "x")
     with pytest.raises(UserError, match="item x: has no goal"):
         Blocksworld().row_item({"init": [["harmony"]]}, "x")
 
@@ -201,7 +218,7 @@ def test_no_text_crashes_it(text: str) -> None:
     assert plan is None or {block for action in plan for block in action.blocks} <= {"a", "b"}
 
 
-@pytest.mark.parametrize("part", ["(", "(pick-up a)\n", "pick up the red block ", "[plan]", "\x00", "\ud800", "- "])
+@pytest.mark.parametrize("part", ["(", "(pick-up a)\n", "pick up the red block ", "[plan]", "```\n", "\x00", "\ud800", "- "])
 def test_a_megabyte_is_read(part: str) -> None:
     plan = parse_plan(part * (10**6 // len(part)), block_names(["a", "b"]))
     assert plan is None or len(plan) > 1

@@ -64,6 +64,25 @@ def test_scoring_a_benchmark_file(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert status == 0 and "n = 4, mean = 0.7500 ± 0.2500" in out
 
 
+def test_ids_stay_as_they_are_written_and_a_list_of_rows_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = [{"id": 3, "number": "0435"}, {"id": "a", "number": "0435"}, {"number": "0435"}]
+    (tmp_path / "items.jsonl").write_text(json.dumps(rows, indent=1))  # one list, in spite of its name
+    said = [{"id": "3", "response": "Guess: 0435"}, {"id": "a", "response": "Guess: 0436"}, {"id": 2, "response": "Guess: 0435"}]
+    (tmp_path / "said.json").write_text("".join(json.dumps(row) + "\n" for row in said))  # and the other way round
+    files = ["--items", str(tmp_path / "items.jsonl"), "--responses", str(tmp_path / "said.json")]
+    report = json.loads(run(capsys, "score", "arbench_gn", *files, "--json")[1])
+    assert report["items"] == [{"id": 3, "score": 1.0}, {"id": "a", "score": 0.0}, {"id": 2, "score": 1.0}]
+    assert run(capsys, "score", "arbench_gn", *files)[0] == 0
+
+
+@pytest.mark.parametrize(("name", "status"), [("[/x]", 0), ("[bold]", 0), ("\ud800", 2), ("é ", 0)])
+def test_odd_ids_are_printed_or_refused(name: str, status: int, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    items = write(tmp_path / "items.jsonl", [{"id": name, "number": "0435"}])
+    said = write(tmp_path / "said.jsonl", [{"id": name, "response": "Guess: 0435"}])
+    done, out, err = run(capsys, "score", "arbench_gn", "--items", items, "--responses", said)
+    assert done == status and (name in out if status == 0 else "cannot be printed" in err and err.count("\n") == 1)
+
+
 def test_scoring_an_interactive_task(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     items = write(tmp_path / "items.jsonl", [{"id": i, "number": "0435"} for i in range(3)])
     conversation = [{"role": "assistant", "content": "Guess: 1234"}, {"role": "user", "content": "Guess: 0435"}]
@@ -92,7 +111,7 @@ def test_what_a_benchmark_reports_beside_the_score(capsys: pytest.CaptureFixture
     said = write(tmp_path / "said.jsonl", [{"id": 1, "messages": ["Q: a?", "A: ab"]}])
     argv = ["score", "arbench_sp", "--items", items, "--responses", said, "reward=words"]
     row = json.loads(run(capsys, *argv, "--json")[1])["items"][0]
-    assert row == {"id": "1", "score": 0.5, "characters": pytest.approx(2 * 3 / 10), "words": 0.5}
+    assert row == {"id": 1, "score": 0.5, "characters": pytest.approx(2 * 3 / 10), "words": 0.5}
     out = run(capsys, *argv)[1]
     assert "characters: mean = 0.6000" in out and "words: mean = 0.5000" in out
 

@@ -244,11 +244,12 @@ def test_files_beside_the_tasks_and_the_official_split(folder: Path, capsys: pyt
         ({"files": {"retail_db.json": '{"users": {}, "orders": []}'}}, "has no table 'orders'"),
         ({"files": {"retail_policy.md": None}}, "task.policy: there is no retail_policy.md or policy.md in"),
         ({"files": {"retail_split.json": "[]"}}, "task.split = .*: is no {train"),
-        ({"row": {"evaluation_criteria": {"reward_basis": ["LUCK"]}}}, "item .*: evaluation_criteria are not as in tau2"),
-        ({"row": {"evaluation_criteria": {"actions": [{"name": "x"}]}}}, "item .*: evaluation_criteria are not as in tau2"),
+        ({"row": {"evaluation_criteria": {"reward_basis": ["LUCK"]}}}, "item .*: not as in tau2: reward_basis.0 = 'LUCK'"),
+        ({"row": {"evaluation_criteria": {"actions": [{"name": "x"}]}}}, "not as in tau2: actions.0.arguments: field required"),
+        ({"row": {"evaluation_criteria": {"actions": 5}}}, "item .*: not as in tau2: actions = 5: should be a valid list"),
         ({"row": {"evaluation_criteria": {"env_assertions": [{}]}}}, "env_assertions"),
-        ({"row": {"user_scenario": None}}, "has no user_scenario"),
-        ({"row": {"initial_state": "new"}}, "item .*: initial_state = 'new' is not as in tau2"),
+        ({"row": {"user_scenario": None}}, "user_scenario is null"),
+        ({"row": {"initial_state": "new"}}, "item .*: not as in tau2: initial_state = 'new': should be"),
         ({"row": {"initial_state": {"initialization_data": {"agent_data": {"shops": {"a": {}}}}}}}, "initial_state is not as in"),
     ],
 )
@@ -300,7 +301,7 @@ def test_reference_actions_score_one_and_other_writes_zero(
         actions = [{"name": action["name"], "arguments": action["arguments"]} for action in criteria["actions"]]
         told = ["; ".join(criteria["communicate_info"])] if criteria["communicate_info"] else []
         assert reward(task, played, item, *actions, *told) == 1.0, item.id
-        assert not told or reward(task, played, item, *actions, "It is done.") == 0.0, item.id
+        assert not criteria["communicate_info"] or reward(task, played, item, *actions, "It is done.") == 0.0, item.id
         actions = [action for action in actions if not action["name"].startswith(READS)]
         assert reward(task, played, item, *actions, *told) == 1.0, "reading leaves the database as it is"
         end = task._reference(item)
@@ -313,6 +314,13 @@ def test_reference_actions_score_one_and_other_writes_zero(
             assert reward(task, played, item, *before, *after, *told) == 0.0, (item.id, action)
             assert reward(task, played, item, *before, other, *after, *told) == 0.0, (item.id, other)
     assert writes == expected
+
+
+def test_messages_of_nothing_are_not_right_even_where_nothing_was_to_be_done(folder: Path, played: Played) -> None:
+    """No message at all is the replay of a reference without actions."""
+    task = make(folder)
+    item = task.row_item(row([], communicate_info=[]), "1")
+    assert [reward(task, played, item, *said) for said in ([], [""], ["  "], ["I cannot do that."])] == [1.0, 0.0, 0.0, 1.0]
 
 
 def _with(item: Item, actions: list[dict[str, Any]]) -> Item:

@@ -250,7 +250,7 @@ def test_a_megabyte_is_read(part: str, score: Score) -> None:
 
 
 def test_a_row_without_a_table_is_named() -> None:
-    with pytest.raises(UserError, match="item x: its solution is no table"):
+    with pytest.raises(UserError, match="item x: solution: the rows of the solution are not as long as its header"):
         ZebraTask("zebralogic").row_item({"puzzle": "p", "solution": {"header": ["House", "Name"], "rows": [["1"]]}}, "x")
 
 
