@@ -147,25 +147,41 @@ def certify_stage(updates: Sequence[UpdateTerms], setting: Setting, confidence: 
     return _certificate(updates, setting, confidence, occupancy=_own_penalties(updates, setting), reach=_reach(updates, setting))
 
 
-def certify_stale_stage(updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None) -> Certificate:
+def certify_stale_stage(
+    updates: Sequence[UpdateTerms],
+    setting: Setting,
+    confidence: Confidence | None = None,
+    rollout: Sequence[int] | None = None,
+) -> Certificate:
     """thm:stage_stale: L is evaluated on stage-start occupancy but with advantages of the intermediate team; KL is on fresh
-    occupancy. Update i pays for all updates before it."""
-    earlier = [_own_penalties(updates[:i], setting) for i in range(len(updates))]
+    occupancy. Update i pays for all updates before it: those that `rollout`, the number of the rollout each update learned from,
+    says were made since its episodes were sampled (None: the stage has one)."""
+    of = [0] * len(updates) if rollout is None else rollout
+    earlier = [
+        _own_penalties([u for u, r in zip(updates[:i], of, strict=False) if r == of[i]], setting) for i in range(len(updates))
+    ]
     staleness = math.fsum(earlier)  # also what a stale L can exceed a fresh one by (eq:stale_surrogate_gap)
     reach = _reach(updates, setting) + staleness
     occupancy = _own_penalties(updates, setting)
     return _certificate(updates, setting, confidence, occupancy=occupancy, staleness=staleness, reach=reach)
 
 
-def certify_cached_stage(updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None) -> Certificate:
-    """For updates that only ever see stage-start episodes (joint, or sequential without resampling): L, advantages and KL are
-    all the stage-start team's.
+def certify_cached_stage(
+    updates: Sequence[UpdateTerms],
+    setting: Setting,
+    confidence: Confidence | None = None,
+    rollout: Sequence[int] | None = None,
+) -> Certificate:
+    """For updates that share episodes (joint, or sequential without resampling): L, advantages and KL are all those of the team
+    that played them; `rollout` as in `certify_stale_stage`.
 
-    Not in the paper. One agent is active at a state, so the updates are one step of one team policy: its surrogate is the sum of
-    theirs, its KL the sum of theirs, and thm:single holds for it. The penalty grows with the root of the number of agents.
+    Not in the paper. One agent is active at a state, so the updates from one rollout are one step of one team policy: its
+    surrogate is the sum of theirs, its KL the sum of theirs, and thm:single holds for it. The penalty grows with the root of the
+    number of agents. Where every update has a rollout of its own this is thm:stage.
     """
-    step = [UpdateTerms(0.0, math.fsum(u.kl for u in updates))]
-    return _certificate(updates, setting, confidence, occupancy=_own_penalties(step, setting), reach=_reach(step, setting))
+    of = [0] * len(updates) if rollout is None else rollout
+    steps = [UpdateTerms(0.0, math.fsum(u.kl for u, r in zip(updates, of, strict=True) if r == one)) for one in dict.fromkeys(of)]
+    return _certificate(updates, setting, confidence, occupancy=_own_penalties(steps, setting), reach=_reach(steps, setting))
 
 
 def certify_by_turns(updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None) -> Certificate:

@@ -7,7 +7,7 @@ from typing import Any
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import AgentSection, Recipe
-from teamtr_lora.team import build_router
+from teamtr_lora.team import most_messages
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def budget(recipe: Recipe) -> Budget:
     return Budget(
         rollouts=training.stages * len(training.rollouts(agents)),
         episodes_per_rollout=training.items_per_rollout(rollout.items_per_stage, agents) * rollout.episodes_per_item,
-        messages_per_episode=_messages(recipe),
+        messages_per_episode=most_messages(recipe.team),
         tokens_per_message=rollout.max_message_tokens,
     )
 
@@ -57,7 +57,7 @@ def single_agent_recipe(recipe: Recipe, name: str | None = None) -> Recipe:
     data["team"]["agents"] = [AgentSection(name=chosen.name, role=jobs, lora=chosen.lora).model_dump()]
     data["team"]["router"] = {
         "kind": kind if kind == "until_done" else "round_robin",
-        "rounds": _messages(recipe),
+        "rounds": most_messages(recipe.team),
         "done_marker": recipe.team.router.done_marker,
     }
     items = recipe.training.items_per_rollout(recipe.rollout.items_per_stage, len(agents))
@@ -67,11 +67,3 @@ def single_agent_recipe(recipe: Recipe, name: str | None = None) -> Recipe:
     )
     data["evaluation"]["every_stages"] = recipe.evaluation.every_stages * rollouts
     return Recipe.model_validate(data).placed_in(recipe.folder)
-
-
-def _messages(recipe: Recipe) -> int:
-    """Most messages of an episode. A custom router's limit does not depend on what it chooses."""
-    router = recipe.team.router
-    kind = "round_robin" if router.kind == "custom" else router.kind
-    names = [agent.name for agent in recipe.team.agents]
-    return build_router(kind, names, rounds=router.rounds, sequence=router.sequence, judge=router.judge).max_messages

@@ -23,7 +23,7 @@ from teamtr_lora.evaluation.inference import (
 from teamtr_lora.recipe import AgentSection, Recipe, RouterSection, TeamSection
 from teamtr_lora.rollout.playable import load_versions, open_team
 from teamtr_lora.tasks import Task
-from teamtr_lora.team import build_router
+from teamtr_lora.team import most_messages
 
 Kind = Literal["cot", "self_consistency", "tree_of_thoughts"]
 KINDS: tuple[Kind, ...] = ("cot", "self_consistency", "tree_of_thoughts")
@@ -48,7 +48,7 @@ def resolve_baseline(options: BaselineOptions, recipe: Recipe, task: Task) -> di
     names = [agent.name for agent in recipe.team.agents]
     if options.agent is not None and options.agent not in names:
         raise UserError(f"--agent {options.agent}: the team has no such agent; it has {', '.join(names)}")
-    spoken = _spoken(recipe.team)
+    spoken = most_messages(recipe.team)
     messages = _messages(task, options.agent or "solver", spoken)
     settings: dict[str, Any] = {"kind": options.kind, "agent": options.agent, "messages": messages}
     budget = options.tokens or spoken * recipe.rollout.max_message_tokens
@@ -67,14 +67,6 @@ def resolve_baseline(options: BaselineOptions, recipe: Recipe, task: Task) -> di
         whole = votes * messages * recipe.rollout.max_message_tokens  # every voter may speak as long as an agent of the team
         return {**settings, "votes": votes, "tokens": options.tokens or whole}
     return {**settings, "tokens": budget}
-
-
-def _spoken(section: TeamSection) -> int:
-    """Most messages in an episode of the team."""
-    router, names = section.router, [agent.name for agent in section.agents]
-    kind = "round_robin" if router.kind == "custom" else router.kind  # which has the same limit
-    built = build_router(kind, names, rounds=router.rounds, sequence=router.sequence, judge=router.judge)
-    return built.max_messages
 
 
 def _messages(task: Task, agent: str, spoken: int) -> int:

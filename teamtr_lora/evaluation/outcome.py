@@ -29,7 +29,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`verdicts`: each agent's own last message judged alone, None where the task cannot tell; `vote`: the answer given."""
+    """`verdicts`: each agent's own last word on each part of the answer judged alone, True where all are right, None where the
+    task cannot tell; `vote`: the answer given."""
 
     item: str
     digest: str  # of the problem: two runs are compared on equal ones only
@@ -53,7 +54,10 @@ class Outcome:
 def judge(attempt: Attempt, task: Task) -> Outcome:
     episode = attempt.episode
     item = item_of(episode)
-    last = {message.agent: message for message in episode.messages}
+    last = {(message.agent, task.part(message)): message for message in episode.messages}
+    verdicts: dict[str, list[bool | None]] = {}
+    for (agent, _), message in last.items():
+        verdicts.setdefault(agent, []).append(task.message_correct(item, message))
     return Outcome(
         item=episode.item_id,
         digest=problem_digest(item),
@@ -61,7 +65,7 @@ def judge(attempt: Attempt, task: Task) -> Outcome:
         reward=episode.reward,
         success=episode.success,
         vote=task.vote(episode.as_answered()),
-        verdicts={agent: task.message_correct(item, message) for agent, message in last.items()},
+        verdicts={agent: False if False in own else all(own) or None for agent, own in verdicts.items()},
         sampled_tokens=attempt.sampled_tokens,
         prompt_tokens=attempt.prompt_tokens,
         categories=task.categories(item),

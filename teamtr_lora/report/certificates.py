@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from teamtr_lora.algorithm.certificate import Calibration
-from teamtr_lora.training.certify import RunCertificates
+from teamtr_lora.training.certify import RunCertificates, StageCertificate
 
 
 def print_certificates(run: RunCertificates) -> None:
-    table = Table(title=f"certificates in raw reward, gamma = {run.gamma:.4g}")
-    columns = (
-        "stage",
-        "surrogate",
-        "occupancy penalty",
-        "bound",
-        f"bound at {run.confidence:.0%}",
-        "vacuous",
-        "by turns",
-        "measured",
-    )
-    for name in columns:
+    title = f"certificates in raw reward, discounted by gamma = {run.gamma:.4g}; A_max = {run.advantage_bound:g}"
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    certain = f"at {run.confidence:.0%}"
+    for name in ("stage", "L", "penalty", "bound", certain, "vacuous", "gain", "error", "slack"):
         table.add_column(name, justify="right")
     for s in run.stages:
-        table.add_row(
-            str(s.stage),
-            f"{s.certificate.surrogate:+.4f}",
-            f"{s.certificate.occupancy + s.certificate.staleness:.4f}",
-            f"{s.certificate.bound:+.4f}",
-            f"{s.high_probability.bound:+.4f}",
-            "yes" if s.certificate.vacuous else "no",
-            "-" if s.by_turns is None else f"{s.by_turns.bound:+.4f}",
-            "-" if s.improvement is None else f"{s.improvement:+.4f} +/- {s.improvement_standard_error or 0:.4f}",
-        )
+        shown = (s.certificate.surrogate, s.certificate.penalty, s.certificate.bound, s.high_probability.bound)
+        measured = (s.return_improvement, s.return_improvement_standard_error, s.slack)
+        vacuous = "yes" if s.certificate.vacuous else "no"
+        table.add_row(str(s.stage), *map(_number, shown), vacuous, *map(_number, measured))
     console = Console()
     console.print(table)
-    if run.stages:
-        console.print(f"bounded by {run.stages[0].theorem}; `by turns` is the undiscounted form, with its sampling error charged")
+    console.print(_legend(run, certain))
+    for s in run.stages:
+        console.print(f"stage {s.stage} ({s.theorem}): {_penalties(s)}")
+    if any(s.by_turns for s in run.stages):
+        console.print(_by_turns(run))
     for s in run.stages:
         if s.achievable:
             console.print(
@@ -45,12 +35,53 @@ def print_certificates(run: RunCertificates) -> None:
                 f"which certifies {s.achievable.bound:+.4f}"
             )
     for r in run.replacements:
-        measured = "" if r.change is None else f"; measured {r.change:+.4f} +/- {r.change_standard_error or 0:.4f}"
+        found = "" if r.change is None else f"; measured {r.change:+.4f} +/- {r.change_standard_error or 0:.4f}"
         what = f"{r.agent} was replaced ({r.how}): {r.old} -> {r.new}"
-        console.print(f"after stage {r.after_stage} {what}; not certified{measured}")
+        console.print(f"after stage {r.after_stage} {what}; not certified{found}")
     for name, calibration in (("bound", run.calibration), ("by turns", run.by_turns_calibration)):
         if calibration:
             console.print(f"{name}: {_words(calibration)}")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.4f}"
+
+
+def _legend(run: RunCertificates, certain: str) -> str:
+    words = (
+        f"bound = L - penalty; {certain}: with the sampling error of L charged too, by its standard error. A bound of "
+        f"-{run.return_range:.4g} or less is vacuous: nothing is excluded."
+    )
+    if run.end_discount < 1:
+        words += f" gain: measured mean reward after less before, times {run.end_discount:.4g}, what a reward at the end counts."
+    return words
+
+
+def _penalties(s: StageCertificate) -> str:
+    """Each penalty of the bound at the confidence, with its share."""
+    shares = s.high_probability.shares()
+    found = [
+        f"{name.replace('_', ' ')} {getattr(s.high_probability, name):.4f} ({part:.0%})" for name, part in shares.items() if part
+    ]
+    words = f"penalties {', '.join(found) or 'none: nothing moved'}"
+    if s.distribution_free is not None:
+        words += f"; without assuming a distribution (thm:stage-hp) the bound is {s.distribution_free.bound:+.4f}"
+    if s.stale is not None:
+        words += f"; thm:stage_stale would charge {s.stale.penalty:.4f}, {s.stale.staleness:.4f} of it for staleness"
+    return words
+
+
+def _by_turns(run: RunCertificates) -> Table:
+    title = "the same by turns: undiscounted, charged only for an agent's own later messages, with its sampling error"
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for name in ("stage", "L", "shift", "noise", "bound", "vacuous", "gain", "error", "slack"):
+        table.add_column(name, justify="right")
+    for s in run.stages:
+        if s.by_turns:
+            terms = (s.by_turns.surrogate, s.by_turns.occupancy, s.by_turns.concentration, s.by_turns.bound)
+            measured = (s.improvement, s.improvement_standard_error, s.by_turns_slack)
+            table.add_row(str(s.stage), *map(_number, terms), "yes" if s.by_turns.vacuous else "no", *map(_number, measured))
+    return table
 
 
 def _words(c: Calibration) -> str:
@@ -58,6 +89,6 @@ def _words(c: Calibration) -> str:
     shares = ", ".join(f"{name} {share:.0%}" for name, share in c.penalty_shares.items() if share)
     return (
         f"{c.rows} stages with a measured improvement; vacuous {c.vacuous_rate:.0%}, could certify {c.can_certify_rate:.0%}, "
-        f"violated {c.violation_rate:.0%}; mean slack {c.mean_slack:.4f}; rank correlation {correlation}; "
-        f"penalties: {shares or 'none'}"
+        f"violated {c.violation_rate:.0%} ({c.significant_violation_rate:.0%} beyond the noise of the measurement); mean slack "
+        f"{c.mean_slack:.4f}; rank correlation {correlation}; penalties: {shares or 'none'}"
     )

@@ -4,7 +4,7 @@ from teamtr_lora.team.chat import ChatPieces
 from teamtr_lora.team.episode import Episode, Message, SequenceSpan, TokenSequence, agent_sequences
 from teamtr_lora.team.protocol import TeamProtocol, Transcript, check_prefix_stability
 from teamtr_lora.team.router import Router, build_router
-from teamtr_lora.team.team import Agent, Team, build_team
+from teamtr_lora.team.team import Agent, Team, build_team, most_messages
 
 __all__ = [
     "Agent",
@@ -21,4 +21,5 @@ __all__ = [
     "build_router",
     "build_team",
     "check_prefix_stability",
+    "most_messages",
 ]

@@ -34,6 +34,13 @@ class Team:
         return [agent.name for agent in self.agents]
 
 
+def most_messages(section: TeamSection) -> int:
+    """Of an episode. A custom router's limit does not depend on what it chooses."""
+    router, names = section.router, [agent.name for agent in section.agents]
+    kind = "round_robin" if router.kind == "custom" else router.kind
+    return build_router(kind, names, rounds=router.rounds, sequence=router.sequence, judge=router.judge).max_messages
+
+
 def build_team(
     section: TeamSection,
     tokenizer: Any,

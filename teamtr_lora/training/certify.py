@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +19,53 @@ from teamtr_lora.algorithm.certificate import (
     calibrate,
     certify_by_turns,
     certify_cached_stage,
-    certify_stage,
     certify_stale_stage,
+    clip_bias_bound,
     episode_setting,
 )
 from teamtr_lora.algorithm.local_gain import LocalModel, certify_achievable_stage
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.stored import read_team
+from teamtr_lora.team import most_messages
 from teamtr_lora.training.metrics import CertificateTerms, MetricsRow, StageRow, SwapRow, UpdateRow, read_rows
+from teamtr_lora.training.run_dir import BASELINE
 
 
 @dataclass(frozen=True)
 class StageCertificate:
     stage: int
-    theorem: str  # what bounds it: thm:stage, thm:stage_stale, or the form for episodes that are all used again
+    theorem: str  # what bounds it: thm:stage, or the form for episodes that several updates learned from
     certificate: Certificate
     high_probability: Certificate  # sampling error charged too, by the logged standard errors
+    distribution_free: Certificate | None  # thm:stage-hp: Hoeffding's radius, clipped ratios, their bias; None: an older run
+    stale: Certificate | None  # thm:stage_stale, where episodes are used again: the paper's larger penalty for the same L
     by_turns: Certificate | None  # undiscounted, from each message's KL: the form that can be positive; fresh episodes only
     zeta: dict[str, float]  # mean proxies of the stage's updates, in units of the normalised advantage
-    improvement: float | None  # measured mean reward after minus before, held-out items
+    improvement: float | None  # measured mean reward after minus before, held-out items: what `by_turns` is about
     improvement_standard_error: float | None
+    return_improvement: float | None  # the same as `certificate` counts it, discounted: see RunCertificates.end_discount
+    return_improvement_standard_error: float | None
     achievable: Certificate | None = None  # thm:info-lower-stage; None where a probe measured no local gains in this stage
+
+    @property
+    def slack(self) -> float | None:
+        """How far above the bound the stage came out; negative is a violation, of the measured value at least."""
+        return None if self.return_improvement is None else self.return_improvement - self.certificate.bound
+
+    @property
+    def by_turns_slack(self) -> float | None:
+        return None if self.improvement is None or self.by_turns is None else self.improvement - self.by_turns.bound
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field; each certificate with the sum of its penalties and the share of each."""
+        found = asdict(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Certificate):
+                found[name] |= {"penalty": value.penalty, "shares": value.shares()}
+        slack, turns = self.slack, self.by_turns_slack
+        violated = None if slack is None else slack < 0
+        return found | {"slack": slack, "violated": violated, "by_turns_slack": turns}
 
 
 @dataclass(frozen=True)
@@ -59,41 +85,88 @@ class Replacement:
 class RunCertificates:
     gamma: float
     confidence: float
+    advantage_bound: float  # A_max
+    end_discount: float  # gamma^(H - 1): what a reward that comes with the last of H messages counts in the discounted return
+    return_range: float  # largest less smallest return: a bound below minus that is vacuous
     stages: list[StageCertificate]
     calibration: Calibration | None  # of `certificate`; None where no stage has both ends evaluated
     by_turns_calibration: Calibration | None  # both are of the stages since the last replacement
     replacements: list[Replacement]
 
     def as_dict(self) -> dict[str, Any]:
-        return _plain(asdict(self))
+        return _plain(asdict(self) | {"stages": [stage.as_dict() for stage in self.stages]})
+
+
+def read_run(folder: Path) -> tuple[Recipe, list[MetricsRow]]:
+    """A run directory's recipe and what it has logged."""
+    if not (folder / "recipe.yaml").is_file():
+        raise UserError(
+            f"{folder}: no run here (recipe.yaml is missing); give the folder that train printed: a team of the registry has no "
+            "record of its training"
+        )
+    return read_team(folder)[0], read_rows(folder / "metrics.jsonl")
 
 
 def certify_run(folder: Path) -> RunCertificates:
-    recipe, _ = read_team(folder)
-    rows = read_rows(folder / "metrics.jsonl")
+    recipe, rows = read_run(folder)
+    if (folder / BASELINE).is_file():
+        raise UserError(f"{folder}: a run of `baseline`, which has no trust region to certify; diagnose says how far it went")
     updates = [row for row in rows if isinstance(row, UpdateRow)]
     terms = [row.certificate for row in updates if row.certificate]
     if not terms:
-        raise UserError(f"{folder}: no update has been accepted yet, so there is nothing to certify")
+        made = f"none of {len(updates)} updates has been accepted" if updates else "no update has been made yet"
+        raise UserError(f"{folder}: {made}, so there is nothing to certify")
     gamma = terms[0].gamma
+    messages = most_messages(recipe.team)
+    end_discount = gamma ** (messages - 1)
     low, high = recipe.task.reward_range
-    setting = episode_setting(1, low, high, gamma)
+    _check_range(folder, updates, low, high)
+    raw = whole = Setting(high - low, 1.0, high - low)
+    if gamma < 1:
+        full = _all_played_to_the_end(updates, messages)
+        whole = Setting(high - low, gamma, end_discount * (high - low)) if full else episode_setting(1, low, high, gamma)
     confidence = Confidence(failure=1 - recipe.trust_region.confidence, method="normal")
     swaps = [row for row in rows if isinstance(row, SwapRow)]
     stages = [
-        _stage(end.stage, own, recipe, setting, confidence, _improvement(before, end.evaluation))
+        _stage(end.stage, own, recipe, (whole, raw), confidence, _improvement(before, end.evaluation), end_discount)
         for before, own, end in _complete_stages(rows)
     ]
+    if not stages:
+        raise UserError(f"{folder}: no stage is complete yet, so there is nothing to certify; let train finish one")
     latest = [s for s in stages if s.stage > max((row.stage for row in swaps), default=-1)]
     return RunCertificates(
         gamma,
         recipe.trust_region.confidence,
+        whole.advantage_bound,
+        end_discount,
+        whole.return_range,
         stages,
-        # a reward that comes with the last of H messages counts gamma^(H - 1) in the discounted return, which the bound is about
-        _calibration([(s.certificate, s) for s in latest], gamma ** (_messages(recipe, gamma) - 1)),
-        _calibration([(s.by_turns, s) for s in latest if s.by_turns], 1.0),
+        _calibration([(s.certificate, s.return_improvement, s.return_improvement_standard_error) for s in latest]),
+        _calibration([(s.by_turns, s.improvement, s.improvement_standard_error) for s in latest]),
         [_replacement(row) for row in swaps],
     )
+
+
+def _check_range(folder: Path, updates: Sequence[UpdateRow], low: float, high: float) -> None:
+    """A_max is made of the recipe's range of rewards: where rewards leave it no bound holds."""
+    for row in updates:
+        if not low - 1e-9 <= row.reward_mean <= high + 1e-9:
+            raise UserError(
+                f"{folder / 'recipe.yaml'}: task.reward_range = [{low:g}, {high:g}], and the mean reward in stage {row.stage} is "
+                f"{row.reward_mean:g}; correct the range there: the certificate's A_max is made of it"
+            )
+
+
+def _all_played_to_the_end(updates: Sequence[UpdateRow], messages: int) -> bool:
+    """Whether every episode had all the messages that the router can give it, as far as the counts of the rows tell. Only then
+    is every reward discounted alike, and the range of returns smaller than that of rewards."""
+    spoken: list[float] = []
+    for agent in {row.agent for row in updates}:
+        per_episode = {row.messages / row.episodes for row in updates if row.agent == agent and row.messages}
+        if len(per_episode) > 1 or any(count % 1 for count in per_episode):
+            return False
+        spoken += per_episode
+    return sum(spoken) == messages
 
 
 def _complete_stages(rows: list[MetricsRow]) -> Iterator[tuple[dict[str, Any] | None, list[UpdateRow], StageRow]]:
@@ -119,29 +192,49 @@ def _stage(
     stage: int,
     rows: list[UpdateRow],
     recipe: Recipe,
-    setting: Setting,
+    settings: tuple[Setting, Setting],
     confidence: Confidence,
     measured: tuple[float | None, float | None],
+    end_discount: float,
 ) -> StageCertificate:
-    resampling = recipe.training.resampling
-    theorem, certify = {
-        "every_update": ("thm:stage", certify_stage),
-        "never": ("cached episodes", certify_cached_stage),
-    }.get(resampling, ("thm:stage_stale", certify_stale_stage))
+    """`settings` are of the discounted and of the undiscounted return."""
+    setting, undiscounted = settings
+    rollout = list(accumulate(int(row.fresh_episodes > 0) for row in rows))
+    fresh = len(set(rollout)) == len(rows)
     terms = [_terms(row.certificate, discounted=True) for row in rows]
     accepted = [row.certificate for row in rows if row.certificate]
     zeta = {n: math.fsum(getattr(t, f"zeta_{n}") for t in accepted) / max(1, len(accepted)) for n in ("clip", "ratio", "norm")}
     turns = [_terms(row.certificate, discounted=False) for row in rows]
+    improvement, error = measured
     return StageCertificate(
         stage,
-        theorem,
-        certify(terms, setting),
-        certify(terms, setting, confidence),
-        certify_by_turns(turns, setting, confidence) if resampling == "every_update" else None,
+        "thm:stage" if fresh else "cached episodes",
+        certify_cached_stage(terms, setting, None, rollout),  # thm:stage where every update has episodes of its own
+        certify_cached_stage(terms, setting, confidence, rollout),
+        _distribution_free(rows, rollout, recipe, setting),
+        None if fresh else certify_stale_stage(terms, setting, None, rollout),
+        certify_by_turns(turns, undiscounted, confidence) if fresh else None,
         zeta,
-        *measured,
+        improvement,
+        error,
+        None if improvement is None else end_discount * improvement,
+        None if error is None else end_discount * error,
         _achievable(rows, recipe, setting, confidence),
     )
+
+
+def _distribution_free(rows: Sequence[UpdateRow], rollout: Sequence[int], recipe: Recipe, setting: Setting) -> Certificate | None:
+    """thm:stage-hp. L is centred, so its terms are within clip_ratio of zero where the paper's are within 1 + clip_ratio."""
+    terms = [UpdateTerms(0.0, 0.0)] * len(rows)
+    for i, logged in enumerate(row.certificate for row in rows):
+        if logged is None:
+            continue
+        if logged.surrogate_clipped is None:
+            return None
+        bias = clip_bias_bound(logged.kl, setting.advantage_bound)
+        terms[i] = UpdateTerms(logged.surrogate_clipped, logged.kl, clip_bias=bias, groups=logged.groups)
+    confidence = Confidence(1 - recipe.trust_region.confidence, ratio_range=recipe.training.clip_ratio)
+    return certify_cached_stage(terms, setting, confidence, rollout)
 
 
 def _achievable(rows: list[UpdateRow], recipe: Recipe, setting: Setting, confidence: Confidence) -> Certificate | None:
@@ -188,16 +281,9 @@ def _improvement(before: dict[str, Any] | None, after: dict[str, Any] | None) ->
     return after["mean_reward"] - before["mean_reward"], math.hypot(*errors) if known else None
 
 
-def _messages(recipe: Recipe, gamma: float) -> float:
-    return 1 / (1 - gamma) if recipe.training.discount == "auto" and gamma < 1 else 1.0
-
-
-def _calibration(stages: list[tuple[Certificate, StageCertificate]], scale: float) -> Calibration | None:
-    measured = [
-        Measured(c, scale * s.improvement, None if s.improvement_standard_error is None else scale * s.improvement_standard_error)
-        for c, s in stages
-        if s.improvement is not None
-    ]
+def _calibration(stages: Sequence[tuple[Certificate | None, float | None, float | None]]) -> Calibration | None:
+    """Of (bound, measured, its standard error)."""
+    measured = [Measured(c, found, error) for c, found, error in stages if c is not None and found is not None]
     return calibrate(measured) if measured else None
 
 

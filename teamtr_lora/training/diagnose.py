@@ -12,9 +12,9 @@ import numpy as np
 
 from teamtr_lora.algorithm.occupancy import Subsample, order_sensitivity, reliability, stability
 from teamtr_lora.errors import UserError
-from teamtr_lora.registry.stored import read_team
-from teamtr_lora.training.certify import certify_run
-from teamtr_lora.training.metrics import StageRow, UpdateRow, read_rows
+from teamtr_lora.training.certify import StageCertificate, certify_run, read_run
+from teamtr_lora.training.metrics import StageRow, UpdateRow
+from teamtr_lora.training.run_dir import BASELINE
 
 HALF_NORMAL = math.sqrt(2 / math.pi)  # E|x| of x ~ N(0, 1)
 PROBE = "not measured; set diagnostics.probe_every_stages"
@@ -48,18 +48,19 @@ class RunDiagnosis:
 
 
 def diagnose_run(folder: Path) -> RunDiagnosis:
-    recipe, _ = read_team(folder)
-    rows = read_rows(folder / "metrics.jsonl")
+    recipe, rows = read_run(folder)
     updates = [row for row in rows if isinstance(row, UpdateRow)]
     stages = [row for row in rows if isinstance(row, StageRow)]
     if not updates:
         raise UserError(f"{folder}: no update has been made yet, so there is nothing to diagnose; let train finish one")
     missing: dict[str, str] = {}
+    foreign = (folder / BASELINE).is_file()
 
     def known(name: str, reason: str, make: Callable[[], Any]) -> Any:
         found = make()
         if not found:
-            missing[name] = reason
+            ours = reason == ACCEPTED or reason.startswith((PROBE, UPDATES))
+            missing[name] = "not measured in a run of `baseline`" if foreign and ours else reason
         return found
 
     evaluated = "needs evaluations of at least three stages; set evaluation.every_stages=1"
@@ -127,10 +128,13 @@ def _staleness_by_update(updates: list[UpdateRow]) -> list[dict[str, Any]]:
                 {
                     "update": place,
                     "probes": len(shifts),
-                    "gap": _mean([g.value for g in gaps]),
-                    "gap_null": _mean([g.null for g in gaps]),
-                    "gap_signed": _mean([g.signed for g in gaps]),
-                    "gap_signed_standard_error": math.sqrt(math.fsum(g.standard_error**2 for g in gaps)) / max(1, len(gaps)),
+                    "accepted": len(gaps),
+                    "gap": _mean([g.value for g in gaps]) if gaps else None,
+                    "gap_null": _mean([g.null for g in gaps]) if gaps else None,
+                    "gap_signed": _mean([g.signed for g in gaps]) if gaps else None,
+                    "gap_signed_standard_error": (
+                        math.sqrt(math.fsum(g.standard_error**2 for g in gaps)) / len(gaps) if gaps else None
+                    ),
                     "shift": _mean([s.value for s in shifts]),
                     "shift_null": _mean([s.null for s in shifts]),
                     "shift_coupled": _mean([s.coupled or 0.0 for s in shifts]),
@@ -221,11 +225,11 @@ def _zeta(updates: list[UpdateRow], folder: Path) -> list[dict[str, Any]]:
     by_stage = {
         stage: math.fsum(z for (s, _), z in zip(terms, columns["proxy"], strict=True) if s == stage) for stage, _ in terms
     }
-    certificates = certify_run(folder)
-    decisions = 1 / (1 - certificates.gamma) if certificates.gamma < 1 else math.inf
+    gamma = terms[0][1].gamma
+    decisions = 1 / (1 - gamma) if gamma < 1 else math.inf
     shares = [
         charged / (charged + s.certificate.penalty)
-        for s in certificates.stages
+        for s in _certified(folder)
         if s.stage in by_stage and 0 < (charged := decisions * by_stage[s.stage]) < math.inf
     ]
     rows = [(f"{name}, per update", values) for name, values in columns.items()]
@@ -235,6 +239,14 @@ def _zeta(updates: list[UpdateRow], folder: Path) -> list[dict[str, Any]]:
         for what, values in rows
         if values
     ]
+
+
+def _certified(folder: Path) -> list[StageCertificate]:
+    """None where nothing can be certified, or not yet: `certify` says why."""
+    try:
+        return certify_run(folder).stages
+    except UserError:
+        return []
 
 
 def _stability(stages: list[StageRow]) -> dict[str, float]:

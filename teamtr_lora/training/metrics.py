@@ -39,13 +39,14 @@ class CertificateTerms(_Row):
     surrogate_standard_error: float | None = Field(description="clustered by group")
     surrogate_undiscounted: float = Field(description="the same with undiscounted returns")
     surrogate_undiscounted_standard_error: float | None
-    kl: float = Field(description="discounted functional of def:kltok, nats")
+    kl: float = Field(description="discounted functional of def:kltok, over all held-out episodes, nats")
     turn_kl: list[float] = Field(description="mean KL of the agent's first, second, ... message of an episode, nats")
     gamma: float
     groups: int = Field(description="held-out groups behind all of it")
     zeta_clip: float = Field(description="zeta proxies of app:exp:zeta, in units of the normalised advantage")
     zeta_ratio: float
     zeta_norm: float
+    surrogate_clipped: float | None = Field(default=None, description="L with ratios clipped to 1 +/- clip_ratio (thm:stage-hp)")
 
 
 class UpdateRow(_Row):
@@ -66,7 +67,7 @@ class UpdateRow(_Row):
     kl: dict[str, KLReading] = Field(description="by estimator, at the accepted alpha, else at the last one tried")
     kl_message_sum: float | None = Field(description="held-out mean of the message-sum exact KL, nats per message")
     kl_token_mean: float | None = Field(description="held-out exact KL, nats per token")
-    kl_discounted: float | None = Field(description="held-out discounted functional of def:kltok")
+    kl_discounted: float | None = Field(description="held-out discounted functional of def:kltok, where the agent spoke")
     kl_in_sample: float | None = Field(description="exact, on the gradient's messages, where optimisation stopped")
     surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")
     log_ratio_max: float | None = Field(description="largest |log message ratio| on held-out messages")
@@ -178,9 +179,18 @@ class MetricsLog:
 
 
 def read_rows(path: Path) -> list[MetricsRow]:
+    """All rows. What follows the last line's end is a row that is being written, or was when the run was killed: no row yet."""
     kinds: dict[str, type[UpdateRow] | type[StageRow] | type[SwapRow]] = {"update": UpdateRow, "stage": StageRow, "swap": SwapRow}
     rows: list[MetricsRow] = []
-    for line in path.read_text().splitlines():
-        data = json.loads(line)
-        rows.append(kinds[data["kind"]].model_validate(data))
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: missing; give the folder that train printed, once it has evaluated the first team") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            data = json.loads(line)
+            rows.append(kinds[data["kind"]].model_validate(data))
+        except (ValueError, KeyError, TypeError) as error:
+            what = str(error).splitlines()[0]
+            raise UserError(f"{path}: line {number} is damaged or of another version of teamtr-lora ({what})") from error
     return rows

@@ -28,11 +28,13 @@ def certificate_terms(
     reward_E = np.array([episodes[i].reward for i in held])
     log_ratio_M = reading.log_ratio_M.double().numpy()
 
-    def surrogate(returns_E: np.ndarray) -> ClusteredMean:
-        terms_E = centred_surrogate(log_ratio_M, episode_M, leave_one_out(returns_E, group_E))
+    def surrogate(returns_E: np.ndarray, log_M: np.ndarray = log_ratio_M) -> ClusteredMean:
+        terms_E = centred_surrogate(log_M, episode_M, leave_one_out(returns_E, group_E))
         return clustered_mean(torch.from_numpy(terms_E), torch.from_numpy(group_E), config.trust_region.confidence)
 
     training, with_gamma, without = config.training, surrogate(discounted_E), surrogate(reward_E)
+    spoke = len(set(episode_M.tolist())) / len(held)  # def:kltok is over all episodes, as L is; the reading over those
+    clipped_M = log_ratio_M.clip(math.log1p(-training.clip_ratio), math.log1p(training.clip_ratio))
     zeta = zeta_proxies(
         discounted_E,
         group_E,
@@ -47,13 +49,14 @@ def certificate_terms(
         surrogate_standard_error=_finite(with_gamma.standard_error),
         surrogate_undiscounted=without.mean,
         surrogate_undiscounted_standard_error=_finite(without.standard_error),
-        kl=reading.discounted_kl,
+        kl=reading.discounted_kl * spoke,
         turn_kl=_turn_kl(reading, batch, episode_M, len(held)),
         gamma=gamma,
         groups=len(groups),
         zeta_clip=zeta.clip,
         zeta_ratio=zeta.ratio,
         zeta_norm=zeta.norm,
+        surrogate_clipped=surrogate(discounted_E, clipped_M).mean,
     )
 
 

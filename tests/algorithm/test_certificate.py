@@ -75,6 +75,20 @@ def test_terms_of_a_stage_add_up() -> None:
     assert cached.occupancy == pytest.approx(factor * math.sqrt(0.0125))
 
 
+def test_updates_are_charged_for_those_that_share_their_rollout() -> None:
+    """Rollouts a, a, b: sqrt(a + a) and b for the team steps; only the second update is stale, by the first."""
+    updates = [UpdateTerms(0.1, 0.01), UpdateTerms(0.2, 0.0225), UpdateTerms(0.3, 0.04)]
+    factor = math.sqrt(2) * (2 / 3) * 9
+    cached, stale = (certify(updates, THREE, None, [1, 1, 2]) for certify in (certify_cached_stage, certify_stale_stage))
+    assert cached.occupancy == pytest.approx(factor * (math.sqrt(0.0325) + 0.2)) and cached.staleness == 0
+    assert stale.occupancy == pytest.approx(factor * 0.45) and stale.staleness == pytest.approx(factor * 0.1)
+    for certify in (certify_cached_stage, certify_stale_stage):
+        assert certify(updates, THREE, Confidence(method="normal"), [1, 2, 3]) == certify_stage(
+            updates, THREE, Confidence(method="normal")
+        )
+        assert certify(updates, THREE, None, [4, 4, 4]) == certify(updates, THREE)
+
+
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
 def test_penalties_grow_linearly_quadratically_and_with_the_root(n: int) -> None:
     updates = [UpdateTerms(0.0, 0.01)] * n
@@ -125,6 +139,13 @@ def test_penalty_of_later_messages() -> None:
 
 
 # --- confidence ---
+
+
+def test_a_mixing_coefficient_costs_failure_twice_per_gap() -> None:
+    """lem:beta-block: 2 exp(-m e^2 / 2 B^2) + 2 (m - 1) beta = failure, with m = 20 // (2 * 2) = 5 blocks."""
+    radius = block_radius(0.7, 20, 0.1, 2, 0.005)
+    assert 2 * math.exp(-5 * radius**2 / (2 * 0.7**2)) + 2 * 4 * 0.005 == pytest.approx(0.1)
+    assert block_radius(0.7, 20, 0.1, 2, 0.0125) == math.inf  # all of it is spent on dependence
 
 
 def test_high_probability_terms() -> None:

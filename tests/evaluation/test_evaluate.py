@@ -68,6 +68,14 @@ def test_an_agents_last_message_is_its_answer() -> None:
     assert result.standard_error is None
 
 
+def test_an_agent_that_gives_several_parts_of_the_answer_must_have_all_right() -> None:
+    """One agent in place of a team: its last message is only the last column."""
+    for texts, right in ((RIGHT, 1.0), (TENS, 0.0), (ONES, 0.0), (("=1", "=4", "=12", "=4"), 1.0), (("=1", "=4", "=12"), 1.0)):
+        result = summarise([episode(0, *texts, agents="a")], ColumnSum(2), split="test", k=1, temperature=1.0)
+        assert result.coordination is not None and result.coordination.value == right
+        assert result.agents["a"].value == result.avg_at_k == right
+
+
 def test_an_agent_that_never_spoke_is_not_judged() -> None:
     result = summarise([episode(0, "=12"), episode(1, *RIGHT)], ColumnSum(2), split="test", k=1, temperature=1.0)
     assert result.agents["a"].value == 1.0

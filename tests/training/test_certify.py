@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,8 @@ import torch
 
 from teamtr_lora.cli import main
 from teamtr_lora.training import update as update_module
+from teamtr_lora.training.metrics import CertificateTerms, read_rows
+from teamtr_lora.training.terms import certificate_terms
 from teamtr_lora.training.update import AgentUpdater
 
 SMALL = ["training.stages=2", "rollout.items_per_stage=8", "rollout.episodes_per_item=4", "training.inner_epochs=2",
@@ -41,20 +46,26 @@ def test_terms_are_those_of_the_held_out_episodes(make_team: Any, config: Any, a
     held = [e for e in episodes if e.group in groups]
     after = playable.bank.snapshot("left")
     playable.bank.activate("left")
-    temperature, totals = settings.rollout.temperature, {"discounted": [], "raw": []}
+    temperature, totals = settings.rollout.temperature, {"discounted": [], "raw": [], "clipped": []}
     for episode in held:
         mates = [e for e in held if e.group == episode.group and e is not episode]
-        ratio = 0.0
+        ratio = clipped = 0.0
         for message in (m for m in episode.messages if m.agent == "left"):
             new = logp(playable, message, temperature)
             playable.bank.restore("left", before)
-            ratio += math.exp(new - logp(playable, message, temperature)) - 1
+            weight = math.exp(new - logp(playable, message, temperature))
+            ratio, clipped = ratio + weight - 1, clipped + np.clip(weight, 0.8, 1.2) - 1
             playable.bank.restore("left", after)
-        for name, value in (("discounted", lambda e: e.discounted_return(updater.discount)), ("raw", lambda e: e.reward)):
-            totals[name].append(ratio * (value(episode) - np.mean([value(e) for e in mates])))
+        for name, weight, value in (
+            ("discounted", ratio, lambda e: e.discounted_return(updater.discount)),
+            ("clipped", clipped, lambda e: e.discounted_return(updater.discount)),
+            ("raw", ratio, lambda e: e.reward),
+        ):
+            totals[name].append(weight * (value(episode) - np.mean([value(e) for e in mates])))
     terms = outcome.terms
     assert terms.surrogate == pytest.approx(np.mean(totals["discounted"]), abs=1e-6)
     assert terms.surrogate_undiscounted == pytest.approx(np.mean(totals["raw"]), abs=1e-6)
+    assert settings.training.clip_ratio == 0.2 and terms.surrogate_clipped == pytest.approx(np.mean(totals["clipped"]), abs=1e-6)
     assert terms.groups == len(groups) and len(terms.turn_kl) == 1
     accepted = outcome.readings[outcome.step.accepted.alpha]  # type: ignore[union-attr]
     assert terms.turn_kl[0] == pytest.approx(accepted.message_sum_kl, rel=1e-6)
@@ -80,10 +91,20 @@ def test_certify_reads_a_run_and_says_what_is_vacuous(run: Path, capsys: Any) ->
         penalty = sum(math.sqrt(2) * (2 / 3) * 9 * math.sqrt(u["kl"]) for u in own)  # A_max = 1, 1 / (1 - gamma)^2 = 9
         assert bound["occupancy"] == pytest.approx(penalty)
         assert bound["bound"] == pytest.approx(sum(u["surrogate"] for u in own) - penalty)
-        assert bound["vacuous"] == (bound["bound"] <= -1)
+        assert bound["vacuous"] == (bound["bound"] <= -4 / 9)  # every reward came at the end: returns are within gamma^2
         assert stage["high_probability"]["bound"] <= bound["bound"]
         evaluations = [r["evaluation"]["mean_reward"] for r in rows if r["kind"] == "stage"]
         assert stage["improvement"] == pytest.approx(evaluations[stage["stage"]] - evaluations[stage["stage"] - 1])
+        assert stage["return_improvement"] == pytest.approx(4 / 9 * stage["improvement"])
+        assert stage["slack"] == pytest.approx(stage["return_improvement"] - bound["bound"])
+        assert stage["violated"] == (stage["slack"] < 0)
+        certain, radius = stage["high_probability"], stage["high_probability"]["concentration"]
+        assert certain["shares"] == {} or certain["shares"]["concentration"] == pytest.approx(radius / (penalty + radius))
+        free = stage["distribution_free"]
+        hoeffding = sum(0.2 * 3 * math.sqrt(2 * math.log(2 * 3 / 0.05) / u["groups"]) for u in own)  # three updates share 5%
+        assert free["concentration"] == pytest.approx(hoeffding)
+        assert free["clip_bias"] == pytest.approx(sum(3 * math.sqrt(2 * u["kl"]) for u in own))
+        assert free["surrogate"] == pytest.approx(sum(u["surrogate_clipped"] for u in own))
         moved = [r for r in rows if r["kind"] == "update" and r["stage"] == stage["stage"] and r["certificate"]]
         modelled = bool(moved) and all(r["probe"] and r["probe"]["fisher"] for r in moved)
         assert (stage["achievable"] is not None) == modelled
@@ -130,3 +151,232 @@ def test_certify_without_an_accepted_update_is_one_line(tmp_path: Path, capsys: 
     assert main(["train", RECIPE, *SMALL, "training.stages=1", "training.min_informative_groups=999", "--run-dir", str(run)]) == 0
     assert main(["certify", str(run)]) == 2
     assert "nothing to certify" in capsys.readouterr().err
+
+
+Edit = Callable[[list[dict[str, Any]]], None]
+
+
+@pytest.fixture
+def edited(run: Path, tmp_path: Path) -> Callable[..., Path]:
+    """The run with its rows, or words of its recipe, changed."""
+
+    def make(change: Edit = lambda rows: None, **words: str) -> Path:
+        folder = tmp_path / "run"
+        shutil.copytree(run, folder, ignore=shutil.ignore_patterns("adapters", "checkpoint", "episodes"))
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        change(rows)
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        recipe = folder / "recipe.yaml"
+        for old, new in words.items():
+            assert f"{old}:" in recipe.read_text()
+            lines = recipe.read_text().splitlines()
+            recipe.write_text("\n".join(line.split(old)[0] + f"{old}: {new}" if line.strip().startswith(f"{old}:") else line
+                                        for line in lines) + "\n")  # fmt: skip
+        return folder
+
+    return make
+
+
+def moved(rows: list[dict[str, Any]], fresh: list[int], kl: float = 0.01) -> None:
+    """Every update accepted with one KL, learned from a rollout of its own where `fresh` says so."""
+    terms = next(row["certificate"] for row in rows if row["kind"] == "update" and row["certificate"])
+    for row in rows:
+        if row["kind"] == "update":
+            row["fresh_episodes"] = row["episodes"] * fresh[row["update"] - 1]
+            row["certificate"] = {**terms, "kl": kl, "surrogate": 0.1}
+
+
+def certified(folder: Path, capsys: Any) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["certify", str(folder), "--json"]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+@pytest.mark.parametrize(
+    ("fresh", "theorem", "occupancy", "staleness"),
+    [
+        ([1, 1, 1], "thm:stage", 3.0, None),
+        ([1, 0, 1], "cached episodes", math.sqrt(2) + 1, 1.0),
+        ([1, 0, 0], "cached episodes", math.sqrt(3), 3.0),
+    ],
+)
+def test_what_bounds_a_stage_is_read_from_whose_episodes_it_used(
+    edited: Any, capsys: Any, fresh: list[int], theorem: str, occupancy: float, staleness: float | None
+) -> None:
+    folder = edited(lambda rows: moved(rows, fresh))
+    unit = math.sqrt(2) * (2 / 3) * 9 * 0.1
+    for stage in certified(folder, capsys)["stages"]:
+        assert stage["theorem"] == theorem and (stage["by_turns"] is None) == (theorem != "thm:stage")
+        assert stage["certificate"]["occupancy"] == pytest.approx(occupancy * unit)
+        if staleness is None:
+            assert stage["stale"] is None
+        else:
+            assert stage["stale"]["occupancy"] == pytest.approx(3 * unit)
+            assert stage["stale"]["staleness"] == pytest.approx(staleness * unit)
+    assert main(["certify", str(folder)]) == 0
+    assert ("thm:stage_stale would charge" in capsys.readouterr().out) == (staleness is not None)
+
+
+def filled(rows: list[dict[str, Any]], fresh: list[int]) -> None:
+    """Every number that the tables are made of, chosen here."""
+    moved(rows, fresh)
+    gap = {"value": 0.5, "null": 0.2, "signed": -0.3, "standard_error": 0.1, "stale": 0.0, "fresh": 0.3}
+    fisher = {"messages": 8, "damping": 0.1, "slope": 2.0, "slope_in_sample": 3.0, "smallest_eigenvalue": 4.0, "smoothness": 8.0}
+    weights = {"ess": 0.5, "p95": 2.0, "p99": 3.0, "largest": 4.0, "over_ten": 0.0, "mean": 1.5, "mean_standard_error": 0.1}
+    probe = {"episodes": 8, "tokens": 50, "gap": gap, "context_shift": {"value": 0.4, "null": 0.1, "coupled": 0.2},
+             "weights": weights, "token_shift": None, "fisher": fisher | {"step_kl": 0.02, "measured_kl": 0.02}}  # fmt: skip
+    errors = {"surrogate_standard_error": 0.02, "surrogate_undiscounted_standard_error": 0.05}
+    own = errors | {"surrogate_undiscounted": 0.3, "turn_kl": [0.02], "zeta_clip": 0.1, "zeta_ratio": 0.2, "zeta_norm": 0.3}
+    for row in rows:
+        if row["kind"] == "update":
+            row["certificate"] |= own
+            row |= {"probe": probe, "delta": 0.04, "kl_message_sum": 0.02, "sampled_tokens": 100}
+            row["seconds"] = {"rollout": 6.0, "optimise": 4.0, "diagnostics": 1.0, "probe": 5.0}
+        elif row["evaluation"]:
+            row["evaluation"] |= {"mean_reward": 0.1 * row["stage"], "mean_reward_standard_error": 0.03 + 0.01 * row["stage"]}
+
+
+def test_certify_with_numbers_chosen_by_hand(edited: Any, capsys: Any) -> None:
+    second = certified(edited(lambda rows: filled(rows, [1, 1, 1])), capsys)["stages"][1]
+    z, unit = NormalDist().inv_cdf(1 - 0.05 / 3), math.sqrt(2) * (2 / 3) * 9
+    assert second["improvement"] == pytest.approx(0.1) and second["improvement_standard_error"] == pytest.approx(
+        math.hypot(4, 5) / 100
+    )
+    assert second["high_probability"]["concentration"] == pytest.approx(3 * z * 0.02)
+    assert second["by_turns"]["concentration"] == pytest.approx(3 * z * 0.05)
+    assert second["by_turns"]["surrogate"] == pytest.approx(0.9) and second["by_turns"]["occupancy"] == 0
+    assert second["by_turns_slack"] == pytest.approx(0.1 - (0.9 - 3 * z * 0.05))
+    # kappa sqrt(delta) - a delta with a = 8 / 4; the radius is 0.04 a message, half of that as def:kltok counts
+    assert second["achievable"]["surrogate"] == pytest.approx(3 * (2 * 0.2 - 2 * 0.04))
+    assert second["achievable"]["occupancy"] == pytest.approx(3 * unit * math.sqrt(0.02))
+    assert second["achievable"]["concentration"] == pytest.approx(3 * z * 0.02)
+
+
+def test_diagnose_with_numbers_chosen_by_hand(edited: Any, capsys: Any) -> None:
+    folder = edited(lambda rows: filled(rows, [1, 0, 1]))
+    assert main(["diagnose", str(folder), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    first, second = report["staleness"]
+    assert first["delta_stale"] == pytest.approx({"value": 1.5, "null": 0.6, "excess": 0.9})
+    assert second["delta_stale_paired"] == pytest.approx(3 * (0.3 - math.sqrt(2 / math.pi) * 0.1))
+    assert second["d_occ"]["excess"] == pytest.approx(0.9) and second["d_occ_coupled"] == pytest.approx(0.6)
+    by_place = report["staleness_by_update"][1]
+    assert by_place["gap_signed"] == pytest.approx(-0.3)
+    assert by_place["gap_signed_standard_error"] == pytest.approx(0.1 / math.sqrt(2))
+    assert all(row["mean"] == 1.5 and row["mean_not_one"] == 2 for row in report["importance"])
+    zeta = {row["what"]: row["mean"] for row in report["zeta"]}
+    penalty = math.sqrt(2) * (2 / 3) * 9 * (math.sqrt(0.02) + 0.1)  # two updates from one rollout, then one
+    assert zeta["proxy, per update"] == pytest.approx(0.6) and zeta["proxy, per stage"] == pytest.approx(1.8)
+    assert zeta["share of the penalty, if it were charged"] == pytest.approx(3 * 1.8 / (3 * 1.8 + penalty))
+    assert all(row["largest_gain"] == pytest.approx(2 * 0.2) and row["measured_gain"] == 0.1 for row in report["local_gain"])
+    cost = report["cost"]
+    assert cost["rollout_tokens"] == 4 * 100 and cost["probe_tokens"] == 6 * 50 and cost["rollout_episodes"] == 4 * 32
+    assert cost["diagnostics_share"] == pytest.approx(0.1) and cost["probe_share"] == pytest.approx(0.5)
+
+
+def test_a_discount_of_the_users_own_counts_rewards_at_the_end(edited: Any, capsys: Any) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        moved(rows, [1, 1, 1], kl=1e-4)
+        for row in rows:
+            if row["kind"] == "update":
+                row["certificate"]["gamma"] = 0.5
+
+    report = certified(edited(change, discount="0.5"), capsys)
+    assert report["end_discount"] == report["return_range"] == 0.25
+    for stage in report["stages"]:
+        assert stage["return_improvement"] == pytest.approx(0.25 * stage["improvement"])
+        assert stage["certificate"]["occupancy"] == pytest.approx(3 * math.sqrt(2) * 0.5 * 4 * 0.01)
+
+
+def test_episodes_that_ended_early_leave_returns_their_whole_range(edited: Any, capsys: Any) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        next(row for row in rows if row["kind"] == "update" and row["messages"])["messages"] -= 1
+
+    assert certified(edited(change), capsys)["return_range"] == 1
+
+
+def test_a_row_being_written_is_no_row_yet(edited: Any, capsys: Any) -> None:
+    whole = edited()
+    expected = certified(whole, capsys)
+    metrics = whole / "metrics.jsonl"
+    with open(metrics, "ab") as file:
+        file.write(metrics.read_bytes().splitlines()[-1][:40])
+    assert certified(whole, capsys) == expected
+    assert main(["diagnose", str(whole)]) == 0
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"kind": "other"}', '{"kind": "stage"}', "NaN", "\udcff"])
+def test_a_damaged_row_is_one_line_that_names_it(edited: Any, capsys: Any, line: str) -> None:
+    folder = edited()
+    metrics = folder / "metrics.jsonl"
+    first, *rest = metrics.read_bytes().splitlines()
+    metrics.write_bytes(b"\n".join([first, line.encode(errors="surrogateescape"), *rest, b""]))
+    for command in ("certify", "diagnose"):
+        assert main([command, str(folder)]) == 2
+        said = capsys.readouterr().err
+        assert "metrics.jsonl: line 2 is damaged" in said and said.count("\n") == 1
+    metrics.unlink()
+    assert main(["certify", str(folder)]) == 2 and "metrics.jsonl: missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["certify", "diagnose"])
+def test_a_team_of_the_registry_is_no_run(tmp_path: Path, capsys: Any, command: str) -> None:
+    assert main([command, str(tmp_path / "column_sum")]) == 2
+    said = capsys.readouterr().err
+    assert "no run here" in said and said.count("\n") == 1
+
+
+def test_what_cannot_be_certified_says_why(edited: Any, capsys: Any) -> None:
+    def outside(rows: list[dict[str, Any]]) -> None:
+        next(row for row in rows if row["kind"] == "update")["reward_mean"] = 1.5
+
+    folder = edited(outside)
+    assert main(["certify", str(folder)]) == 2 and "task.reward_range = [0, 1]" in capsys.readouterr().err
+    assert main(["diagnose", str(folder)]) == 0
+    (folder / "baseline.json").write_text("{}")
+    assert main(["certify", str(folder)]) == 2 and "a run of `baseline`" in capsys.readouterr().err
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    bare = [row | ({"certificate": None, "probe": None, "diagnostics": None} if row["kind"] == "update" else {}) for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in bare))
+    assert main(["diagnose", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["missing"]["zeta"] == "not measured in a run of `baseline`"
+
+
+def test_the_kl_of_an_agent_that_is_silent_in_some_episodes_counts_them(make_team: Any, config: Any, twins: Any) -> None:
+    """def:kltok is a mean over all episodes, as L is; the gate's reading is one over those with a message of the agent."""
+    settings = config()
+    whole = _terms_of(make_team(), settings, twins)
+    for episode in twins[1::2]:
+        episode.messages = [m for m in episode.messages if m.agent != "left"]
+    half = _terms_of(make_team(), settings, twins)
+    assert whole.kl == pytest.approx((1 - 0.5) * whole.turn_kl[0])  # turn 0 of two, gamma = 1/2
+    assert half.kl == pytest.approx((1 - 0.5) * half.turn_kl[0]) and 0 < half.kl < whole.kl
+
+
+def _terms_of(playable: Any, settings: Any, episodes: Any) -> CertificateTerms:
+    from teamtr_lora.team import agent_sequences
+    from teamtr_lora.training.gate import gate_pass, read_candidate
+    from teamtr_lora.training.scoring import keep_current, unweighted_batch
+
+    bank = playable.bank
+    scorer = AgentUpdater(playable, settings, None).scorer  # type: ignore[arg-type]
+    batch = unweighted_batch(scorer, agent_sequences(episodes, "left"), episodes, 8192)
+    bank.activate("left")
+    with gate_pass(scorer):
+        current = keep_current(scorer, batch)
+        generator = torch.Generator().manual_seed(0)
+        bank.restore("left", {n: t + 0.05 * torch.randn(t.shape, generator=generator) for n, t in bank.snapshot("left").items()})
+        reading = read_candidate(scorer, batch, current, settings, 0.5)
+    return certificate_terms(reading, batch, episodes, {e.group for e in episodes}, settings, 0.5)
+
+
+def test_rows_written_before_a_field_existed_can_be_read(edited: Any, capsys: Any) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if row["kind"] == "update" and row["certificate"]:
+                del row["certificate"]["surrogate_clipped"]
+
+    folder = edited(change)
+    assert len(read_rows(folder / "metrics.jsonl")) == 9
+    assert {stage["distribution_free"] is None for stage in certified(folder, capsys)["stages"]} >= {True}

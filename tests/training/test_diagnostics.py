@@ -229,3 +229,43 @@ def test_a_damaged_contexts_file_costs_only_the_drift(tmp_path: Path, caplog: py
         path.write_text(text)
         assert StageContexts(path).of(1) is None
     assert "damaged" in caplog.text
+
+
+def test_smoothness_is_twice_what_the_surrogate_falls_short_of_its_tangent(make_team: Any, play: Any, move: Any) -> None:
+    """Agents that speak twice an episode, the tangent by a finite difference, ratios one message at a time."""
+    team = make_team(router={"kind": "round_robin", "rounds": 2})
+    episodes = play(team, items=4, episodes=4)
+    bank, before = team.bank, team.bank.snapshot("left")
+    move(team, "left", 2e-2)
+    after = bank.snapshot("left")
+    from teamtr_lora.recipe import TeamTRConfig
+    from teamtr_lora.training.update import AgentUpdater
+
+    scorer = AgentUpdater(team, TeamTRConfig(), None).scorer  # type: ignore[arg-type]
+
+    def logps(share: float) -> list[list[float]]:
+        bank.restore("left", {n: before[n] + share * (after[n] - before[n]) for n in before})
+        bank.activate("left")
+        found = []
+        for episode in episodes:
+            found.append([])
+            for message in (m for m in episode.messages if m.agent == "left"):
+                ids = torch.tensor([message.prompt_ids + message.token_ids])
+                with torch.no_grad():
+                    logits = bank.model(input_ids=ids, use_cache=False).logits[0, len(message.prompt_ids) - 1 : -1].double()
+                picked = torch.log_softmax(logits, -1).gather(1, torch.tensor(message.token_ids)[:, None])
+                found[-1].append(float(picked.sum()))
+        return found
+
+    start, near, far = logps(0.0), logps(0.05), logps(1.0)
+    linear = gained = 0.0
+    for e, episode in enumerate(episodes):
+        others = [x.discounted_return(0.5) for x in episodes if x.group == episode.group and x is not episode]
+        advantage = (episode.discounted_return(0.5) - sum(others) / len(others)) / len(episodes)
+        for a, b, c in zip(start[e], near[e], far[e], strict=True):
+            linear, gained = linear + advantage * (b - a) / 0.05, gained + advantage * math.expm1(c - a)
+    short = 2 * (linear - gained) / sum(float(((after[n] - before[n]) ** 2).sum()) for n in before)
+    assert short > 0, "this step bends the other way: take another seed"
+    bank.restore("left", after)
+    reading = fisher_reading(scorer, bank, "left", before, episodes, messages=16, discount=0.5, measured_kl=0.0, seed=0)
+    assert reading is not None and reading.messages == 32 and reading.smoothness == pytest.approx(short, rel=0.1)

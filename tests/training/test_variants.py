@@ -16,6 +16,7 @@ from teamtr_lora.recipe import load_recipe, problems
 from teamtr_lora.training.metrics import TIME_FIELDS, UpdateRow, read_rows
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.stage import train, update_order
+from teamtr_lora.training.update import AgentUpdater
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,6 +99,21 @@ def test_importance_weights_are_the_ratio_of_the_teams(start: Start, tmp_path: P
                     logp = torch.log_softmax(logits / 0.3, -1).gather(1, torch.tensor(message.token_ids)[:, None]).sum()
                     expected[e] += sign * float(logp)
     np.testing.assert_allclose(run._log_weight_E, expected, atol=1e-4)
+
+
+def test_importance_weights_are_what_an_update_learns_with(
+    make_team: Any, config: Any, accelerator: Any, twins: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every advantage times its episode's weight; without weights, the advantages themselves."""
+    updater = AgentUpdater(make_team(), config(), accelerator)
+    seen: list[np.ndarray] = []
+    monkeypatch.setattr(updater, "_split", lambda agent, episodes, advantage_E, seed: seen.append(advantage_E))
+    log_weight = np.linspace(-2, 1, len(twins))
+    plain = updater.update("left", twins, 0).advantages.clipped_E.numpy()
+    updater.update("left", twins, 0, log_weight)
+    np.testing.assert_allclose(seen[0], plain)
+    np.testing.assert_allclose(seen[1], plain * np.exp(log_weight), rtol=1e-6)
+    assert plain.any()
 
 
 def test_on_one_batch_the_order_of_the_agents_does_not_matter(start: Start, tmp_path: Path) -> None:
