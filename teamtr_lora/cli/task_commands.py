@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def add_commands(command: Any) -> None:
     score.add_argument(
         "--responses", type=Path, required=True, metavar="FILE", help='rows {"id", "response"}, or "messages": the turns in order'
     )
-    score.add_argument("--json", action="store_true", help="print {task, n, n_unanswered, mean, standard_error, items} as JSON")
+    score.add_argument("--json", action="store_true", help="print {task, n, mean, standard_error, items} as JSON")
 
 
 def _tasks(args: argparse.Namespace) -> None:
@@ -41,7 +42,8 @@ def _tasks(args: argparse.Namespace) -> None:
     from teamtr_lora.tasks.score import sample_items, task_section
 
     if args.action == "show":
-        section = task_section(args.task, args.overrides, Path("items.jsonl"))
+        stand_in = ["reward=rewards:exact_match"] if args.task == "dataset" else []  # what it cannot do without
+        section = task_section(args.task, [*stand_in, *args.overrides], Path("items.jsonl"))
         print_json(report.task_keys(type(section))) if args.json else report.print_task(args.task)
         return
     report.print_items(sample_items(args.task, args.overrides, args.split, args.n), args.json)
@@ -52,4 +54,9 @@ def _score(args: argparse.Namespace) -> None:
     from teamtr_lora.tasks.score import score_file
 
     scores = score_file(args.task, args.items, args.responses, args.overrides)
-    print_json(scores.as_dict()) if args.json else print_scores(scores)
+    if not args.json:
+        print_scores(scores)
+        return
+    print_json(scores.as_dict())
+    if scores.unanswered:
+        print(f"{scores.unanswered} items have no response and are not in the mean", file=sys.stderr)

@@ -27,6 +27,7 @@ _BASE_NAMES = {2: "binary", 8: "octal", 16: "hexadecimal"}
 _NAME = re.compile(r"[\s$]*(?:[a-zA-Z][a-zA-Z+\s]{0,40}|\\(?:text|mbox|mathrm)\{[^{}]{0,60}\})\s*=")
 _DOUBT = re.compile(r"\b(?:not|isn|wrong|incorrect|half|third|quarter|plus|minus)\b", re.IGNORECASE)
 _APART = re.compile(r"\s*-?[0-9.]+(?:\s+[0-9.]+)+\s*")  # numbers with nothing between them
+_SEVERAL = re.compile(r";|,(?!\s?\d{3}(?!\d))|\b(?:or|and)\b", re.IGNORECASE)
 _LAST_COMMA = re.compile(r",?\s*\\(?:text|mbox|textrm|mathrm)\{\s*,\s*(?:and|or)?\s*\}")
 _UNSEEN = re.compile(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)")
 _PI_FRACTION = re.compile(r"\\[dtc]?frac\s*\\pi\s*(\d|[a-zA-Z])")
@@ -132,9 +133,18 @@ def quick(gold: str, answer: str, problem: str = "") -> bool | None:
     said = [measure(part) for part in (_unnamed(answer) if len(golds) == 1 else answer).split("=", 3)]
     if None in said and None not in golds and (no_unit(answer) or _DOUBT.search(answer)):
         return False  # a parser drops such letters and words
+    if None in said and len(golds) == 1 and golds[0] and _names_another(golds[0], answer):
+        return False  # a parser reads 10 cm or 11 cm as 10
     if None in said or None in golds:
         return None
     return all(any(_same(first, second) for first in golds if first) for second in said if second)
+
+
+def _names_another(gold: Measure, answer: str) -> bool:
+    """Several values are given where one is right, and one of them is another."""
+    parts = _SEVERAL.split(unwrapped(answer, " "))
+    said = [measure(_unnamed(part)) for part in parts] if len(parts) > 1 else []
+    return any(not _same(gold, part) for part in said if part)
 
 
 def _huge(text: str) -> bool:

@@ -55,6 +55,11 @@ def limit(cpu_seconds: int, memory_bytes: int, file_bytes: int) -> None:
 
 def guard(folder: str) -> None:
     inside = os.path.realpath(folder) + os.sep
+    # what raises no audit event: these write, or make modules that were not imported (_posixsubprocess starts programs)
+    makers = [name for name in vars(sys.modules["_imp"]) if name.startswith(("create_", "exec_", "init_"))]
+    for module, names in ((os, ["mkfifo", "mknod"]), (sys.modules["posix"], ["mkfifo", "mknod"]), (sys.modules["_imp"], makers)):
+        for name in names:
+            delattr(module, name)
     realpath, leave, known = os.path.realpath, os._exit, set(sys.modules)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:

@@ -216,6 +216,13 @@ def test_a_unit_beside_the_number_changes_nothing(tasks: dict[str, MathTask], sc
     assert math_answer.canonical("18 dollars") == math_answer.canonical("$18.0") == "18"
 
 
+def test_two_values_are_no_answer_where_one_is_right() -> None:
+    assert math_answer.quick(r"10\text{ cm}", r"10\text{ cm} \text{ or } 11\text{ cm}") is False
+    assert math_answer.quick(r"10\text{ cm}", r"10\text{ cm}; 11\text{ cm}") is False
+    assert math_answer.quick("10", r"10\text{ cm or }10\text{ cm}") is not False
+    assert math_answer.quick("1,234", r"\$1,234\text{ or so}") is not False
+
+
 def test_a_base_counts_where_the_problem_asks_for_it(tasks: dict[str, MathTask], score: Score) -> None:
     asked = Item("i", "p", {"answer": "1331", "problem": "What is the base five product of $121_{5}$ and $11_{5}$?"})
     assert score(tasks["math500"], [(asked, r"\boxed{1331_5}"), (asked, r"\boxed{1331_6}"), (asked, r"\boxed{1331}")]) == [

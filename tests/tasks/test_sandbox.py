@@ -56,6 +56,10 @@ def test_files_inside_the_temporary_folder_only(tmp_path: Path) -> None:
         "import json\njson.codecs.sys.modules['os'].listdir('/')\nreturn True",
         "import json\njson.codecs.sys.modules['builtins'].__import__('_socket')\nreturn True",
         "import json\nreturn 'HOME' in json.codecs.sys.modules['os'].environ",
+        "import json\njson.codecs.sys.modules['os'].mkfifo('pipe')\nreturn True",
+        "import json\njson.codecs.sys.modules['posix'].mknod('file')\nreturn True",
+        "import json\nimp = json.codecs.sys.modules['_imp']\nspec = type('S', (), {'name': '_posixsubprocess', 'origin': None})\n"
+        "return imp.create_builtin(spec) is not None",
         "raise SystemExit(0)",
         "import json\njson.codecs.sys.modules['os']._exit(0)",
     ],

@@ -29,9 +29,8 @@ def test_every_family_is_listed_and_shown(capsys: pytest.CaptureFixture[str]) ->
     assert status == 0 and all(name in out for name in names)
     assert {row["name"] for row in json.loads(run(capsys, "tasks", "list", "--json")[1])} == set(names)
     for name in names:
-        if name != "dataset":  # it also needs a reward
-            status, out, err = run(capsys, "tasks", "show", name)
-            assert status == 0 and name in out, err
+        status, out, err = run(capsys, "tasks", "show", name)
+        assert status == 0 and name in out, err
 
 
 def test_keys_of_a_section_are_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,11 +95,23 @@ def test_scoring_an_interactive_task(capsys: pytest.CaptureFixture[str], tmp_pat
     assert [row["score"] for row in report["items"]] == [1.0, 0.0, 1.0]
 
 
+def test_items_whose_answer_was_lost_are_left_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    items = write(
+        tmp_path / "items.jsonl", [{"id": i, "problem": f"{i}?", "answer": None if i == 1 else str(i)} for i in range(3)]
+    )
+    said = write(tmp_path / "said.jsonl", [{"id": i, "response": f"\\boxed{{{i}}}"} for i in (0, 2)])
+    report = json.loads(run(capsys, "score", "math500", "--items", items, "--responses", said, "--json")[1])
+    assert report["n"] == 2 and report["mean"] == 1
+
+
 def test_items_without_a_response_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     items = write(tmp_path / "items.jsonl", [{"id": i, "number": "0435"} for i in range(5)])
     said = write(tmp_path / "said.jsonl", [{"id": 3, "response": "Guess: 0435"}, {"id": 3, "response": "Guess: 1234"}])
-    report = json.loads(run(capsys, "score", "arbench_gn", "--items", items, "--responses", said, "--json")[1])
-    assert report["n"] == 2 and report["n_unanswered"] == 4 and report["mean"] == 0.5
+    _, printed, noted = run(capsys, "score", "arbench_gn", "--items", items, "--responses", said, "--json")
+    report = json.loads(printed)
+    assert "4 items have no response" in noted
+    assert set(report) == {"task", "n", "mean", "standard_error", "items"}
+    assert report["n"] == 2 and report["mean"] == 0.5
     status, out, _ = run(capsys, "score", "arbench_gn", "--items", items, "--responses", said)
     assert status == 0 and "4 items have no response and are not in the mean" in out
 

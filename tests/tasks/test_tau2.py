@@ -229,7 +229,7 @@ def test_files_beside_the_tasks_and_the_official_split(folder: Path, capsys: pyt
     argv = ["score", "tau2_retail", "--items", str(folder / "tasks.json"), "--responses", str(tmp_path / "said.jsonl")]
     assert main([*argv, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [r["score"] for r in report["items"]] == [1.0, 1.0, 1.0, 0.0] and report["n_unanswered"] == 2
+    assert [r["score"] for r in report["items"]] == [1.0, 1.0, 1.0, 0.0] and report["n"] == 4
     assert main([*argv, "max_errors=1"]) == 0
     assert "mean = 0.5000" in capsys.readouterr().out
     assert main(["tasks", "sample", "tau2_retail", f"path={folder / 'tasks.json'}", "-n", "1"]) == 0
