@@ -264,7 +264,7 @@ def test_mistakes_in_a_script(
 def test_prompts_of_both_datasets_are_refused_or_dropped(
     team: dict[str, Any], config: Callable[..., TeamTRConfig], caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = [{"prompt": "Question  3!", "answer": 3}, {"prompt": "another", "answer": 0}]
+    held = [{"prompt": "Question  3?", "answer": 3}, {"prompt": "another", "answer": 0}]
     with pytest.raises(UserError, match=r"1 train items are test items too.*train-3 = test-0; .*pass on_overlap='drop'"):
         TeamTRTrainer(team, even, config(), ROWS, held)
     dropped = TeamTRTrainer(team, even, config(), ROWS, held, on_overlap="drop").task.items("train")
