@@ -52,7 +52,9 @@ def _legend(run: RunCertificates, certain: str) -> str:
         f"bound = L - penalty; {certain}: with the sampling error of L charged too, by its standard error. A bound of "
         f"-{run.return_range:.4g} or less is vacuous: nothing is excluded."
     )
-    if run.end_discount < 1:
+    if all(s.improvement is None for s in run.stages):
+        words += " No stage was evaluated at both of its ends, so no gain is known; train with evaluation.every_stages=1."
+    elif run.end_discount < 1:
         words += f" gain: measured mean reward after less before, times {run.end_discount:.4g}, what a reward at the end counts."
     return words
 

@@ -296,6 +296,16 @@ def test_episodes_that_ended_early_leave_returns_their_whole_range(edited: Any, 
     assert certified(edited(change), capsys)["return_range"] == 1
 
 
+def test_stages_that_were_not_evaluated_say_so(run: Path, edited: Any, capsys: Any) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            row |= {"evaluation": None} if row["kind"] == "stage" else {}
+
+    hint = "evaluation.every_stages=1"
+    assert main(["certify", str(edited(change))]) == 0 and hint in capsys.readouterr().out.replace("\n", "")
+    assert main(["certify", str(run)]) == 0 and hint not in capsys.readouterr().out.replace("\n", "")
+
+
 def test_a_row_being_written_is_no_row_yet(edited: Any, capsys: Any) -> None:
     whole = edited()
     expected = certified(whole, capsys)
