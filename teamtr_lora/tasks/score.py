@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from teamtr_lora.tasks.forms import shown
 from teamtr_lora.tasks.recorded import said_turns
 from teamtr_lora.tasks.task import Item, Split, Task, settled
 from teamtr_lora.team import Episode, Message
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ def read_items(task: Task, rows: Iterable[Mapping[str, Any]], source: str) -> tu
     """The items by their ids as text, and the ids as they are written; a row without one goes by its place, from 0."""
     known: dict[str, Item] = {}
     ids: dict[str, Any] = {}
+    lost = 0
     for place, row in enumerate(rows):
         where, given = f"{source} row {place + 1}", place if row_id(row) is None else row_id(row)
         if isinstance(given, bool) or not isinstance(given, (str, int, float)) or given != given:
@@ -138,12 +142,15 @@ def read_items(task: Task, rows: Iterable[Mapping[str, Any]], source: str) -> tu
         if name in known:
             raise UserError(f"{where}: two items have the id {name!r}")
         if isinstance(task, BenchTask) and "data" not in row and task.lost_answer(row):
-            continue  # published sets have a few such rows; training leaves them out too
+            lost += 1  # published sets have a few such rows; training leaves them out too
+            continue
         try:
             known[name] = read_item(task, row, name)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
         ids[name] = given
+    if lost:
+        logger.warning("%s: %d items have no answer and are left out", source, lost)
     return known, ids
 
 

@@ -144,12 +144,9 @@ def test_nano_recipes_can_be_planned(path: Path) -> None:
     assert plan.memory_total_bytes < 4e9
 
 
-def planned(path: Path) -> bool:
-    """Of the largest base, which shares its recipes with the smaller one, a few are enough."""
-    return path.parent.name != "nano" and (path.parent.name != "qwen3_8b" or path.stem in ("math500", "autologi", "tau2_retail"))
-
-
-@pytest.mark.parametrize("path", [p for p in RECIPES if planned(p)], ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize(
+    "path", [p for p in RECIPES if p.parent.name != "nano"], ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_the_others_can_be_planned_with_data_and_shapes(
     path: Path, bases: dict[str, Path], tiny_base: Path, tmp_path: Path
 ) -> None:

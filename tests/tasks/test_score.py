@@ -95,13 +95,16 @@ def test_scoring_an_interactive_task(capsys: pytest.CaptureFixture[str], tmp_pat
     assert [row["score"] for row in report["items"]] == [1.0, 0.0, 1.0]
 
 
-def test_items_whose_answer_was_lost_are_left_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_items_whose_answer_was_lost_are_left_out(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     items = write(
         tmp_path / "items.jsonl", [{"id": i, "problem": f"{i}?", "answer": None if i == 1 else str(i)} for i in range(3)]
     )
     said = write(tmp_path / "said.jsonl", [{"id": i, "response": f"\\boxed{{{i}}}"} for i in (0, 2)])
     report = json.loads(run(capsys, "score", "math500", "--items", items, "--responses", said, "--json")[1])
     assert report["n"] == 2 and report["mean"] == 1
+    assert "1 items have no answer and are left out" in caplog.text
 
 
 def test_items_without_a_response_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
