@@ -6,9 +6,10 @@
 
 Episodes here are token ids: episode e asks agent (e + turn) mod n for a message of a drawn length, appends it and goes on, so
 at any moment all agents are mixed. `even`: every message has --message-tokens; `uneven`: lengths from a long-tailed distribution
-with that mean; few episodes at a time show what a barrier per turn costs, many hide it. `one turn` compares engines on the same
-work; over several turns an engine without adapters also saves reading again what another agent has read. `text` plays the same
-number of episodes through the collector, protocol and a task. Each part runs in its own process.
+with that mean; few episodes at a time show what a barrier per turn costs, many hide it. Over several turns an engine without
+adapters finds in its cache what another agent has read, which no adapter can use; `apart` gives each agent's prompts a beginning
+of their own, as roles do, and so compares engines on the same work. `text` plays the same number of episodes through the
+collector, protocol and a task. Each part runs in its own process.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def run_episodes(
     turns: int,
     uneven: bool = False,
     barrier: bool = False,
+    apart: bool = False,
 ) -> dict:
     """Tokens and episodes per second of --episodes episodes of `turns` messages."""
     rng = random.Random(seed)
@@ -78,8 +80,9 @@ def run_episodes(
 
     def ask(e: int) -> None:
         params = SamplingParams(1.0, plan[e * turns + turn[e]], ())
-        agent = agents[(e + turn[e]) % len(agents)]
-        waiting[sampler.submit(Request(prompts[e], agent, params, derive_seed(seed, e, turn[e])))] = e
+        which = (e + turn[e]) % len(agents)
+        prompt = [8 + which, *prompts[e][1:]] if apart else prompts[e]
+        waiting[sampler.submit(Request(prompt, agents[which], params, derive_seed(seed, e, turn[e])))] = e
 
     tokens, held = 0, []
     started = time.perf_counter()
@@ -168,6 +171,30 @@ def publish_latency(sampler: Sampler, bank: AdapterBank, device: torch.device, r
         "first_token_ms_median": statistics.median(first),
         "adapter_bytes": size,
     }
+
+
+def sleep_and_wake(sampler: Any, bank: AdapterBank, args: argparse.Namespace) -> dict:
+    """Seconds and GPU memory of lending the engine's memory to an update, and whether its adapters answer as before."""
+    before = same_completions(sampler, bank, args)
+    free = torch.cuda.mem_get_info()[0]
+    started = time.perf_counter()
+    with sampler.memory.lent():
+        slept = time.perf_counter() - started
+        freed = torch.cuda.mem_get_info()[0] - free
+    started = time.perf_counter()
+    sampler.memory.wake()
+    woken = time.perf_counter() - started
+    after = same_completions(sampler, bank, args)
+    return {"sleep_seconds": slept, "wake_seconds": woken, "freed_gib": freed / 2**30, "same_tokens": before == after}
+
+
+def same_completions(sampler: Sampler, bank: AdapterBank, args: argparse.Namespace) -> list[list[int]]:
+    asked = [Request([9] * 16, agent, SamplingParams(0.1, args.message_tokens, ()), 0) for agent in bank.agents]
+    tickets = [sampler.submit(request) for request in asked]
+    done: dict[int, list[int]] = {}
+    while len(done) < len(asked):
+        done |= {completion.ticket: completion.token_ids for completion in sampler.poll()}
+    return [done[ticket] for ticket in tickets]
 
 
 @torch.no_grad()
@@ -289,6 +316,7 @@ def part_plain(args: argparse.Namespace) -> Measures:
         sampler.publish(bank.version(agent))
     yield "one turn, no adapter", timed(sampler, bank.agents, args, turns=1)
     yield "even, no adapter", timed(sampler, bank.agents, args, turns=args.turns)
+    yield "even, no adapter, apart", timed(sampler, bank.agents, args, turns=args.turns, apart=True)
 
 
 def part_vllm(args: argparse.Namespace) -> Measures:
@@ -300,9 +328,12 @@ def part_vllm(args: argparse.Namespace) -> Measures:
     yield "one turn, 3 adapters", timed(sampler, bank.agents, args, turns=1)
     yield "one turn, 1 adapter", timed(sampler, bank.agents[:1], args, turns=1)
     yield "even, 3 adapters", timed(sampler, bank.agents, args, turns=args.turns)
+    yield "even, 3 adapters, apart", timed(sampler, bank.agents, args, turns=args.turns, apart=True)
     yield "even, 1 adapter", timed(sampler, bank.agents[:1], args, turns=args.turns)
     yield "publish from memory", publish_latency(sampler, bank, base.device)
     yield "gap", logprob_gap(sampler, bank, args)
+    if base.device.type == "cuda":
+        yield "sleep and wake", sleep_and_wake(sampler, bank, args)
     yield "text, 3 adapters", text_episodes(base, bank, sampler, args)
     yield "text, seconds by call", time_shares(sampler, lambda: text_episodes(base, bank, sampler, args, only="shares"))
     for episodes in sorted({min(64, args.episodes), args.episodes}):
