@@ -20,6 +20,7 @@ import json
 import os
 import pstats
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -106,11 +107,12 @@ def run_episodes(
 
 
 def timed(sampler: Sampler, agents: list[str], args: argparse.Namespace, **how: Any) -> dict:
-    """The second of two runs on other prompts: the first compiles, captures and fills caches. No two measures share a prompt,
+    """The best and the median of --repeats runs, after one that compiles, captures and fills caches. No two runs share a prompt,
     or one would find in the prefix cache what another left there."""
     base = derive_seed(len(agents), args.episodes, *sorted(how.items()))
-    run_episodes(sampler, agents, args, seed=base, **how)
-    return run_episodes(sampler, agents, args, seed=base + 1, **how)
+    runs = [run_episodes(sampler, agents, args, seed=base + i, **how) for i in range(args.repeats + 1)][1:]
+    best = max(runs, key=lambda run: run["tokens_per_second"])
+    return {**best, "median_tokens_per_second": statistics.median(run["tokens_per_second"] for run in runs)}
 
 
 # --- pieces
@@ -291,9 +293,9 @@ def text_episodes(base: FrozenBase, bank: AdapterBank, sampler: Sampler, args: a
     return result
 
 
-# --- the parts, each a process that says every number as soon as it has it
+# --- the parts, each a process that says every number as soon as it has it, of the measures asked for
 
-Measures = Iterator[tuple[str, dict]]
+Measures = Iterator[tuple[str, Callable[[], dict]]]
 
 
 def part_transformers(args: argparse.Namespace) -> Measures:
@@ -301,8 +303,8 @@ def part_transformers(args: argparse.Namespace) -> Measures:
     base = make_base(args)
     bank = make_bank(base, args, 3)
     sampler = open_engine(base, bank, args, engine="transformers")
-    yield "even, 3 adapters", timed(sampler, bank.agents, args, turns=args.turns)
-    yield "gap", logprob_gap(sampler, bank, args)
+    yield "even, 3 adapters", lambda: timed(sampler, bank.agents, args, turns=args.turns)
+    yield "gap", lambda: logprob_gap(sampler, bank, args)
 
 
 def part_plain(args: argparse.Namespace) -> Measures:
@@ -314,9 +316,9 @@ def part_plain(args: argparse.Namespace) -> Measures:
     sampler = VllmSampler(base, bank, rollout, context_tokens=args.context, lora=False)
     for agent in bank.agents:
         sampler.publish(bank.version(agent))
-    yield "one turn, no adapter", timed(sampler, bank.agents, args, turns=1)
-    yield "even, no adapter", timed(sampler, bank.agents, args, turns=args.turns)
-    yield "even, no adapter, apart", timed(sampler, bank.agents, args, turns=args.turns, apart=True)
+    yield "one turn, no adapter", lambda: timed(sampler, bank.agents, args, turns=1)
+    yield "even, no adapter", lambda: timed(sampler, bank.agents, args, turns=args.turns)
+    yield "even, no adapter, apart", lambda: timed(sampler, bank.agents, args, turns=args.turns, apart=True)
 
 
 def part_vllm(args: argparse.Namespace) -> Measures:
@@ -324,38 +326,40 @@ def part_vllm(args: argparse.Namespace) -> Measures:
     bank = make_bank(base, args, 3)
     started = time.perf_counter()
     sampler = open_engine(base, bank, args, engine="vllm", vllm=args.vllm)
-    yield "start", {"seconds": time.perf_counter() - started}
-    yield "one turn, 3 adapters", timed(sampler, bank.agents, args, turns=1)
-    yield "one turn, 1 adapter", timed(sampler, bank.agents[:1], args, turns=1)
-    yield "even, 3 adapters", timed(sampler, bank.agents, args, turns=args.turns)
-    yield "even, 3 adapters, apart", timed(sampler, bank.agents, args, turns=args.turns, apart=True)
-    yield "even, 1 adapter", timed(sampler, bank.agents[:1], args, turns=args.turns)
-    yield "publish from memory", publish_latency(sampler, bank, base.device)
-    yield "gap", logprob_gap(sampler, bank, args)
+    seconds = time.perf_counter() - started
+    yield "start", lambda: {"seconds": seconds}
+    yield "one turn, 3 adapters", lambda: timed(sampler, bank.agents, args, turns=1)
+    yield "one turn, 1 adapter", lambda: timed(sampler, bank.agents[:1], args, turns=1)
+    yield "even, 3 adapters", lambda: timed(sampler, bank.agents, args, turns=args.turns)
+    yield "even, 3 adapters, apart", lambda: timed(sampler, bank.agents, args, turns=args.turns, apart=True)
+    yield "even, 1 adapter", lambda: timed(sampler, bank.agents[:1], args, turns=args.turns)
+    yield "publish from memory", lambda: publish_latency(sampler, bank, base.device)
+    yield "gap", lambda: logprob_gap(sampler, bank, args)
     if base.device.type == "cuda":
-        yield "sleep and wake", sleep_and_wake(sampler, bank, args)
-    yield "text, 3 adapters", text_episodes(base, bank, sampler, args)
-    yield "text, seconds by call", time_shares(sampler, lambda: text_episodes(base, bank, sampler, args, only="shares"))
+        yield "sleep and wake", lambda: sleep_and_wake(sampler, bank, args)
+    yield "text, 3 adapters", lambda: text_episodes(base, bank, sampler, args)
+    yield "text, seconds by call", lambda: time_shares(sampler, lambda: text_episodes(base, bank, sampler, args, only="shares"))
     for episodes in sorted({min(64, args.episodes), args.episodes}):
         some = argparse.Namespace(**{**vars(args), "episodes": episodes})
         for barrier in (False, True):
             name = f"uneven, {episodes} episodes, {'' if barrier else 'no '}barrier"
-            yield name, timed(sampler, bank.agents, some, turns=args.turns, uneven=True, barrier=barrier)
+            how = {"turns": args.turns, "uneven": True, "barrier": barrier}
+            yield name, lambda some=some, how=how: timed(sampler, bank.agents, some, **how)
 
 
 def part_disk(args: argparse.Namespace) -> Measures:
     base = make_base(args)
     bank = make_bank(base, args, 3)
     sampler = open_engine(base, bank, args, engine="vllm", vllm={**args.vllm, "publish": "disk", "cuda_graphs": False})
-    yield "publish through disk", publish_latency(sampler, bank, base.device)
+    yield "publish through disk", lambda: publish_latency(sampler, bank, base.device)
 
 
 def part_eight(args: argparse.Namespace) -> Measures:
     base = make_base(args)
     bank = make_bank(base, args, 8)
     sampler = open_engine(base, bank, args, engine="vllm", vllm=args.vllm)
-    yield "one turn, 8 adapters", timed(sampler, bank.agents, args, turns=1)
-    yield "even, 8 adapters", timed(sampler, bank.agents, args, turns=args.turns)
+    yield "one turn, 8 adapters", lambda: timed(sampler, bank.agents, args, turns=1)
+    yield "even, 8 adapters", lambda: timed(sampler, bank.agents, args, turns=args.turns)
 
 
 def make_random_base(shape: str, folder: Path, device: str) -> None:
@@ -383,9 +387,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--message-tokens", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each measure of speed; the best counts")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--memory-share", type=float, default=0.3, help="vLLM's share of the GPU")
     parser.add_argument("--parts", default=",".join(PARTS), help="which of " + ", ".join(PARTS))
+    parser.add_argument("--only", default="", metavar="REGEX", help="only the measures whose name matches")
     parser.add_argument("--profile", action="store_true", help="also profile the Python of the text episodes, to stderr")
     parser.add_argument("--json", type=Path, help="write the numbers here")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -396,8 +402,9 @@ def child(args: argparse.Namespace) -> None:
     args.vllm = {"memory_share": args.memory_share, "kv_cache_gib": 2}
     args.context = args.prompt_tokens + args.turns * 4 * args.message_tokens + 256
     args.vocab = 200 if args.base == "nano" else 8000
-    for measured in globals()[f"part_{args.child}"](args):
-        print("RESULT " + json.dumps(measured), flush=True)
+    for name, measure in globals()[f"part_{args.child}"](args):
+        if re.search(args.only, name):
+            print("RESULT " + json.dumps([name, measure()]), flush=True)
     os._exit(0)  # engines take long to tear down, and nothing here needs it
 
 

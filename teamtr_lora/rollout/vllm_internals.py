@@ -1,11 +1,10 @@
-"""Everything that touches vLLM's internals, for the versions in KNOWN; with any other the engine keeps to public calls.
+"""What touches vLLM's internals (for the adapters' arithmetic see vllm_lora.py), for the versions in KNOWN; with any other the
+engine keeps to public calls.
 
 - `SlotWriter`: adapters from memory. vLLM loads them from a folder, through CPU memory, one small copy per layer; ours are
   already on the device, so publishing is a few grouped copies into the buffers its LoRA kernels read, and an entry in its books.
 - `DirectQueue`: requests and tokens past vLLM's text front end, whose work per request and token is most of what a small base
   costs.
-- `lora_side_by_side`: a layer's adapters beside each other in one buffer, applied to all tokens by two dense products and a mask,
-  where vLLM's kernels go adapter by adapter (on a CPU, token by token).
 - On a GPU, each step's map from tokens to slots is made on the CPU: vLLM asks the GPU for it, and so waits for the step before.
 - `_quick_slots`: a token that goes into a block its request already holds costs no bookkeeping.
 """
@@ -13,8 +12,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +23,6 @@ from torch import Tensor
 from teamtr_lora.rollout.sampler import Request
 
 KNOWN = ("0.26", "0.32")
-DENSE_COLUMNS = 256  # slots x rank of a layer up to which products over all slots cost less than finding each token's own
 
 
 def knows(version: str) -> bool:
@@ -113,11 +110,12 @@ class SlotWriter:
             raise RuntimeError(f"no free LoRA slot for adapter {lora_id}: {manager.lora_index_to_id}")
         slot = manager.lora_index_to_id.index(None)
         plan = self._plan(slot, tensors)
-        torch._foreach_zero_(plan.slot)
+        if plan.rest:
+            torch._foreach_zero_(plan.rest)
         torch._foreach_copy_(plan.into_a, plan.a)
         torch._foreach_copy_(plan.into_b, torch._foreach_mul(plan.b, scaling))
-        if plan.slot[0].is_cuda:
-            torch.cuda.synchronize(plan.slot[0].device)
+        if plan.into_a[0].is_cuda:
+            torch.cuda.synchronize(plan.into_a[0].device)
         manager._registered_adapters[lora_id] = _in_slot(lora_id, rank)
         manager._active_adapters[lora_id] = None
         manager.lora_index_to_id[slot] = lora_id
@@ -141,8 +139,8 @@ class SlotWriter:
     def _make_plan(self, slot: int, tensors: Mapping[str, Tensor]) -> _Plan:
         from vllm.lora.utils import parse_fine_tuned_lora_name
 
-        every = [stacked[slot] for a, b in self._parts.values() for stacked in (a, b)]
-        plan = _Plan(slot=every, a=[], into_a=[], b=[], into_b=[])
+        rest = {(module, is_a): pair[1 - is_a][slot, 0] for module, pair in self._parts.items() for is_a in (True, False)}
+        plan = _Plan(rest=[], a=[], into_a=[], b=[], into_b=[])
         for name, tensor in tensors.items():
             module, is_a = parse_fine_tuned_lora_name(name, self._mapper)
             if module not in self._parts:
@@ -156,6 +154,9 @@ class SlotWriter:
                 raise ValueError(f"{name} is {tuple(tensor.shape)}, vLLM's buffer for it {tuple(target.shape)}")
             (plan.a if is_a else plan.b).append(tensor)
             (plan.into_a if is_a else plan.into_b).append(target[:rows, :columns])
+            if target.shape == tensor.shape:
+                del rest[module, is_a]
+        plan.rest.extend(rest.values())
         return plan
 
     def _find_parts(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -175,7 +176,7 @@ class SlotWriter:
 
 @dataclass
 class _Plan:
-    slot: list[Tensor]  # every buffer of the slot: zeroed first, so that nothing of the adapter before stays
+    rest: list[Tensor]  # buffers of the slot that no tensor fills: zeroed first, so that nothing of the adapter before stays
     a: list[Tensor]
     into_a: list[Tensor]
     b: list[Tensor]
@@ -257,82 +258,6 @@ def _map_tokens_on_cpu(runner: Any, manager: Any, wrapper: Any) -> None:
         wrapper.is_prefill = True
 
     state.get_activate_loras, state.make_lora_inputs, runner._set_active_loras = active, inputs, set_active
-
-
-@contextmanager
-def lora_side_by_side() -> Iterator[None]:
-    """While an engine starts in this process: its layers get the layout of `lay_side_by_side`, before anything is compiled."""
-    from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
-
-    theirs = LoRAModelRunnerMixin.load_lora_model
-
-    def ours(runner: Any, *args: Any, **kwargs: Any) -> Any:
-        model = theirs(runner, *args, **kwargs)
-        manager = runner.lora_manager._adapter_manager
-        wrappers = list(manager.punica_wrapper_mapping.values())
-        stacks = [(module.lora_a_stacked, module.lora_b_stacked) for module in manager.modules.values()]
-        narrow = all(isinstance(a, tuple) and a[0].shape[0] * a[0].shape[2] <= DENSE_COLUMNS for a, _ in stacks)
-        if len(wrappers) == 1 and narrow:
-            for module, (a, b) in zip(manager.modules.values(), stacks, strict=True):
-                module.lora_a_stacked, module.lora_b_stacked = lay_side_by_side(a, b)
-            _multiply_side_by_side(wrappers[0], manager.lora_slots, stacks[0][0][0].dtype)
-        return model
-
-    LoRAModelRunnerMixin.load_lora_model = ours
-    try:
-        yield
-    finally:
-        LoRAModelRunnerMixin.load_lora_model = theirs
-
-
-def lay_side_by_side(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """A layer's stacked buffers (shapes as in `_find_parts`, one pair for each part of a fused layer) as views of two matrices
-    with a column for every part, slot and rank: A [columns, in], and B [out, columns], which is block diagonal in the parts."""
-    parts, (slots, _, rank, width) = len(a), a[0].shape
-    outs = [part.shape[2] for part in b]
-    a_all = a[0].new_zeros(parts, slots, rank, width)
-    b_all = b[0].new_zeros(sum(outs), parts, slots, rank)
-    rows = b_all.split(outs)
-    return (
-        tuple(a_all[i].unsqueeze(1) for i in range(parts)),
-        tuple(rows[i][:, i].permute(1, 0, 2).unsqueeze(1) for i in range(parts)),
-    )
-
-
-def add_lora(y_T_O: Tensor, x_T_I: Tensor, a: list[Tensor], b: list[Tensor], chosen_T_S: Tensor) -> None:
-    """y += B (chosen * (A x)) on buffers that lie side by side; `chosen` has a one at each token's slot."""
-    parts, (slots, _, rank, width) = len(a), a[0].shape
-    columns = parts * slots * rank
-    h_T_C = x_T_I @ a[0].as_strided((columns, width), (width, 1)).T
-    h_T_C.view(-1, parts, slots, rank).mul_(chosen_T_S[:, None, :, None])
-    y_T_O.addmm_(h_T_C, b[0].as_strided((y_T_O.shape[1], columns), (columns, 1)).T)
-
-
-# an operator, so that compiled graphs call it as it is
-_library = torch.library.Library("teamtr_lora", "FRAGMENT")
-_library.define("add_lora(Tensor(a!) y, Tensor x, Tensor[] a, Tensor[] b, Tensor chosen) -> ()")
-for _key in ("CPU", "CUDA"):
-    _library.impl("add_lora", add_lora, _key)
-_library.impl("add_lora", lambda *_: None, "Meta")
-
-
-def _multiply_side_by_side(wrapper: Any, slots: int, dtype: torch.dtype) -> None:
-    class SideBySide(type(wrapper)):  # type: ignore[misc]
-        def update_metadata(self, *args: Any, **kwargs: Any) -> None:
-            super().update_metadata(*args, **kwargs)
-            self.choose(self.token_lora_indices)
-
-        def choose(self, slot_T: Tensor) -> None:
-            self.chosen_T_S[: len(slot_T)].copy_(slot_T[:, None] == self.slots_S)
-
-        def add_lora_linear(self, y: Tensor, x: Tensor, a: Any, b: Any, scale: float, output_slices: Any, **_: Any) -> None:
-            chosen_T_S = self.chosen_T_S[: x.shape[0]]
-            torch.ops.teamtr_lora.add_lora(y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1]), list(a), list(b), chosen_T_S)
-
-    wrapper.__class__ = SideBySide
-    device = wrapper._token_lora_indices.device
-    wrapper.slots_S = torch.arange(slots, device=device)
-    wrapper.chosen_T_S = torch.zeros(len(wrapper._token_lora_indices), slots, dtype=dtype, device=device)
 
 
 def _quick_slots(manager: Any) -> None:

@@ -16,7 +16,8 @@ import torch
 from teamtr_lora.base.memory import reset_peak
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import RolloutSection
-from teamtr_lora.rollout.vllm_internals import knows, lora_side_by_side
+from teamtr_lora.rollout.vllm_internals import knows
+from teamtr_lora.rollout.vllm_lora import lora_side_by_side
 
 if TYPE_CHECKING:  # peft takes seconds to import, and `serve` needs none of it
     from teamtr_lora.base.bank import AdapterBank

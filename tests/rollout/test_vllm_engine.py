@@ -24,7 +24,7 @@ from teamtr_lora.rollout import vllm_engine, vllm_start
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
 from teamtr_lora.rollout.vllm_engine import VllmSampler
-from teamtr_lora.rollout.vllm_internals import add_lora, fill_kernel_meta, knows, lay_side_by_side, slot_map
+from teamtr_lora.rollout.vllm_internals import fill_kernel_meta, knows, slot_map
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vllm is not installed (tools/setup --all installs it)"
@@ -293,31 +293,6 @@ def test_the_slot_map_is_what_vllm_computes_on_the_gpu(seed: int) -> None:
             assert getattr(ours, field)[:tokens].tolist() == getattr(theirs, field)[:tokens].tolist(), field
         for field in ("active_lora_ids", "num_tokens_per_lora", "lora_token_start_loc"):
             assert getattr(ours, field).tolist() == getattr(theirs, field).tolist(), field
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_products_side_by_side_are_each_tokens_own(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    slots, rank, width, tokens = (int(n) for n in rng.integers(1, 6, 4))
-    outs = [int(n) for n in rng.integers(1, 7, 3)]
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.from_numpy(rng.normal(size=shape))
-
-    a = tuple(draw(slots, 1, rank, width) for _ in outs)
-    b = tuple(draw(slots, 1, out, rank) for out in outs)
-    laid_a, laid_b = lay_side_by_side(a, b)
-    for ours, theirs in zip((*laid_a, *laid_b), (*a, *b), strict=True):
-        assert ours.shape == theirs.shape
-        ours.copy_(theirs)
-    x_T_I, y_T_O, slot_T = draw(tokens, width), draw(tokens, sum(outs)), rng.integers(-1, slots, tokens)
-    expected = y_T_O.clone()
-    for t, slot in enumerate(slot_T):
-        if slot >= 0:
-            expected[t] += torch.cat([b[i][slot, 0] @ (a[i][slot, 0] @ x_T_I[t]) for i in range(len(outs))])
-    chosen_T_S = (torch.from_numpy(slot_T)[:, None] == torch.arange(slots)).double()
-    add_lora(y_T_O, x_T_I, list(laid_a), list(laid_b), chosen_T_S)
-    assert torch.allclose(y_T_O, expected, atol=1e-12)
 
 
 def test_without_vllm_the_error_names_the_extra(base: Any, bank: Any, monkeypatch: Any) -> None:
