@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 DENSE_COLUMNS = 256  # slots x rank of a layer up to which products over all slots cost less than finding each token's own
-FEW_TOKENS = 1024  # up to here the joined product wins; above it, cuBLAS on its own beats the small kernel
+FEW_TOKENS = 4096  # up to here the joined product and the kernel win; above it, products of their own do as well and need no copy
 
 
 @contextmanager
