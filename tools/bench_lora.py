@@ -41,13 +41,14 @@ class Layer:
 
 
 def make_layer(width: int, outs: tuple[int, ...], slots: int, rank: int, device: str, dtype: torch.dtype) -> Layer:
-    weight = torch.randn(sum(outs), width, device=device, dtype=dtype) * 0.02
+    above, below = sum(outs), len(outs) * slots * rank
+    joined = torch.randn(above + below, width, device=device, dtype=dtype) * 0.02
     a = tuple(torch.zeros(slots, 1, rank, width, device=device, dtype=dtype) for _ in outs)
     b = tuple(torch.zeros(slots, 1, out, rank, device=device, dtype=dtype) for out in outs)
-    laid = lay_side_by_side(a, b, weight)
+    laid = lay_side_by_side(a, b, joined[above:])
     for tensor in (*laid.a, *laid.b):
         tensor.normal_(std=0.02)
-    return Layer(laid.joined[: len(weight)], list(laid.a), list(laid.b), laid.joined, laid.b_O_C, list(outs))
+    return Layer(joined[:above], list(laid.a), list(laid.b), joined, laid.b_O_C, list(outs))
 
 
 def base(layer: Layer, x: Tensor, chosen: Tensor) -> Tensor:
@@ -99,7 +100,7 @@ def main() -> None:
     layers = [make_layer(w, outs, args.slots, args.rank, device, dtype) for _ in range(args.layers) for w, outs in SHAPES]
     print("tokens      base     apart    joined   (ms, all layers)")
     for tokens in map(int, args.tokens.split(",")):
-        chosen = one_hot(torch.arange(tokens, device=device) % args.slots, args.slots).to(dtype)
+        chosen = one_hot(torch.arange(tokens, device=device) % args.slots, args.slots).bool()
         inputs = {width: torch.randn(tokens, width, device=device, dtype=dtype) for width in (WIDTH, MIDDLE)}
         spent = [milliseconds(partial(step, way, layers, inputs, chosen), device) for way in (base, apart, joined)]
         print(f"{tokens:6d}" + "".join(f"{ms:10.3f}" for ms in spent), flush=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 def add_chosen(wide_T_OC: Tensor, b_O_C: Tensor, chosen_T_S: Tensor, outs: Sequence[int], blocks: tuple[int, int]) -> Tensor:
     """y + B (chosen * h), where `wide` is y beside h."""
     tokens, (width, columns), slots = len(wide_T_OC), b_O_C.shape, chosen_T_S.shape[1]
+    assert chosen_T_S.shape == (tokens, slots), "the kernel would read past its end"
     rows, depth = blocks
     y_T_O = wide_T_OC.new_empty(tokens, width)
     part = columns // len(outs)
@@ -35,7 +36,7 @@ def _add_chosen(  # type: ignore[no-untyped-def]
     row = t.to(tl.int64) * (width + columns)
     mine = tl.full((HEIGHT,), -1, tl.int32)
     for slot in tl.static_range(SLOTS):
-        mine = tl.where(tl.load(chosen + t * SLOTS + slot, mask=here, other=0.0) != 0, slot, mine)
+        mine = tl.where(tl.load(chosen + t * SLOTS + slot, mask=here, other=0) != 0, slot, mine)
     # a block of outputs belongs to one part of the layer, which has columns of its own
     own = ((start >= first).to(tl.int32) + (start >= second).to(tl.int32)) * PART
     sum_ = tl.load(wide + row[:, None] + o[None, :], mask=here[:, None], other=0.0).to(tl.float32)

@@ -121,9 +121,15 @@ class VllmSampler:
         """Ends the engine and gives its memory back."""
         if self._engine is None:
             return
-        self._engine.engine_core.shutdown()
-        engine_closed(self._engine)
-        self._engine = self._writer = self._queue = None
+        engine, self._engine, self._writer, self._queue = (
+            self._engine,
+            None,
+            None,
+            None,
+        )  # the writer's views would keep its memory
+        engine.engine_core.shutdown()
+        engine_closed(engine)
+        del engine
         self.memory.close()
         if self._folder:
             self._folder.cleanup()

@@ -19,33 +19,44 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 DENSE_COLUMNS = 256  # slots x rank of a layer up to which products over all slots cost less than finding each token's own
-FEW_TOKENS = 4096  # up to here the joined product and the kernel win; above it, products of their own do as well and need no copy
+FEW_TOKENS = 4096  # up to here the joined product and the kernel win; above it, products of their own are as fast
 
 
 @contextmanager
-def lora_side_by_side() -> Iterator[None]:
-    """While an engine starts in this process: its layers get this layout, before anything is compiled."""
-    from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
+def lora_side_by_side(slots: int, rank: int) -> Iterator[None]:
+    """While an engine with room for `slots` adapters up to `rank` starts in this process: its layers get this layout, before
+    anything is compiled."""
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod as Plain
+    from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin as Runner
 
-    theirs = LoRAModelRunnerMixin.load_lora_model
+    create_weights, load_lora_model = Plain.create_weights, Runner.load_lora_model
 
-    def ours(runner: Any, *args: Any, **kwargs: Any) -> Any:
-        model = theirs(runner, *args, **kwargs)
+    def with_room(
+        method: Any, layer: Any, input_size_per_partition: int, output_partition_sizes: list[int], *args: Any, **more: Any
+    ) -> None:
+        """A weight that A's rows can follow: moving it later would leave holes in the memory that vLLM accounts for."""
+        outs = output_partition_sizes
+        create_weights(method, layer, input_size_per_partition, [*outs, len(outs) * slots * rank], *args, **more)
+        layer.weight.data = layer.weight.data[: sum(outs)]
+
+    def laid_out(runner: Any, *args: Any, **more: Any) -> Any:
+        model = load_lora_model(runner, *args, **more)
         manager = runner.lora_manager._adapter_manager
         wrappers = list(manager.punica_wrapper_mapping.values())
-        stacks = [module.lora_a_stacked for module in manager.modules.values()]
-        narrow = all(isinstance(a, tuple) and a[0].shape[0] * a[0].shape[2] <= DENSE_COLUMNS for a in stacks)
-        if len(wrappers) == 1 and narrow:
-            _choose_slots(wrappers[0], manager.lora_slots, stacks[0][0].dtype)
+        if len(wrappers) == 1 and all(isinstance(module.lora_a_stacked, tuple) for module in manager.modules.values()):
+            _choose_slots(wrappers[0], manager.lora_slots)
             for module in manager.modules.values():
                 lay_out(module)
         return model
 
-    LoRAModelRunnerMixin.load_lora_model = ours
+    if slots * rank > DENSE_COLUMNS:
+        yield
+        return
+    Plain.create_weights, Runner.load_lora_model = with_room, laid_out
     try:
         yield
     finally:
-        LoRAModelRunnerMixin.load_lora_model = theirs
+        Plain.create_weights, Runner.load_lora_model = create_weights, load_lora_model
 
 
 class Laid(NamedTuple):
@@ -53,57 +64,58 @@ class Laid(NamedTuple):
 
     a: tuple[Tensor, ...]  # [slot, 1, rank, in], one for each part of a fused layer
     b: tuple[Tensor, ...]  # [slot, 1, out, rank]
-    joined: Tensor  # [columns, in], below the layer's weight where that was given
     b_O_C: Tensor  # [out, columns], block diagonal in the parts
 
 
-def lay_side_by_side(a: tuple[Tensor, ...], b: tuple[Tensor, ...], weight: Tensor | None = None) -> Laid:
+def lay_side_by_side(a: tuple[Tensor, ...], b: tuple[Tensor, ...], a_C_I: Tensor | None = None) -> Laid:
+    """Empty buffers for the shapes of `a` and `b`; `a_C_I`, where given, becomes A's."""
     parts, (slots, _, rank, width) = len(a), a[0].shape
     outs = [part.shape[2] for part in b]
-    above = 0 if weight is None else len(weight)
-    joined = a[0].new_zeros(above + parts * slots * rank, width)
-    if weight is not None:
-        joined[:above] = weight
-    a_all = joined[above:].view(parts, slots, rank, width)
+    a_all = (a[0].new_empty(parts * slots * rank, width) if a_C_I is None else a_C_I).zero_().view(parts, slots, rank, width)
     b_all = b[0].new_zeros(sum(outs), parts, slots, rank)
     rows = b_all.split(outs)
     return Laid(
         tuple(a_all[i].unsqueeze(1) for i in range(parts)),
         tuple(rows[i][:, i].permute(1, 0, 2).unsqueeze(1) for i in range(parts)),
-        joined,
         b_all.flatten(1),
     )
 
 
 def lay_out(module: Any) -> None:
     """Gives a LoRA layer of vLLM the layout, before there are adapters in it."""
+    layer, a, b = module.base_layer, module.lora_a_stacked, module.lora_b_stacked
     kind: Any = type(module)
-    layer, (a, b) = module.base_layer, (module.lora_a_stacked, module.lora_b_stacked)
-    if not _is_plain(module):
-        module.lora_a_stacked, module.lora_b_stacked, *_ = lay_side_by_side(a, b)
+    joined = _joined_weight(module)
+    if joined is None:
+        module.lora_a_stacked, module.lora_b_stacked, _ = lay_side_by_side(a, b)
         return
-    laid = lay_side_by_side(a, b, layer.weight.data)
-    module.lora_a_stacked, module.lora_b_stacked = laid.a, laid.b
-    module.joined, module.b_O_C, module.outs = laid.joined, laid.b_O_C, [part.shape[2] for part in b]
-    layer.weight.data = laid.joined[: len(layer.weight)]
-    columns = laid.b_O_C.shape[1]
-    module.joined_bias = None if layer.bias is None else pad(layer.bias.data, (0, columns))
+    module.lora_a_stacked, module.lora_b_stacked, module.b_O_C = lay_side_by_side(a, b, joined[len(layer.weight) :])
+    module.joined, module.outs, module.joined_bias = joined, [part.shape[2] for part in b], None
+    if layer.bias is not None:
+        module.joined_bias = pad(layer.bias.data, (0, len(joined) - len(layer.weight)))
+        layer.bias.data = module.joined_bias[: len(layer.weight)]
     module.__class__ = _joined(kind)
 
 
-def _is_plain(module: Any) -> bool:
-    """Whether the layer is one product with a matrix on a GPU: not quantised, not split over GPUs, no forward of its own."""
-    layer = module.base_layer
-    weight = getattr(layer, "weight", None)
-    return (
+def _joined_weight(module: Any) -> Tensor | None:
+    """The layer's weight and the room below it, where the layer is one product with a plain matrix: not quantised, not packed,
+    not split over GPUs, with no forward of its own."""
+    layer, (a, b) = module.base_layer, (module.lora_a_stacked, module.lora_b_stacked)
+    parts, (slots, _, rank, width) = len(a), a[0].shape
+    shape = (sum(part.shape[2] for part in b), width)
+    plain = (
         type(layer).__module__ == "vllm.model_executor.layers.linear"
         and type(layer.quant_method).__name__ == "UnquantizedLinearMethod"
         and module.tp_size == 1
-        and weight is not None
-        and weight.is_cuda
-        and weight.dtype == module.lora_a_stacked[0].dtype
-        and weight.shape == (sum(part.shape[2] for part in module.lora_b_stacked), module.lora_a_stacked[0].shape[3])
+        and layer.weight.shape == shape
+        and layer.weight.is_contiguous()
+        and layer.weight.dtype == a[0].dtype
     )
+    if not plain:
+        return None
+    weight, rows = layer.weight.data, shape[0] + parts * slots * rank
+    end = (weight.storage_offset() + rows * width) * weight.element_size()
+    return weight.as_strided((rows, width), (width, 1)) if weight.untyped_storage().nbytes() >= end else None
 
 
 @functools.cache
@@ -119,7 +131,7 @@ def _joined(kind: Any) -> Any:
     return Joined
 
 
-def _choose_slots(wrapper: Any, slots: int, dtype: torch.dtype) -> None:
+def _choose_slots(wrapper: Any, slots: int) -> None:
     class SideBySide(type(wrapper)):  # type: ignore[misc]
         def update_metadata(self, *args: Any, **kwargs: Any) -> None:
             super().update_metadata(*args, **kwargs)
@@ -135,11 +147,11 @@ def _choose_slots(wrapper: Any, slots: int, dtype: torch.dtype) -> None:
     wrapper.__class__ = SideBySide
     device = wrapper._token_lora_indices.device
     wrapper.slots_S = torch.arange(slots, device=device)
-    wrapper.chosen_T_S = torch.zeros(len(wrapper._token_lora_indices), slots, dtype=dtype, device=device)
+    wrapper.chosen_T_S = torch.zeros(len(wrapper._token_lora_indices), slots, dtype=torch.bool, device=device)
 
 
 def add_lora(y_T_O: Tensor, x_T_I: Tensor, a: list[Tensor], b: list[Tensor], chosen_T_S: Tensor) -> None:
-    """y += B (chosen * (A x)) on buffers that lie side by side; `chosen` has a one at each token's slot."""
+    """y += B (chosen * (A x)) on buffers that lie side by side; `chosen` is true at each token's slot."""
     parts, (slots, _, rank, width) = len(a), a[0].shape
     columns = parts * slots * rank
     a_C_I, b_O_C = a[0].as_strided((columns, width), (width, 1)), b[0].as_strided((y_T_O.shape[1], columns), (columns, 1))
@@ -151,7 +163,14 @@ def linear_with_lora(
 ) -> Tensor:
     """W x + bias + B (chosen * (A x)), where `joined` is W above A and `bias` as long as both."""
     width = b_O_C.shape[0]
-    if x_T_I.is_cuda and x_T_I.shape[0] <= FEW_TOKENS and (blocks := kernel_blocks(outs, b_O_C.shape[1])):
+    blocks = kernel_blocks(outs, b_O_C.shape[1])
+    if (
+        blocks
+        and x_T_I.is_cuda
+        and x_T_I.shape[0] <= FEW_TOKENS
+        and x_T_I.element_size() == 2
+        and _multiplies_tiles(x_T_I.device)
+    ):
         from teamtr_lora.rollout.lora_kernel import add_chosen
 
         return add_chosen(linear(x_T_I, joined, bias), b_O_C, chosen_T_S, outs, blocks)
@@ -162,8 +181,15 @@ def linear_with_lora(
 
 def _add_chosen(y_T_O: Tensor, h_T_C: Tensor, b_O_C: Tensor, chosen_T_S: Tensor, parts: int) -> None:
     slots = chosen_T_S.shape[1]
-    h_T_C.view(-1, parts, slots, h_T_C.shape[1] // (parts * slots)).mul_(chosen_T_S[:, None, :, None])
-    y_T_O.addmm_(h_T_C, b_O_C.T)
+    h_T_P_S_R = h_T_C.view(-1, parts, slots, h_T_C.shape[1] // (parts * slots))
+    own_T_P_S_R = torch.where(chosen_T_S[:, None, :, None], h_T_P_S_R, 0.0)  # no product: another adapter's may be infinite here
+    y_T_O.addmm_(own_T_P_S_R.view_as(h_T_C), b_O_C.T)
+
+
+@functools.cache
+def _multiplies_tiles(device: torch.device) -> bool:
+    """Whether the GPU's 16-bit matrix units are known to Triton."""
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def kernel_blocks(outs: Sequence[int], columns: int) -> tuple[int, int] | None:

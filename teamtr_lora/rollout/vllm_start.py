@@ -54,13 +54,14 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    options = _options(base, rollout, context_tokens) | (_gpu_options(base, rollout) if on_gpu else _CPU_OPTIONS)
+    options: dict[str, Any] = _options(base, rollout, context_tokens) | (_gpu_options(base, rollout) if on_gpu else _CPU_OPTIONS)
     if lora:
         options |= _lora_options(bank)
     from vllm import __version__
 
+    dense = lora and knows(__version__)
     try:
-        with lora_side_by_side() if lora and knows(__version__) else nullcontext():
+        with lora_side_by_side(options["max_loras"], options["max_lora_rank"]) if dense else nullcontext():
             engine = LLMEngine.from_engine_args(EngineArgs(**options))
     except (ValueError, RuntimeError) as error:
         text = " ".join(str(error).split())

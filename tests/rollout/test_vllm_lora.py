@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from types import SimpleNamespace
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from teamtr_lora.rollout.vllm_lora import Laid, add_lora, kernel_blocks, lay_side_by_side, linear_with_lora
+from teamtr_lora.rollout.vllm_lora import (
+    add_lora,
+    kernel_blocks,
+    lay_out,
+    lay_side_by_side,
+    linear_with_lora,
+    lora_side_by_side,
+)
 
 
 class Case:
@@ -28,23 +36,20 @@ class Case:
         self.outs, self.weight, self.bias, self.x_T_I = outs, draw(sum(outs), width), draw(sum(outs)), draw(tokens, width)
         self.y_T_O = self.x_T_I @ self.weight.T
         slot_T = rng.integers(-1, slots, tokens)
-        self.chosen_T_S = (torch.from_numpy(slot_T)[:, None] == torch.arange(slots)).double()
+        self.chosen_T_S = torch.from_numpy(slot_T)[:, None] == torch.arange(slots)
         self.expected = self.y_T_O.clone()
         for t, slot in enumerate(slot_T):
             if slot >= 0:
                 self.expected[t] += torch.cat([b[i][slot, 0] @ (a[i][slot, 0] @ self.x_T_I[t]) for i in range(len(outs))])
         self.theirs = (*a, *b)
-
-    def laid(self, weight: torch.Tensor | None = None) -> Laid:
-        parts = len(self.outs)
-        laid = lay_side_by_side(self.theirs[:parts], self.theirs[parts:], weight)
-        for ours, theirs in zip((*laid.a, *laid.b), self.theirs, strict=True):
-            assert ours.shape == theirs.shape
+        self.joined = torch.cat([self.weight, draw(len(outs) * slots * rank, width)])
+        self.laid = lay_side_by_side(a, b, self.joined[len(self.weight) :])
+        for ours, theirs in zip((*self.laid.a, *self.laid.b), self.theirs, strict=True):
+            assert ours.shape == theirs.shape and not ours.any()
             ours.copy_(theirs)
-        return laid
 
     def joined_bias(self) -> torch.Tensor:
-        return torch.cat([self.bias, self.bias.new_zeros(self.laid().b_O_C.shape[1])])
+        return torch.cat([self.bias, self.bias.new_zeros(len(self.joined) - len(self.bias))])
 
 
 def some_case(seed: int) -> Case:
@@ -56,52 +61,98 @@ def some_case(seed: int) -> Case:
 @pytest.mark.parametrize("seed", range(5))
 def test_products_side_by_side_are_each_tokens_own(seed: int) -> None:
     case = some_case(seed)
-    laid = case.laid()
     y_T_O = case.y_T_O.clone()
-    add_lora(y_T_O, case.x_T_I, list(laid.a), list(laid.b), case.chosen_T_S)
+    add_lora(y_T_O, case.x_T_I, list(case.laid.a), list(case.laid.b), case.chosen_T_S)
     assert torch.allclose(y_T_O, case.expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_joined_product_is_the_layers_and_each_tokens_own(seed: int) -> None:
     case = some_case(seed)
-    laid = case.laid(case.weight)
-    asked = (case.x_T_I, laid.joined), (laid.b_O_C, case.chosen_T_S, case.outs)
-    assert torch.equal(laid.joined[: len(case.weight)], case.weight)
+    asked = (case.x_T_I, case.joined), (case.laid.b_O_C, case.chosen_T_S, case.outs)
+    assert torch.equal(case.joined[: len(case.weight)], case.weight)
     assert torch.allclose(linear_with_lora(*asked[0], None, *asked[1]), case.expected, atol=1e-12)
     with_bias = torch.ops.teamtr_lora.linear_with_lora(*asked[0], case.joined_bias(), *asked[1])
     assert torch.allclose(with_bias, case.expected + case.bias, atol=1e-12)
 
 
-def test_a_plain_layer_on_a_gpu_is_joined_and_another_is_not(monkeypatch: Any) -> None:
-    from teamtr_lora.rollout import vllm_lora
+def test_another_agents_infinity_stays_its_own() -> None:
+    case = Case(0, slots=2, rank=2, width=3, tokens=4, outs=[3])
+    case.chosen_T_S[:] = torch.tensor([[True, False]])
+    before = linear_with_lora(case.x_T_I, case.joined, None, case.laid.b_O_C, case.chosen_T_S, case.outs)
+    case.laid.a[0][1].fill_(torch.inf)
+    after = linear_with_lora(case.x_T_I, case.joined, None, case.laid.b_O_C, case.chosen_T_S, case.outs)
+    assert torch.equal(after, before)
 
-    case = Case(0, slots=3, rank=2, width=5, tokens=4, outs=[3, 2])
 
-    class Layer(torch.nn.Module):
+SLOTS, RANK, WIDTH = 4, 8, 64
+
+
+@pytest.fixture
+def vllm_layers() -> Iterator[Any]:
+    """vLLM's linear layers, which want its process groups, made as an engine that starts makes them."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import cleanup_dist_env_and_memory, init_distributed_environment, initialize_model_parallel
+    from vllm.model_executor.layers import linear
+
+    with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(1, 0, f"file://{folder}/group", 0, "gloo")
+        initialize_model_parallel(1, 1)
+        with lora_side_by_side(SLOTS, RANK):
+            yield linear
+        cleanup_dist_env_and_memory()
+
+
+LAYERS: dict[str, tuple[Any, list[str]]] = {
+    "qkv": (lambda linear: linear.QKVParallelLinear(WIDTH, 16, 8, 2, bias=True), ["q", "k", "v"]),
+    "qkv in one": (lambda linear: linear.QKVParallelLinear(WIDTH, 16, 8, 2, bias=True), ["qkv"]),
+    "gate and up": (lambda linear: linear.MergedColumnParallelLinear(WIDTH, [96, 48], bias=False), ["gate", "up"]),
+    "column": (lambda linear: linear.ColumnParallelLinear(WIDTH, 80, bias=True, skip_bias_add=True), []),
+    "row": (lambda linear: linear.RowParallelLinear(WIDTH, 80, bias=True), []),
+    "replicated": (lambda linear: linear.ReplicatedLinear(WIDTH, 48, bias=True), []),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_vllms_layers_compute_each_tokens_own(vllm_layers: Any, name: str, packed: bool) -> None:
+    from vllm.config.lora import LoRAConfig
+    from vllm.lora.utils import from_layer
+
+    torch.manual_seed(0)
+    make, parts = LAYERS[name]
+    layer = make(vllm_layers)
+    layer.weight.data.normal_()
+    if layer.bias is not None:
+        layer.bias.data.normal_()
+    weight, tokens = layer.weight.data.clone(), 7
+    if packed:  # as vLLM does on a CPU: the layer is a product with a plain matrix no more
+        layer.quant_method.process_weights_after_loading(layer)
+    config = LoRAConfig(max_lora_rank=RANK, max_loras=SLOTS, max_cpu_loras=SLOTS)
+    config.lora_dtype = torch.float32
+    module = from_layer(layer, SLOTS, config, parts, None)
+    slot_T = torch.tensor([0, 1, 2, 3, -1, 2, 0])
+    chosen_T_S = slot_T[:, None] == torch.arange(SLOTS)
+
+    class Wrapper:
         def __init__(self) -> None:
-            super().__init__()
-            self.base_layer = SimpleNamespace(weight=torch.nn.Parameter(case.weight.clone()), bias=case.bias)
-            self.lora_a_stacked = tuple(torch.zeros_like(t) for t in case.theirs[:2])
-            self.lora_b_stacked = tuple(torch.zeros_like(t) for t in case.theirs[2:])
-            self.punica_wrapper = SimpleNamespace(chosen_T_S=case.chosen_T_S)
+            self.chosen_T_S = chosen_T_S
 
-        def apply(self, x: Any, bias: Any = None) -> Any:
-            return "vLLM's own"
+        def add_lora_linear(self, y: Any, x: Any, a: Any, b: Any, *_: Any) -> None:
+            add_lora(y, x, list(a), list(b), self.chosen_T_S)
 
-    for plain in (True, False):
-        monkeypatch.setattr(vllm_lora, "_is_plain", lambda module, plain=plain: plain)
-        layer = Layer()
-        vllm_lora.lay_out(layer)
-        for view, theirs in zip((*layer.lora_a_stacked, *layer.lora_b_stacked), case.theirs, strict=True):
-            view.copy_(theirs)
-        said = layer.apply(case.x_T_I, case.bias)
-        assert torch.equal(layer.base_layer.weight, case.weight)
-        if plain:
-            assert torch.allclose(said, case.expected + case.bias, atol=1e-12)
-            assert torch.allclose(layer.apply(case.x_T_I[None]), case.expected[None], atol=1e-12)
-        else:
-            assert said == "vLLM's own"
+    module.set_mapping(Wrapper())
+    lay_out(module)
+    assert hasattr(module, "joined") == (not packed)
+    a, b = ([stacked.normal_().clone() for stacked in buffers] for buffers in (module.lora_a_stacked, module.lora_b_stacked))
+    x_T_I = torch.randn(tokens, WIDTH)
+    expected = x_T_I @ weight.T + (layer.bias if layer.bias is not None and not layer.skip_bias_add else 0.0)
+    for t, slot in enumerate(slot_T.tolist()):
+        if slot >= 0:
+            expected[t] += torch.cat([b[i][slot, 0] @ (a[i][slot, 0] @ x_T_I[t]) for i in range(len(a))])
+    assert torch.allclose(module(x_T_I)[0], expected, rtol=1e-4, atol=1e-3)
+    assert packed or torch.equal(layer.weight, weight)
 
 
 def test_blocks_of_the_kernel_divide_every_part() -> None:
@@ -127,9 +178,10 @@ def test_the_kernel_gives_the_same_products(slots: int, rank: int, tokens: int, 
     from teamtr_lora.rollout.lora_kernel import add_chosen
 
     case = Case(1, slots=slots, rank=rank, width=24, tokens=tokens, outs=outs)
-    laid = case.laid(case.weight)
     device = "cpu" if interpreted else "cuda"
-    wide, b, chosen = ((t.float().to(device)) for t in (case.x_T_I @ laid.joined.T, laid.b_O_C, case.chosen_T_S))
+    wide, b = (t.float().to(device) for t in (case.x_T_I @ case.joined.T, case.laid.b_O_C))
     blocks = kernel_blocks(outs, b.shape[1])
     assert blocks
-    assert torch.allclose(add_chosen(wide, b, chosen, outs, blocks).cpu().double(), case.expected, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(
+        add_chosen(wide, b, case.chosen_T_S.to(device), outs, blocks).cpu().double(), case.expected, rtol=1e-4, atol=1e-4
+    )
