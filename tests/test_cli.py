@@ -180,7 +180,7 @@ def test_a_wrong_command_line_is_a_user_error(argv: list[str], capsys: pytest.Ca
         main(argv)
     assert caught.value.code == 2
     error = capsys.readouterr().err
-    assert "teamtr-lora" in error and "Traceback" not in error
+    assert error.startswith("teamtr-lora") and error.count("\n") == 1 and "--help" in error
 
 
 def test_a_crash_is_exit_1_and_its_traceback_is_under_debug(
@@ -205,6 +205,22 @@ def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr("teamtr_lora.recipe.load_recipe", interrupt)
     assert main(["validate", "x.yaml"]) == 130
     assert "--resume" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_is_named_and_goes_on_as_told(
+    work: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(work)
+    with monkeypatch.context() as patched:
+        patched.setattr("teamtr_lora.training.trainer.train", interrupt)
+        assert main(["train", "recipe.yaml"]) == 130
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.endswith("; go on with: teamtr-lora train runs/recipe --resume\n")
+    assert main(error.rpartition("teamtr-lora ")[2].split()) == 0
+    assert hashes(work / "runs" / "recipe") == hashes(trained)
 
 
 # --- train

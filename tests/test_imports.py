@@ -14,6 +14,7 @@ RANKS = {
     "errors": 0,
     "files": 0,
     "code_paths": 0,
+    "program": 0,
     "recipe": 1,
     "team": 2,
     "base": 2,

@@ -51,3 +51,21 @@ def test_the_estimator_that_gates_is_the_one_shown() -> None:
 def test_the_terminal_gets_its_cursor_back() -> None:
     text = shown(TeamTRConfig(), update_row(), terminal=True)
     assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l") >= 0
+
+
+def test_a_skipped_update_says_why() -> None:
+    row = update_row(decision="skipped", alpha=None, kl={}, groups=16, zero_variance_groups=15, messages=32)
+    assert "skipped (15 of 16 groups had equal rewards)" in shown(TeamTRConfig(), row)
+    assert "skipped (solver never spoke)" in shown(TeamTRConfig(), row | {"messages": 0})
+
+
+def test_a_run_that_has_nothing_left_to_do_says_so() -> None:
+    out = io.StringIO()
+    view = LiveView(Console(file=out, width=200))
+    view.on_train_begin(TeamTRConfig(stages=4), SimpleNamespace(global_step=12, max_steps=12, epoch=4), None, run_dir="runs/x")
+    view.close()
+    assert out.getvalue() == "run directory: runs/x\nalready finished (4 of 4 stages); to go on, add training.stages=8\n"
+
+
+def test_away_from_a_terminal_there_is_nothing_but_the_lines() -> None:
+    assert shown(TeamTRConfig(), update_row()).count("\n") == 1

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora import TeamSpec, TeamTRConfig, TeamTRTrainer, UserError, load_recipe
+from teamtr_lora.recipe import load_run_recipe
 from teamtr_lora.training.metrics import StageRow, UpdateRow, read_rows
 
 ROWS = [{"prompt": f"question {n}", "answer": n} for n in range(12)]
@@ -186,6 +187,35 @@ def test_resuming_needs_the_same_settings(team: dict[str, Any], config: Callable
         TeamTRTrainer(team, even, config(), ROWS, ROWS).train()
     with pytest.raises(UserError, match=r"another recipe's run: trust_region\.delta is 0\.05 there and 0\.06 here"):
         TeamTRTrainer(team, even, config(delta=0.06), ROWS, ROWS).train(resume=True)
+
+
+def test_a_folder_with_somebodys_recipe_is_no_run(
+    team: dict[str, Any], config: Callable[..., TeamTRConfig], tmp_path: Path
+) -> None:
+    """Not to train in, for its recipe would be overwritten, nor to go on with."""
+    mine = tmp_path / "mine" / "recipe.yaml"
+    mine.parent.mkdir()
+    mine.write_text("# my own words\nteam: {agents: [{name: a}]}\n")
+    with pytest.raises(UserError, match="holds a recipe but no run; choose another --run-dir"):
+        TeamTRTrainer(team, even, config(output_dir=str(mine.parent)), ROWS, ROWS).train()
+    with pytest.raises(UserError, match=r"holds a recipe but no run; use: teamtr-lora train .*mine/recipe\.yaml"):
+        load_run_recipe(mine.parent)
+    assert mine.read_text().startswith("# my own words") and len(list(mine.parent.iterdir())) == 1
+
+
+def test_resuming_needs_a_run_and_a_start_that_failed_is_one(
+    team: dict[str, Any], config: Callable[..., TeamTRConfig], tmp_path: Path
+) -> None:
+    class Fails(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("power cut")
+
+    with pytest.raises(UserError, match="--resume: there is no run in .*typo; leave --resume out"):
+        TeamTRTrainer(team, even, config(output_dir=str(tmp_path / "typo")), ROWS, ROWS).train(resume=True)
+    assert not (tmp_path / "typo").exists()
+    with pytest.raises(RuntimeError, match="power cut"):
+        TeamTRTrainer(team, even, config(), ROWS, ROWS, [Fails()]).train()
+    assert TeamTRTrainer(team, even, config(), ROWS, ROWS).train(resume=True).updates > 0
 
 
 def test_a_team_goes_on_from_an_earlier_run(

@@ -152,6 +152,16 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if unknown := set(args.parts.split(",")) - set(PARTS):
         parser.error(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
+    if args.base.startswith("random:") and args.base.removeprefix("random:") not in MODEL_SHAPES:
+        parser.error(f"--base: {args.base} is none of random:{', random:'.join(MODEL_SHAPES)}")
+    if min(args.episodes, args.turns, args.prompt_tokens, args.message_tokens, args.repeats) < 1:
+        parser.error("--episodes, --turns, --prompt-tokens, --message-tokens and --repeats are at least 1")
+    if args.json and not args.json.parent.is_dir():
+        parser.error(f"--json: there is no folder {args.json.parent}")
+    try:
+        re.compile(args.only)
+    except re.error as error:
+        parser.error(f"--only: {args.only!r} is no regular expression: {error}")
     return args
 
 
@@ -199,6 +209,8 @@ def main() -> int:
                     if line.startswith("RESULT "):
                         name, numbers = json.loads(line.removeprefix("RESULT "))
                         keep(part, name, numbers)
+            if not results[part] and not running.returncode:
+                print(f"{part}: no measure has a name that matches --only {args.only!r}", file=sys.stderr)
             if running.returncode:
                 keep(part, "failed", {"exit status": running.returncode})
     return int(any("failed" in r for r in results.values()))

@@ -9,6 +9,7 @@ A key whose value changed means another training: then train recipes/quickstart.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ def changed(old: Any, new: Any, key: str = "") -> list[str]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     manifest = json.loads(FILE.read_text())
     recipe = load_recipe(REPO / "recipes" / "quickstart.yaml")
     other = changed(manifest["recipe"], recipe.model_dump(mode="json"))

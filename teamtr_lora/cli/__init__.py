@@ -20,21 +20,22 @@ from teamtr_lora.cli import (
     task_commands,
     team_commands,
 )
-from teamtr_lora.cli.arguments import EXAMPLES
+from teamtr_lora.cli.examples import examples
+from teamtr_lora.cli.parser import Parser
 from teamtr_lora.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
+    # argparse takes positionals in one run only: overrides that follow an option are collected here
+    if any(word.startswith("-") for word in rest) or (rest and not hasattr(args, "overrides")):
+        args.parser.refuse(rest)
     if args.command is None:
         parser.print_help()
         return 0
-    # argparse takes positionals in one run only: overrides that follow an option are collected here
-    if any(word.startswith("-") for word in rest) or (rest and not hasattr(args, "overrides")):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
-        args.overrides += rest
+        args.overrides = [*args.overrides, *rest]
     try:
         return int(args.run(args) or 0)
     except UserError as error:
@@ -44,8 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = str(error) if hasattr(error, "problems") else " ".join(str(error).split())
         print(f"teamtr-lora: {text}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("teamtr-lora: interrupted; what was saved is intact: eval goes on by itself, train with --resume", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        notes = getattr(stop, "__notes__", ["eval goes on by itself, train and baseline with --resume"])
+        print(f"teamtr-lora: interrupted; what was saved is intact; {'; '.join(notes)}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say to it
@@ -57,30 +59,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def build_parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
+def build_parser() -> Parser:
+    common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="teamtr-lora",
         description="Trains teams of LLM agents, each a LoRA adapter on one frozen base, by TeamTR.",
-        epilog=EXAMPLES,
+        epilog=examples(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"teamtr-lora {__version__}")
     parser.add_argument("--debug", action="store_true", default=False, help="show the traceback of an error")
-    parser.set_defaults(command=None)
+    parser.set_defaults(command=None, parser=parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
-    def command(name: str, run: Any, text: str, epilog: str = "") -> argparse.ArgumentParser:
+    def command(name: str, run: Any, text: str, notes: str = "") -> argparse.ArgumentParser:
         added = commands.add_parser(
             name,
             parents=[common],
             help=text,
             description=text,
-            epilog=epilog,
+            epilog="\n\n".join(part for part in (notes.rstrip(), examples(name)) if part),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        added.set_defaults(run=run)
+        added.set_defaults(run=run, parser=added)
         return added
 
     groups = (recipe_commands, team_commands, study_commands, task_commands, registry_commands, hub_commands, baseline_commands,

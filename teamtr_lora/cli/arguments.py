@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+from pathlib import Path
 from typing import Any
 
-EXAMPLES = """examples:
-  teamtr-lora train recipes/quickstart.yaml
-  teamtr-lora train recipes/quickstart.yaml training.stages=4 trust_region.delta=0.02 --run-dir runs/try
-  teamtr-lora train recipes/quickstart.yaml --run-dir runs/try --resume
-  teamtr-lora eval runs/quickstart --k 4
-  teamtr-lora ask runs/quickstart "347+285"
-  teamtr-lora serve runs/quickstart --port 8000
-"""
-OVERRIDES = "section.key=value, for example training.stages=4 or team.agents.planner.lora.rank=16"
+_OVERRIDES = "section.key=value, for example training.stages=4 or team.agents.planner.lora.rank=16"
+_REGISTRY = Path("adapters")
+
+
+def add_overrides(parser: argparse.ArgumentParser, metavar: str = "section.key=value", text: str = _OVERRIDES) -> None:
+    # without a default, argparse calls them required
+    parser.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=text)
+
+
+def add_registry(parser: argparse.ArgumentParser, text: str = "the registry") -> None:
+    parser.add_argument("--registry", type=Path, default=_REGISTRY, metavar="DIR", help=f"{text} (default: {_REGISTRY})")
+    # its old name
+    parser.add_argument("--root", dest="registry", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def in_registry(team: Path, registry: Path) -> Path:
+    """RUN_OR_TEAM with a bare name that is nothing here meant as a team of another registry than the default one."""
+    elsewhere = registry != _REGISTRY and team == Path(team.name) and not os.path.exists(team)
+    return registry / team if elsewhere else team
 
 
 def positive(text: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from teamtr_lora import __version__
 from teamtr_lora.baselines.algorithms import WHAT_THEY_ARE
-from teamtr_lora.cli.arguments import OVERRIDES, print_json
+from teamtr_lora.cli.arguments import add_overrides, print_json
 
 
 def add_commands(command: Any) -> None:
@@ -17,7 +17,7 @@ def add_commands(command: Any) -> None:
     )
     baseline.add_argument("algorithm", choices=["grpo", "dapo", "ppo"], help="what trains it")
     baseline.add_argument("recipe", metavar="RECIPE", help="the recipe of the team to compare with")
-    baseline.add_argument("overrides", nargs="*", metavar="section.key=value", help=OVERRIDES)
+    add_overrides(baseline)
     baseline.add_argument("--agent", metavar="NAME", help="whose adapter settings it has (default: the first agent's)")
     baseline.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE-ALGORITHM, numbered if taken)"

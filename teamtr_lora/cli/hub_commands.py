@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import print_json
+from teamtr_lora.cli.arguments import add_registry, print_json
 
 _TOKEN = "The token is that of `hf auth login` or of HF_TOKEN; HF_ENDPOINT names another hub."
 
@@ -32,7 +31,7 @@ def add_commands(command: Any) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", type=Path, default=Path("adapters"), metavar="DIR", help="the registry (default: adapters)")
+    add_registry(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON, without progress bars")
 
 
@@ -49,7 +48,7 @@ def _push(args: argparse.Namespace) -> None:
             private=args.private,
             revision=args.revision,
             dry_run=args.dry_run,
-            root=args.root,
+            root=args.registry,
         )
     print_json(pushed.as_dict()) if args.json else print_pushed(pushed)
 
@@ -60,5 +59,5 @@ def _pull(args: argparse.Namespace) -> None:
     from teamtr_lora.report.hub import print_pulled
 
     with progress_bars(shown=not args.json and sys.stderr.isatty()):
-        pulled = pull(args.repo, revision=args.revision, name=args.name, root=args.root)
+        pulled = pull(args.repo, revision=args.revision, name=args.name, root=args.registry)
     print_json(pulled.as_dict()) if args.json else print_pulled(pulled)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
 from teamtr_lora import __version__
-from teamtr_lora.cli.arguments import EXAMPLES, OVERRIDES, print_json
+from teamtr_lora.cli.arguments import add_overrides, print_json
 from teamtr_lora.errors import UserError
+from teamtr_lora.program import program
 
 
 def add_commands(command: Any) -> None:
-    train = command("train", _train, "Train the team of a recipe; every update is checkpointed.", EXAMPLES)
+    train = command("train", _train, "Train the team of a recipe; every update is checkpointed.")
     train.add_argument("recipe", metavar="RECIPE", help="a recipe file, or a run directory to go on with (with --resume)")
-    train.add_argument("overrides", nargs="*", metavar="section.key=value", help=OVERRIDES)
+    add_overrides(train)
     train.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, numbered if taken)"
     )
@@ -23,16 +25,16 @@ def add_commands(command: Any) -> None:
 
     validate = command("validate", _validate, "Print the resolved recipe, or every problem in it at once.")
     validate.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe file")
-    validate.add_argument("overrides", nargs="*", metavar="section.key=value", help=OVERRIDES)
+    add_overrides(validate)
     validate.add_argument("--schema", action="store_true", help="print the JSON schema of recipes instead")
     validate.add_argument("--json", action="store_true", help="print the resolved recipe as JSON")
 
     plan = command("plan", _plan, "What a recipe will cost, without loading weights: episodes, tokens, updates, memory.")
     plan.add_argument("recipe", metavar="RECIPE", help="a recipe file")
-    plan.add_argument("overrides", nargs="*", metavar="section.key=value", help=OVERRIDES)
+    add_overrides(plan)
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
 
-    init = command("init", _init, "Write a commented recipe and a reward function to start from.")
+    init = command("init", _init, "Write a commented recipe, a small dataset and a reward function to start from.")
     init.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
 
 
@@ -54,6 +56,10 @@ def _train(args: argparse.Namespace) -> None:
     trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[view])
     try:
         summary = trainer.train(resume=args.resume, name=Path(args.recipe).stem)
+    except KeyboardInterrupt as stop:
+        if trainer.run is not None:
+            stop.add_note(f"go on with: {program()} train {shlex.quote(str(trainer.run.run_dir.path))} --resume")
+        raise
     finally:
         view.close()
         trainer.close()
@@ -98,4 +104,8 @@ def _init(args: argparse.Namespace) -> None:
 
     for path in write_starter(args.folder):
         print(f"wrote {path}")
-    print(f"try: teamtr-lora train {args.folder / 'recipe.yaml'}")
+    recipe = shlex.quote(str(args.folder / "recipe.yaml"))
+    print(
+        f"\nnext: put your own rows into questions.jsonl and your own reward into rewards.py, or try them as they are:\n"
+        f"  {program()} train {recipe}"
+    )

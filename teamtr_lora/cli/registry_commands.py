@@ -7,27 +7,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import positive, print_json
-
-EXAMPLES = """examples:
-  teamtr-lora adapters list
-  teamtr-lora adapters import runs/quickstart --team my-team
-  teamtr-lora adapters import some/peft-folder --team my-team --agent planner
-  teamtr-lora adapters show my-team
-  teamtr-lora adapters verify
-  teamtr-lora adapters rm my-team --agent planner --version v0002-0123456789ab
-"""
+from teamtr_lora.cli.arguments import add_registry, positive, print_json
+from teamtr_lora.cli.examples import examples
 
 
 def add_commands(command: Any) -> None:
-    adapters = command("adapters", _usage, "The registry: stored teams and every version of their adapters.", EXAMPLES)
+    adapters = command("adapters", _usage, "The registry: stored teams and every version of their adapters.")
     adapters.set_defaults(usage=adapters.print_help)
     actions = adapters.add_subparsers(dest="action", metavar="ACTION")
 
     def action(name: str, run: Any, text: str) -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
-        added.set_defaults(run=run)
-        added.add_argument("--root", type=Path, default=Path("adapters"), metavar="DIR", help="the registry (default: adapters)")
+        added: argparse.ArgumentParser = actions.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=examples(f"adapters {name}"),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.set_defaults(run=run, parser=added)
+        add_registry(added)
         added.add_argument("--json", action="store_true", help="print JSON")
         added.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
         return added
@@ -70,15 +68,15 @@ def _list(args: argparse.Namespace) -> None:
     from teamtr_lora.registry.overview import overview
     from teamtr_lora.report.registry import print_teams
 
-    rows = overview(args.root)
-    print_json(rows) if args.json else print_teams(rows, args.root)
+    rows = overview(args.registry)
+    print_json(rows) if args.json else print_teams(rows, args.registry)
 
 
 def _show(args: argparse.Namespace) -> None:
     from teamtr_lora.registry.overview import describe
     from teamtr_lora.report.registry import print_described
 
-    found = describe(args.root, args.team, number=args.number, agent=args.agent, version=args.version)
+    found = describe(args.registry, args.team, number=args.number, agent=args.agent, version=args.version)
     print_json(found) if args.json else print_described(found)
 
 
@@ -87,7 +85,7 @@ def _verify(args: argparse.Namespace) -> int:
     from teamtr_lora.registry.verify import verify
     from teamtr_lora.report.registry import print_verified
 
-    found = verify(RegistryReader(args.root), args.team)
+    found = verify(RegistryReader(args.registry), args.team)
     print_json(found.as_dict()) if args.json else print_verified(found)
     return 2 if found.problems else 0
 
@@ -96,7 +94,7 @@ def _remove(args: argparse.Namespace) -> None:
     from teamtr_lora.registry.overview import remove
 
     gone = remove(
-        args.root,
+        args.registry,
         args.team,
         agent=args.agent,
         version=args.version,
@@ -112,5 +110,5 @@ def _import(args: argparse.Namespace) -> None:
     from teamtr_lora.registry.store import Registry
     from teamtr_lora.report.registry import print_imported
 
-    done = import_path(Registry(args.root), args.path, team=args.team, agent=args.agent, base=args.base, progress=_progress)
-    print_json(done.as_dict()) if args.json else print_imported(done, args.root)
+    done = import_path(Registry(args.registry), args.path, team=args.team, agent=args.agent, base=args.base, progress=_progress)
+    print_json(done.as_dict()) if args.json else print_imported(done, args.registry)

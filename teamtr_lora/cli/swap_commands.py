@@ -6,19 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import positive, print_json
+from teamtr_lora.cli.arguments import add_registry, positive, print_json
 from teamtr_lora.errors import UserError
 
-_SWAP_EXAMPLES = """examples:
-  teamtr-lora swap runs/quickstart --agent solver --with fresh:rank=32,targets=all-linear
-  teamtr-lora swap runs/quickstart --agent solver --with other-team/solver --dry-run
-  teamtr-lora swap runs/quickstart --undo
-  teamtr-lora train runs/quickstart --resume training.stages=12      # training goes on with the new team
-"""
+_GO_ON = "Training goes on with the new team: teamtr-lora train RUN --resume training.stages=N"
 
 
 def add_commands(command: Any) -> None:
-    swap = command("swap", _swap, "Replace one agent's adapter, aligned with the old one first (Stage-0).", _SWAP_EXAMPLES)
+    swap = command("swap", _swap, "Replace one agent's adapter, aligned with the old one first (Stage-0).", _GO_ON)
     swap.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of a registry")
     swap.add_argument("--agent", metavar="NAME", help="whose adapter is replaced")
     swap.add_argument(
@@ -36,7 +31,7 @@ def add_commands(command: Any) -> None:
     swap.add_argument("--items", type=positive, metavar="N", help="held-out items of the swap shock (default: evaluation.items)")
     swap.add_argument("--dry-run", action="store_true", help="print the compatibility report and the plan; change nothing")
     swap.add_argument("--undo", action="store_true", help="restore the team before the last swap")
-    swap.add_argument("--registry", type=Path, default=Path("adapters"), metavar="DIR", help="the registry (default: adapters)")
+    add_registry(swap)
     swap.add_argument("--json", action="store_true", help="print the report as JSON")
 
     rebase = command("rebase", _rebase, "Move a whole team to another base with the same tokenizer; every agent is distilled.")
@@ -54,7 +49,7 @@ def add_commands(command: Any) -> None:
         action="store_true",
         help="the new tokenizer may have tokens that the old one lacks (Qwen2.5 to Qwen3); all else must be the same",
     )
-    rebase.add_argument("--registry", type=Path, default=Path("adapters"), metavar="DIR", help="the registry (default: adapters)")
+    add_registry(rebase)
     rebase.add_argument("--json", action="store_true", help="print the report as JSON")
 
 

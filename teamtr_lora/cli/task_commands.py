@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import positive, print_json
+from teamtr_lora.cli.arguments import add_overrides, positive, print_json
 from teamtr_lora.errors import UserError
 
 
@@ -16,14 +16,14 @@ def add_commands(command: Any) -> None:
     tasks = command("tasks", _tasks, "List the tasks, show one's settings, or print a few of its items.")
     tasks.add_argument("action", choices=["list", "show", "sample"], help="what to do")
     tasks.add_argument("task", nargs="?", metavar="TASK", help="a task's name (show, sample)")
-    tasks.add_argument("overrides", nargs="*", metavar="key=value", help=settings)
+    add_overrides(tasks, "key=value", settings)
     tasks.add_argument("-n", type=positive, default=3, metavar="N", help="items to print (default: 3)")
     tasks.add_argument("--split", choices=["train", "test"], default="train", help="which items (default: train)")
     tasks.add_argument("--json", action="store_true", help="print JSON; items one a line, as score --items takes them")
 
     score = command("score", _score, "Score a file of responses with a task's verifier, as training does.")
     score.add_argument("task", metavar="TASK", help="a task's name; teamtr-lora tasks list shows them")
-    score.add_argument("overrides", nargs="*", metavar="key=value", help=settings)
+    add_overrides(score, "key=value", settings)
     score.add_argument("--items", type=Path, required=True, metavar="FILE", help="the items, in the benchmark's own format")
     score.add_argument(
         "--responses", type=Path, required=True, metavar="FILE", help='rows {"id", "response"}, or "messages": the turns in order'

@@ -6,7 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import port, positive, print_json, share, temperature
+from teamtr_lora.cli.arguments import add_registry, in_registry, port, positive, print_json, share, temperature
+from teamtr_lora.errors import UserError
+
+_TEAM_OF = "where a team's bare name is looked up"
+# what only means something with --baseline
+_OF_BASELINES = ("agent", "tokens", "votes", "breadth", "depth", "beam")
 
 
 def add_commands(command: Any) -> None:
@@ -14,9 +19,10 @@ def add_commands(command: Any) -> None:
 
     ask = command("ask", _ask, "Play one episode with your own question and print the transcript.")
     ask.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of the registry")
-    ask.add_argument("question", help="what to ask the team")
+    ask.add_argument("question", help="what to ask the team, in quotes")
     ask.add_argument("--temperature", type=temperature, default=None, metavar="T", help="0 is greedy (default: the recipe's)")
     ask.add_argument("--seed", type=int, default=0, help="another seed, another answer (default: 0)")
+    add_registry(ask, _TEAM_OF)
     ask.add_argument("--json", action="store_true", help="print the transcript as JSON")
 
     serve = command("serve", _serve, "Serve a team by vLLM's OpenAI API: the base and every agent, each a model by its name.")
@@ -26,6 +32,7 @@ def add_commands(command: Any) -> None:
         metavar="RUN_OR_TEAM",
         help="a run directory or a team of the registry (with --accept-adapters a recipe will do)",
     )
+    add_registry(serve, _TEAM_OF)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)")
     serve.add_argument("--port", type=port, default=8000, help="port to listen at (default: 8000)")
     serve.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
@@ -47,7 +54,13 @@ def _add_eval(command: Any) -> None:
     evaluate.add_argument("--temperature", type=temperature, metavar="T", help="0 is greedy (default: the recipe's)")
     evaluate.add_argument("--limit", type=positive, metavar="N", help="items (default: the recipe's)")
     evaluate.add_argument("--engine", choices=["transformers", "vllm"], help="what samples (default: the recipe's)")
-    evaluate.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default: one in RUN/evaluations)")
+    evaluate.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder of the results (default: one in RUN/evaluations; for a recipe or a registry team, in ./evaluations)",
+    )
+    add_registry(evaluate, _TEAM_OF)
     evaluate.add_argument("--reuse", action="store_true", help="read a finished evaluation instead of playing it again")
     evaluate.add_argument(
         "--compare",
@@ -62,12 +75,13 @@ def _add_eval(command: Any) -> None:
     group.add_argument("--agent", metavar="NAME", help="with this agent's adapter (default: the base alone)")
     group.add_argument("--tokens", type=positive, metavar="N", help="most tokens per answer (default: a team episode's)")
     group.add_argument("--votes", type=positive, metavar="V", help="self_consistency: samples per answer (default: equal budget)")
-    group.add_argument("--breadth", type=positive, default=3, metavar="N", help="tree_of_thoughts: steps per state (default: 3)")
-    group.add_argument("--depth", type=positive, default=2, metavar="N", help="tree_of_thoughts: steps (default: 2)")
-    group.add_argument("--beam", type=positive, default=2, metavar="N", help="tree_of_thoughts: states kept (default: 2)")
+    group.add_argument("--breadth", type=positive, metavar="N", help="tree_of_thoughts: steps per state (default: 3)")
+    group.add_argument("--depth", type=positive, metavar="N", help="tree_of_thoughts: steps (default: 2)")
+    group.add_argument("--beam", type=positive, metavar="N", help="tree_of_thoughts: states kept (default: 2)")
 
 
 def _eval(args: argparse.Namespace) -> None:
+    baseline = _baseline(args)
     from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team, the_one_team
     from teamtr_lora.report.evaluation import print_comparison, print_evaluation
     from teamtr_lora.report.summary import progress_bar
@@ -79,37 +93,40 @@ def _eval(args: argparse.Namespace) -> None:
         temperature=args.temperature,
         limit=args.limit,
         engine=args.engine,
-        baseline=_baseline(args),
+        baseline=baseline,
         out=args.out,
         reuse=args.reuse,
     )
     if team is None:
         with progress_bar("evaluating") as progress:
-            comparison = compare_runs(args.compare, options, progress)
+            comparison = compare_runs([in_registry(one, args.registry) for one in args.compare], options, progress)
         print_json(comparison.as_dict()) if args.json else print_comparison(comparison)
         return
     with progress_bar("evaluating") as progress:
-        result = evaluate_team(team, options, progress)
+        result = evaluate_team(in_registry(team, args.registry), options, progress)
     print_json(result.as_dict()) if args.json else print_evaluation(result)
 
 
 def _baseline(args: argparse.Namespace) -> Any:
+    given = {name: getattr(args, name) for name in _OF_BASELINES if getattr(args, name) is not None}
+    if args.baseline is None:
+        if given:
+            raise UserError(f"--{next(iter(given))} needs --baseline (cot, self_consistency or tree_of_thoughts)")
+        return None
     from teamtr_lora.evaluation.baselines import BaselineOptions
 
-    if args.baseline is None:
-        return None
-    return BaselineOptions(args.baseline, args.agent, args.votes, args.breadth, args.depth, args.beam, args.tokens)
+    return BaselineOptions(args.baseline, **given)
 
 
 def _ask(args: argparse.Namespace) -> None:
     from teamtr_lora.evaluation.commands import ask_team
     from teamtr_lora.report.summary import print_transcript
 
-    episode = ask_team(args.team, args.question, temperature=args.temperature, seed=args.seed)
+    episode = ask_team(in_registry(args.team, args.registry), args.question, temperature=args.temperature, seed=args.seed)
     if args.json:
         from teamtr_lora.rollout.records import episode_record
 
-        print_json(episode_record(episode))
+        print_json(episode_record(episode, scored=False))
         return
     print_transcript(episode)
 
@@ -118,7 +135,7 @@ def _serve(args: argparse.Namespace) -> None:
     from teamtr_lora.rollout.serve import ServeOptions, serve
 
     serve(
-        args.team,
+        in_registry(args.team, args.registry),
         ServeOptions(
             host=args.host,
             port=args.port,

@@ -45,7 +45,9 @@ def load_run_recipe(folder: str | Path, overrides: Sequence[str] = ()) -> Recipe
     origin = folder / "origin.json"
     try:
         placed = Path(json.loads(origin.read_text())["recipe_folder"])
-    except FileNotFoundError:
+    except FileNotFoundError as missing:
+        if not (folder / "team.json").exists():  # somebody's own recipe, which a run must not overwrite
+            raise UserError(f"{folder}: holds a recipe but no run; use: teamtr-lora train {folder / 'recipe.yaml'}") from missing
         placed = folder.resolve()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{origin}: damaged ({error})") from error

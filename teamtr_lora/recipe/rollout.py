@@ -12,7 +12,7 @@ from teamtr_lora.recipe.sections import SERVER_URL, Section, Text, refuse
 ServerUrl = Annotated[str, Field(pattern=SERVER_URL)]
 
 MAX_VLLM_RANK = 512
-LOWEST_VLLM_TEMPERATURE = 0.01
+VLLM_TEMPERATURES = (0.01, 2.0)  # and 0: greedy
 
 _TRUNCATION = "truncation changes the policy under the ratio: training uses the full softmax(z/T)"
 

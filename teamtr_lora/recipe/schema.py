@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from teamtr_lora.recipe.diagnostics import DiagnosticsSection
 from teamtr_lora.recipe.evaluation import EvaluationSection
-from teamtr_lora.recipe.rollout import LOWEST_VLLM_TEMPERATURE, MAX_VLLM_RANK, RolloutSection, ServerSection, VllmSection
+from teamtr_lora.recipe.rollout import MAX_VLLM_RANK, VLLM_TEMPERATURES, RolloutSection, ServerSection, VllmSection
 from teamtr_lora.recipe.sections import (
     AgentSection,
     BaseSection,
@@ -289,11 +289,12 @@ class Recipe(TeamTRConfig):
             mistakes.append((("base", "quantization"), "4bit", "vLLM cannot serve LoRA on a quantised base on a CPU",
                              "use none, or rollout.engine=transformers"))  # fmt: skip
         if self.rollout.engine != "transformers":
+            low, high = VLLM_TEMPERATURES
             for section, key in ((self.rollout, "rollout"), (self.evaluation, "evaluation")):
-                if section.temperature is not None and 0 < section.temperature < LOWEST_VLLM_TEMPERATURE:
+                if section.temperature and not low <= section.temperature <= high:
                     mistakes.append(((key, "temperature"), section.temperature,
-                                     f"vLLM samples no colder than {LOWEST_VLLM_TEMPERATURE}, which would be another policy",
-                                     f"use at least {LOWEST_VLLM_TEMPERATURE}, or rollout.engine=transformers"))  # fmt: skip
+                                     f"vLLM samples at temperatures from {low:g} to {high:g}, and another one is another policy",
+                                     f"use {low:g} to {high:g}, or rollout.engine=transformers"))  # fmt: skip
         if self.rollout.engine == "vllm" and self.base.quantization == "8bit":
             mistakes.append((("base", "quantization"), "8bit", "vLLM cannot serve LoRA on a base quantised to 8 bit in flight",
                              "use 4bit or none, or rollout.engine=transformers"))  # fmt: skip

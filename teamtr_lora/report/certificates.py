@@ -35,7 +35,7 @@ def print_certificates(run: RunCertificates) -> None:
                 f"which certifies {s.achievable.bound:+.4f}"
             )
     for r in run.replacements:
-        found = "" if r.change is None else f"; measured {r.change:+.4f} +/- {r.change_standard_error or 0:.4f}"
+        found = "" if r.change is None else f"; measured {r.change:+.4f} ± {r.change_standard_error or 0:.4f}"
         what = f"{r.agent} was replaced ({r.how}): {r.old} -> {r.new}"
         console.print(f"after stage {r.after_stage} {what}; not certified{found}")
     for name, calibration in (("bound", run.calibration), ("by turns", run.by_turns_calibration)):

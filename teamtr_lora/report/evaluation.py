@@ -50,6 +50,8 @@ def _print_categories(console: Console, result: EvaluationResult) -> None:
 
 def print_comparison(comparison: Comparison) -> None:
     console = Console()
+    if not console.is_terminal:
+        console.width = 120
     title = f"{comparison.items} items, k = {comparison.k}: B minus A, paired by item"
     exact = any(test.mcnemar_p_value is not None for test in comparison.tests.values())
     columns = ["measure", "A", "B", "difference", "95% interval", "p", *(["McNemar p"] if exact else []), "better / worse"]
@@ -69,7 +71,7 @@ def print_comparison(comparison: Comparison) -> None:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title)
     for number, name in enumerate(columns):
-        table.add_column(escape(name), justify="right" if number else "left")
+        table.add_column(escape(name), justify="right" if number else "left", overflow="fold")
     return table
 
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from transformers.trainer_callback import TrainerCallback
 
@@ -26,10 +27,15 @@ class LiveView(TrainerCallback):
         self._done_at_start = 0
         self._estimator = "exact"
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, run_dir: str = "", **kwargs: Any) -> None:
+        if run_dir:
+            self._console.print(f"run directory: {escape(run_dir)}")
         self._started, self._done_at_start = time.monotonic(), state.global_step
         self._estimator = args.trust_region.estimator
         self._bar = self._progress.add_task("starting", total=max(1, state.max_steps), completed=state.global_step, note="")
+        stages = args.training.stages
+        if state.global_step and state.global_step >= state.max_steps:
+            self._console.print(f"already finished ({stages} of {stages} stages); to go on, add training.stages={2 * stages}")
         if self._console.is_terminal:
             self._progress.start()
 
@@ -39,7 +45,7 @@ class LiveView(TrainerCallback):
             self._progress.update(self._bar, description=phase, note=note)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, order: list[str] | None = None, **kwargs: Any) -> None:
-        self._console.print(f"[bold]stage {int(state.epoch) + 1}/{args.training.stages}[/]  order: {' > '.join(order or [])}")
+        self._console.print(f"[bold]stage {int(state.epoch) + 1}/{args.training.stages}[/]  order: {' -> '.join(order or [])}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs and logs["kind"] == "update":
@@ -52,14 +58,15 @@ class LiveView(TrainerCallback):
 
     def close(self) -> None:
         """Gives the terminal back; also called when the run ends by an error or an interrupt."""
-        self._progress.stop()
+        if self._console.is_terminal:
+            self._progress.stop()
 
     def _update_line(self, row: dict[str, Any], state: Any) -> None:
         done = state.global_step - self._done_at_start
         left = (time.monotonic() - self._started) / max(1, done) * (state.max_steps - state.global_step)
         kl = row["kl"].get(self._estimator)
         bound = f"KL {_number(kl['mean'])} (bound {_number(kl['bound'])}) of {row['delta']:g}" if kl else "KL -"
-        decision = row["decision"] if row["alpha"] is None else f"{row['decision']} x{row['alpha']:.2f}"
+        decision = f"{row['decision']} {_why(row)}" if row["alpha"] is None else f"{row['decision']} x{row['alpha']:.2f}"
         self._progress.update(self._bar, completed=state.global_step)
         self._console.print(
             f"  {row['agent']:<12} reward {row['reward_mean']:.3f}  {bound}  [{COLOURS[row['decision']]}]{decision:<14}[/]"
@@ -76,6 +83,14 @@ class LiveView(TrainerCallback):
             label = "before training" if row["stage"] == 0 else f"after stage {row['stage']}"
             spread = f" ± {error:.3f}" if error is not None else ""
             self._console.print(f"  [bold]held-out accuracy {label}: {evaluation['avg_at_k']:.3f}{spread}[/]")
+
+
+def _why(row: dict[str, Any]) -> str:
+    if row["decision"] != "skipped":
+        return ""
+    if not row["messages"]:
+        return f"({row['agent']} never spoke)"
+    return f"({row['zero_variance_groups']} of {row['groups']} groups had equal rewards)"
 
 
 def _number(value: float | None) -> str:

@@ -67,7 +67,7 @@ def print_imported(done: Imported, root: Path) -> None:
 
 def _accuracy(metrics: dict[str, float]) -> str:
     value, error = metrics.get("avg_at_k"), metrics.get("standard_error")
-    return "-" if value is None else f"{value:.3f}" + (f" +- {error:.3f}" if error is not None else "")
+    return "-" if value is None else f"{value:.3f}" + (f" ± {error:.3f}" if error is not None else "")
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +11,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from teamtr_lora.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall
 from teamtr_lora.team import Episode
 from teamtr_lora.training.plan import Plan
@@ -31,18 +29,17 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
         f"{summary.updates} updates: {summary.accepted} accepted ({summary.shrunk} of them shrunk), {summary.rejected} rejected, "
         f"{summary.skipped} skipped; accepted outside the trust region: {summary.out_of_region_accepted}"
     )
+    if summary.updates and summary.skipped == summary.updates:
+        console.print(
+            "[yellow]nothing was learned: the episodes of every group earned the same, so none was better than another; read "
+            f"{escape(summary.run_dir)}/episodes, and check task.reward and rollout.max_message_tokens[/]"
+        )
     run = shlex.quote(summary.run_dir)
     console.print(f"run directory: {escape(summary.run_dir)}\n\nnext:")
-    program = _program()
-    console.print(f"  {program} ask {run} {escape(shlex.quote(example))}")
-    console.print(f"  {program} eval {run} --k 4")
-    console.print(f"  {program} init my-team        # a recipe and a reward function of your own")
-
-
-def _program() -> str:
-    """What to type to run this program again: its path where it is not on the shell's."""
-    on_path = shutil.which("teamtr-lora") is not None or os.path.basename(sys.argv[0]) != "teamtr-lora"
-    return "teamtr-lora" if on_path else shlex.quote(os.path.relpath(sys.argv[0]))
+    typed = program()
+    console.print(f"  {typed} ask {run} {escape(shlex.quote(example))}")
+    console.print(f"  {typed} eval {run} --k 4")
+    console.print(f"  {typed} init my-team        # a recipe and a reward function of your own")
 
 
 def _share(value: float | None) -> str:
@@ -73,6 +70,7 @@ def print_plan(plan: Plan) -> None:
 @contextmanager
 def progress_bar(label: str) -> Iterator[ProgressCall]:
     """A bar on stderr, so that stdout stays what was asked for."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(label, total=None)
         yield lambda done, total, tokens: progress.update(bar, completed=done, total=total)

@@ -43,7 +43,8 @@ class SwapView(Listener):
 
 @contextmanager
 def swap_view(*, json: bool) -> Iterator[SwapView]:
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         yield SwapView(Console(stderr=json, highlight=False, soft_wrap=False), progress)
 
 
@@ -109,7 +110,7 @@ def _print_alignment(console: Console, alignments: dict[str, Alignment]) -> None
 
 
 def _reading(reading: Reading) -> str:
-    return f"{reading.mean:.4f}" + ("" if reading.standard_error is None else f" +/- {reading.standard_error:.4f}")
+    return f"{reading.mean:.4f}" + ("" if reading.standard_error is None else f" ± {reading.standard_error:.4f}")
 
 
 def _scores_table(title: str) -> Table:
@@ -126,4 +127,4 @@ def _score_row(table: Table, name: str, score: TeamScore, lost: Shock | None) ->
 
 
 def _pair(value: float, error: float | None) -> str:
-    return f"{value:.4f}" + ("" if error is None else f" +/- {error:.4f}")
+    return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")

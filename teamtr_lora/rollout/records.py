@@ -7,14 +7,14 @@ from typing import Any
 from teamtr_lora.team import Episode
 
 
-def episode_record(episode: Episode) -> dict[str, Any]:
-    """A readable transcript with token counts and adapter versions."""
+def episode_record(episode: Episode, *, scored: bool = True) -> dict[str, Any]:
+    """A readable transcript with token counts and adapter versions. A question that no task scored has no reward."""
     return {
         "item": episode.item_id,
         "group": episode.group,
         "prompt": episode.prompt,
-        "reward": episode.reward,
-        "success": episode.success,
+        "reward": episode.reward if scored else None,
+        "success": episode.success if scored else None,
         "ended": episode.ended,
         "answer_turn": episode.answer_turn,
         "messages": [

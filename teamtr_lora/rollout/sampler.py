@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import math
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -63,12 +63,17 @@ class Sampler(Protocol):
 
 
 def request_problem(
-    request: Request, agents: Collection[str], *, vocab_size: int, context_tokens: int, lowest_temperature: float = 0.0
+    request: Request,
+    agents: Collection[str],
+    *,
+    vocab_size: int,
+    context_tokens: int,
+    temperatures: tuple[float, float] = (0.0, sys.float_info.max),
 ) -> str | None:
     """Why the engine could not serve this request; it then fails alone."""
-    temperature = request.params.temperature
-    if not (temperature == 0 or lowest_temperature <= temperature < math.inf):
-        return f"temperature {temperature:g} cannot be sampled at by this engine; use 0 or at least {lowest_temperature:g}"
+    temperature, (low, high) = request.params.temperature, temperatures
+    if not (temperature == 0 or low <= temperature <= high):
+        return f"temperature {temperature:g} cannot be sampled at by this engine; use 0, or {low:g} to {high:g}"
     if request.params.max_tokens < 1:
         return f"a message of at most {request.params.max_tokens} tokens was asked for"
     if request.agent not in agents:

@@ -20,7 +20,7 @@ from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.load import FrozenBase
 from teamtr_lora.base.versions import AdapterVersion, write_version
 from teamtr_lora.recipe import RolloutSection
-from teamtr_lora.recipe.rollout import LOWEST_VLLM_TEMPERATURE
+from teamtr_lora.recipe.rollout import VLLM_TEMPERATURES
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, request_problem
 from teamtr_lora.rollout.vllm_internals import DirectQueue, Sampled, SlotWriter, knows
 from teamtr_lora.rollout.vllm_start import SharedMemory, engine_closed, start_engine
@@ -52,6 +52,7 @@ class VllmSampler:
         self._bank, self._vocab_size, self._context = bank, base.vocab_size, context_tokens
         self._engine = start_engine(base, bank, rollout, context_tokens=context_tokens, lora=lora)
         self._lora = lora
+        self._failed: Exception | None = None
         known = _known()
         self._queue: Any = DirectQueue(self._engine, _sampling_params) if known else PublicQueue(self._engine)
         self._writer = SlotWriter(self._engine) if lora and known and rollout.vllm.publish == "auto" else None
@@ -95,7 +96,7 @@ class VllmSampler:
             self._live,
             vocab_size=self._vocab_size,
             context_tokens=self._context,
-            lowest_temperature=LOWEST_VLLM_TEMPERATURE,
+            temperatures=VLLM_TEMPERATURES,
         )
         if error:
             self._done.append(Completion(self._tickets, error=error))
@@ -169,8 +170,15 @@ class VllmSampler:
             self._prompt_tokens += len(request.prompt_ids)
 
     def _step(self) -> None:
+        if self._failed:  # in the middle of a step: what it holds now, nobody knows
+            raise RuntimeError("the vLLM engine has failed before; open a new one") from self._failed
         self._admit()
-        for sampled in self._queue.step():
+        try:
+            finished = self._queue.step()
+        except Exception as failure:
+            self._failed = failure
+            raise
+        for sampled in finished:
             published = self._owner.pop(sampled.ticket)
             self._running[published.lora_id] -= 1
             self._sampled_tokens += len(sampled.tokens)
@@ -253,7 +261,7 @@ def _sampling_params(request: Request) -> Any:
     return SamplingParams(
         temperature=request.params.temperature,
         max_tokens=request.params.max_tokens,
-        seed=request.seed,
+        seed=request.seed % 2**63,
         stop_token_ids=list(request.params.stop_ids),
         ignore_eos=True,  # the protocol's own end tokens are in stop_token_ids
         logprobs=0,  # of the sampled token alone

@@ -58,7 +58,7 @@ class DirectQueue:
             )  # fmt: skip
         asked = copy.copy(self._templates[kind])
         asked.sampling_params = copy.copy(asked.sampling_params)
-        asked.sampling_params.seed, asked.sampling_params.max_tokens = request.seed, request.params.max_tokens
+        asked.sampling_params.seed, asked.sampling_params.max_tokens = request.seed % 2**63, request.params.max_tokens
         asked.request_id = asked.external_req_id = str(ticket)
         asked.prompt_token_ids, asked.lora_request = request.prompt_ids, lora_request
         self._engine.engine_core.add_request(asked)

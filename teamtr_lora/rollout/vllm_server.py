@@ -28,7 +28,7 @@ from teamtr_lora.base.load import FrozenBase
 from teamtr_lora.base.versions import AdapterVersion, version_folder, write_version
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import RolloutSection
-from teamtr_lora.recipe.rollout import LOWEST_VLLM_TEMPERATURE
+from teamtr_lora.recipe.rollout import VLLM_TEMPERATURES
 from teamtr_lora.rollout.adapter_upload import CONFIG_KEY, PATH, plain_config
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, request_problem
 from teamtr_lora.rollout.server_client import (
@@ -70,7 +70,9 @@ class ServerSampler:
         section = rollout.server
         self._bank, self._vocab_size, self._context = bank, base.vocab_size, context_tokens
         key = api_key(section.api_key_variable)
-        self._servers = [Server(url, key, section.timeout_seconds) for url in dict.fromkeys(section.urls)]
+        self._servers = [
+            Server(url, key, section.timeout_seconds) for url in dict.fromkeys(url.rstrip("/") for url in section.urls)
+        ]
         self._root = Path(section.adapter_root).expanduser().absolute() if section.adapter_root else None
         self._lock = threading.Lock()  # guards `outstanding` and `dead` of the servers
         self._closed = threading.Event()
@@ -96,6 +98,7 @@ class ServerSampler:
         atexit.register(self.close)  # however the run ends, the servers outlive it and should not keep its adapters
 
     def publish(self, version: AdapterVersion) -> None:
+        self._refuse_if_closed()
         if self._bank.version(version.agent) != version:
             raise RuntimeError(f"{version.agent} {version.name} was published, but the bank holds another version")
         before = self._live.get(version.agent)
@@ -110,10 +113,11 @@ class ServerSampler:
             self._unload_retired()
 
     def submit(self, request: Request) -> int:
+        self._refuse_if_closed()
         self._tickets += 1
         error = request_problem(
             request, self._live, vocab_size=self._vocab_size, context_tokens=self._context,
-            lowest_temperature=LOWEST_VLLM_TEMPERATURE,
+            temperatures=VLLM_TEMPERATURES,
         )  # fmt: skip
         if error:
             self._done.append(Completion(self._tickets, error=error))
@@ -129,6 +133,10 @@ class ServerSampler:
             threading.Thread(target=self._work, name=f"rollout-{self._threads}", daemon=True).start()
         self._jobs.put(job)
         return job.ticket
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed.is_set():
+            raise RuntimeError("the connection to the vLLM servers is closed")
 
     def poll(self) -> list[Completion]:
         started = time.monotonic()
@@ -291,15 +299,16 @@ class ServerSampler:
             if server.dead or self._closed.is_set():
                 return
             server.dead = why
-        left = f"{len(self._alive())} of {len(self._servers)} are left and take over its requests"
-        logger.warning("rollout server %s counts as dead (%s); %s", server.url, why, left)
+        left = len(self._alive())
+        others = f"{left} of {len(self._servers)} are left and take over its requests" if left else "no other is left"
+        logger.warning("rollout server %s counts as dead (%s); %s", server.url, why, others)
         server.hang_up()
 
     def _all_dead(self) -> UserError:
         reasons = "; ".join(f"{server.url}: {server.dead}" for server in self._servers)
         return UserError(
-            f"rollout.server.urls: no server is left ({reasons}); the last checkpoint is intact: start the servers again, then "
-            "continue with --resume"
+            f"rollout.server.urls: no server is left ({reasons}); the last checkpoint is intact: start the servers again, with "
+            "this recipe, then continue with --resume"
         )
 
 

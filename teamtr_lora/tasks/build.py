@@ -101,7 +101,7 @@ def _build_dataset(section: recipes.DatasetTask, folder: Path) -> DatasetTask:
     task = DatasetTask(
         train,
         test,
-        Rewards(functions, section.on_reward_error),
+        Rewards(functions, section.on_reward_error, section.reward_range),
         prompt_column=section.prompt_column,
         answer_column=section.answer_column,
         test_fraction=section.test_fraction,

@@ -8,6 +8,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -121,7 +122,8 @@ def read_rows(path: Path, key: str) -> Any:
     if reader is None:
         raise UserError(f"{key} = {str(path)!r}: unknown file type; use .jsonl, .json, .csv or .parquet")
     if not path.is_file():
-        near = sorted(p.name for p in path.parent.glob("*") if p.is_file())[:5] if path.parent.is_dir() else []
+        there = [p.name for p in path.parent.glob("[!.]*") if p.is_file() and READERS.keys() & set(p.suffixes)]
+        near = get_close_matches(path.name, there, n=3, cutoff=0.4) or sorted(there)[:3]
         raise UserError(f"{key} = {str(path)!r}: no such file" + (f"; the folder has {', '.join(near)}" if near else ""))
     try:
         return reader(path)

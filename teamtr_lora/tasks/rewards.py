@@ -34,8 +34,13 @@ class Rewards:
     messages. `messages` holds the whole transcript, `episodes` the Episode objects, for rewards that look at the team.
     """
 
-    def __init__(self, functions: Sequence[RewardFunction], on_error: Literal["stop", "zero"] = "stop") -> None:
-        self._functions, self._on_error = list(functions), on_error
+    def __init__(
+        self,
+        functions: Sequence[RewardFunction],
+        on_error: Literal["stop", "zero"] = "stop",
+        within: tuple[float, float] = (-math.inf, math.inf),
+    ) -> None:
+        self._functions, self._on_error, self._within = list(functions), on_error, within
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:
         if not episodes:
@@ -49,7 +54,7 @@ class Rewards:
         silent = next((i for i, values in enumerate(totals) if not values), None)
         if silent is not None:
             self._fail(f"every reward function returned None for item {episodes[silent].item_id!r}")
-        return [sum(values) for values in totals]
+        return [self._noted(sum(values), episode) for values, episode in zip(totals, episodes, strict=True)]
 
     def _call(self, function: RewardFunction, columns: dict[str, Any], episodes: Sequence[Episode]) -> list[float | None]:
         name = getattr(function, "__name__", type(function).__name__)
@@ -94,6 +99,17 @@ class Rewards:
             self._fail(f"reward {name} returned {value!r} for item {episode.item_id!r}; a reward is a finite number")
             return 0.0
         return number
+
+    def _noted(self, reward: float, episode: Episode) -> float:
+        low, high = self._within
+        slack = 1e-9 * max(1.0, abs(low), abs(high))
+        if not low - slack <= reward <= high + slack:
+            logger.warning(
+                "item %r got reward %g, outside task.reward_range = [%g, %g]: training goes on, certificates need the true range",
+                episode.item_id, reward, low, high,
+            )  # fmt: skip
+            self._within = (-math.inf, math.inf)  # said once
+        return reward
 
     def _fail(self, line: str, error: Exception | None = None) -> None:
         if self._on_error == "stop":

@@ -91,7 +91,7 @@ class TrainingRun:
         self.events.state.global_step = self.state.counts["updates"]
 
     def begin(self) -> None:
-        self.events.fire("on_train_begin")
+        self.events.fire("on_train_begin", run_dir=str(self.run_dir.path))
         if self.state.started:
             return
         for agent in self.agents:

@@ -18,6 +18,7 @@ from teamtr_lora.team import Episode
 from teamtr_lora.training.checkpoint import CheckpointStore
 from teamtr_lora.training.metrics import MetricsLog
 
+ORIGIN = "origin.json"  # where the recipe was; what makes a folder a run's
 BASELINE = "baseline.json"  # what `teamtr-lora baseline` leaves in its runs, which train must not go on from
 
 # A resumed run may train longer, look at other things and live elsewhere; everything else decides what it learns.
@@ -56,8 +57,13 @@ class RunDir:
                 raise UserError(
                     f"{self.path}: already holds a run of this recipe; add --resume to go on, or choose another --run-dir"
                 )
-        elif self.path.is_dir() and not saved.exists() and any(not p.name.startswith(".") for p in self.path.iterdir()):
-            raise UserError(f"{self.path}: is not empty and holds no run; choose another --run-dir")
+            return
+        ours = (self.path / ORIGIN).exists()  # claimed by a run that did not come to its first checkpoint
+        if resume and not self.path.is_dir():
+            raise UserError(f"--resume: there is no run in {self.path}; leave --resume out to start one")
+        if not ours and self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):
+            holds = "a recipe but no run" if saved.exists() else "no run"
+            raise UserError(f"{self.path}: is not empty and holds {holds}; choose another --run-dir")
 
     def lock(self) -> FileLock:
         """Held by whoever changes the run. It goes with the process, however that ends."""
@@ -80,8 +86,9 @@ class RunDir:
         return lock
 
     def write_recipe(self, recipe: Recipe) -> None:
+        # the folder is a run's from the first of these on
+        write_atomic(self.path / ORIGIN, dump_json({"recipe_folder": str(recipe.folder.resolve())}))
         write_atomic(self.path / "recipe.yaml", dump_recipe(recipe))
-        write_atomic(self.path / "origin.json", dump_json({"recipe_folder": str(recipe.folder.resolve())}))
 
     def with_swaps(self, recipe: Recipe) -> Recipe:
         """The recipe with the adapters that swaps have put in place of the ones it names. A recipe that names something an

@@ -243,6 +243,30 @@ def test_a_registry_folder_is_served_by_vllms_own_lora_path(sampler: Any, bank: 
 
 
 @installed
+def test_any_whole_number_is_a_seed_and_hot_requests_fail_alone(sampler: Any) -> None:
+    hot = request(PROMPTS[0], "wide", temperature=2.5)
+    big, small, refused = run(sampler, [request(PROMPTS[0], "wide", temperature=1.0, seed=s) for s in (2**64 + 3, 3)] + [hot])
+    assert big.error is None and small.token_ids == big.token_ids
+    assert refused.error == "temperature 2.5 cannot be sampled at by this engine; use 0, or 0.01 to 2"
+
+
+@installed
+def test_an_engine_that_failed_in_a_step_is_not_used_again(sampler: Any, monkeypatch: Any) -> None:
+    def fail() -> Any:
+        raise ValueError("in the middle")
+
+    ticket = sampler.submit(request(PROMPTS[0], "wide"))
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler._queue, "step", fail)
+        with pytest.raises(ValueError, match="in the middle"):
+            sampler.poll()
+    with pytest.raises(RuntimeError, match="has failed before; open a new one"):
+        sampler.poll()
+    sampler._failed = None  # it was the queue that was made to fail, so the engine of the other tests is whole
+    assert sampler.poll()[0].ticket == ticket
+
+
+@installed
 def test_an_unknown_vllm_gets_folders_and_public_calls(
     base: Any, bank: Any, reference: Any, sampler: Any, monkeypatch: Any, caplog: Any
 ) -> None:

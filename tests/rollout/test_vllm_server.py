@@ -554,3 +554,12 @@ def test_the_key_is_sent_and_never_told(
     with pytest.raises(UserError, match="MY_KEY") as caught:
         open_sampler(start(), api_key_variable="MY_KEY")
     assert KEY not in str(caught.value)
+
+
+def test_nothing_is_taken_after_close(start: Callable[..., Fake], open_sampler: Any, bank: AdapterBank) -> None:
+    sampler = open_sampler(start())
+    sampler.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        sampler.submit(request())
+    with pytest.raises(RuntimeError, match="closed"):
+        sampler.publish(bank.version("a"))

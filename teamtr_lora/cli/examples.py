@@ -1,0 +1,93 @@
+"""The examples under every --help, by command; the first list stands under the program's own."""
+
+from __future__ import annotations
+
+_EXAMPLES = {
+    "": [
+        "train recipes/quickstart.yaml",
+        "eval runs/quickstart --k 4",
+        'ask runs/quickstart "347+285"',
+        "init my-team",
+        "serve runs/quickstart --port 8000",
+    ],
+    "train": [
+        "train recipes/quickstart.yaml",
+        "train recipes/quickstart.yaml training.stages=4 trust_region.delta=0.02 --run-dir runs/try",
+        "train runs/try --resume",
+    ],
+    "validate": [
+        "validate recipes/quickstart.yaml training.stages=4",
+        "validate --schema > recipe.schema.json",
+    ],
+    "plan": [
+        "plan recipes/quickstart.yaml rollout.items_per_stage=64",
+        "plan recipes/quickstart.yaml --json",
+    ],
+    "init": ["init my-team"],
+    "eval": [
+        "eval runs/quickstart --k 4",
+        "eval runs/quickstart --baseline cot --agent solver",
+        "eval --compare runs/quickstart runs/try",
+    ],
+    "ask": [
+        'ask runs/quickstart "347+285" --temperature 0',
+        'ask column_sum "347+285"              # a team of the registry',
+    ],
+    "serve": [
+        "serve runs/quickstart --port 8000",
+        "serve recipes/quickstart.yaml --accept-adapters",
+    ],
+    "certify": ["certify runs/quickstart"],
+    "diagnose": ["diagnose runs/quickstart"],
+    "tasks": [
+        "tasks list",
+        "tasks show zebra",
+        "tasks sample zebra houses=4 -n 2",
+    ],
+    "score": [
+        "tasks sample countdown --split test -n 100 --json > items.jsonl",
+        "score countdown --items items.jsonl --responses responses.jsonl",
+    ],
+    "adapters": [
+        "adapters list",
+        "adapters import runs/quickstart --team my-team",
+        "adapters show my-team",
+    ],
+    "adapters list": ["adapters list --registry adapters"],
+    "adapters show": [
+        "adapters show my-team",
+        "adapters show my-team --agent planner",
+    ],
+    "adapters verify": ["adapters verify"],
+    "adapters rm": [
+        "adapters rm my-team --agent planner --version v0002-0123456789ab",
+        "adapters rm my-team --all",
+    ],
+    "adapters import": [
+        "adapters import runs/quickstart --team my-team",
+        "adapters import some/peft-folder --team my-team --agent planner",
+    ],
+    "push": [
+        "push my-team --repo user/my-team --dry-run",
+        "push my-team --repo user/my-planner --agent planner --private",
+    ],
+    "pull": [
+        "pull user/my-team",
+        "pull user/my-team --name their-team",
+    ],
+    "baseline": ["baseline grpo recipes/quickstart.yaml"],
+    "swap": [
+        "swap runs/quickstart --agent solver --with fresh:rank=32,targets=all-linear",
+        "swap runs/quickstart --agent solver --with other-team/solver --dry-run",
+        "swap runs/quickstart --undo",
+    ],
+    "rebase": ["rebase runs/qwen --to Qwen/Qwen3-4B"],
+}
+
+
+def examples(command: str = "") -> str:
+    return "\n".join(["examples:" if len(_EXAMPLES[command]) > 1 else "example:", *lines(command)])
+
+
+def lines(command: str = "") -> list[str]:
+    return [f"  teamtr-lora {line}" for line in _EXAMPLES[command]]

@@ -1,0 +1,40 @@
+"""argparse, with every mistake in one line that names the nearest right word."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Its subcommands are parsers of this class too."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; see: {self.prog} --help\n")
+
+    def refuse(self, words: list[str]) -> NoReturn:
+        """`words` are what parse_known_args could not place; an unknown option may have its value behind it."""
+        unknown = [word.partition("=")[0] for word in words if word.startswith("-")]
+        if not unknown:
+            self.error(f"unexpected argument {words[0]!r}")
+        options = [option for action in self._actions if action.help != argparse.SUPPRESS for option in action.option_strings]
+        if unknown[0] in options:
+            self.error(f"option {unknown[0]!r} stands before its command; write {self.prog} {unknown[0]}")
+        self.error(f"unknown option {unknown[0]!r}{_meant(unknown[0], options)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        meant = _meant(str(value), known)
+        if isinstance(action, argparse._SubParsersAction):
+            raise argparse.ArgumentError(None, f"unknown command {value!r}{meant}")
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r} (choose from {', '.join(known)}){meant}")
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    from teamtr_lora.recipe.sections import nearest
+
+    like = nearest(word, known)
+    return f"; did you mean {like!r}?" if like else ""
