@@ -39,7 +39,7 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
     typed = program()
     console.print(f"  {typed} ask {run} {escape(shlex.quote(example))}")
     console.print(f"  {typed} eval {run} --k 4")
-    console.print(f"  {typed} init my-team        # a recipe and a reward function of your own")
+    console.print(f"  {typed} init my-team        # a recipe, a dataset and a reward function to change")
 
 
 def _share(value: float | None) -> str:
