@@ -481,6 +481,14 @@ def test_a_disk_that_is_full_at_once_leaves_a_folder_to_start_in(
     assert main(["train", str(work / "recipe.yaml"), "--run-dir", str(work / "run"), "--resume"]) == 0, "as the message advised"
 
 
+def test_resuming_a_run_that_never_began_starts_it_and_says_so(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Killed before its folder was made, or mistyped."""
+    assert main(["train", str(work / "recipe.yaml"), "--run-dir", str(work / "new"), "--resume", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert f"there is no run in {work / 'new'} yet; starting one" in captured.err
+    assert json.loads(captured.out)["updates"] == 2
+
+
 def test_a_folder_that_may_not_be_written(work: Path, user_error: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -203,16 +203,11 @@ def test_a_folder_with_somebodys_recipe_is_no_run(
     assert mine.read_text().startswith("# my own words") and len(list(mine.parent.iterdir())) == 1
 
 
-def test_resuming_needs_a_run_and_a_start_that_failed_is_one(
-    team: dict[str, Any], config: Callable[..., TeamTRConfig], tmp_path: Path
-) -> None:
+def test_a_start_that_failed_can_be_resumed(team: dict[str, Any], config: Callable[..., TeamTRConfig]) -> None:
     class Fails(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             raise RuntimeError("power cut")
 
-    with pytest.raises(UserError, match="--resume: there is no run in .*typo; leave --resume out"):
-        TeamTRTrainer(team, even, config(output_dir=str(tmp_path / "typo")), ROWS, ROWS).train(resume=True)
-    assert not (tmp_path / "typo").exists()
     with pytest.raises(RuntimeError, match="power cut"):
         TeamTRTrainer(team, even, config(), ROWS, ROWS, [Fails()]).train()
     assert TeamTRTrainer(team, even, config(), ROWS, ROWS).train(resume=True).updates > 0

@@ -59,8 +59,6 @@ class RunDir:
                 )
             return
         ours = (self.path / ORIGIN).exists()  # claimed by a run that did not come to its first checkpoint
-        if resume and not self.path.is_dir():
-            raise UserError(f"--resume: there is no run in {self.path}; leave --resume out to start one")
         if not ours and self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):
             holds = "a recipe but no run" if saved.exists() else "no run"
             raise UserError(f"{self.path}: is not empty and holds {holds}; choose another --run-dir")
