@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from teamtr_lora.algorithm.token_kl import TokenScores, head_logits, score_tokens
 from teamtr_lora.base.bank import AdapterBank
@@ -137,7 +138,9 @@ class Scorer:
         hidden_B_T_D = self._bank.decoder(
             input_ids=rows.ids_B_T, position_ids=rows.position_B_T, attention_mask=rows.mask(), use_cache=False
         ).last_hidden_state
-        return hidden_B_T_D.flatten(0, 1)[batch.place_N]
+        # Messages that share a row share the position before their first token. Indexing would add their gradients in whatever
+        # order threads come; an embedding adds them in the order of N, so that a run can be repeated bit by bit.
+        return embedding(batch.place_N, hidden_B_T_D.flatten(0, 1))
 
     def score(
         self, batch: Microbatch, hidden_ND: Tensor, current_ND: Tensor | None = None, current_head: Tensor | None = None

@@ -1,5 +1,7 @@
 """Log-probabilities and KL of real messages on a real (tiny) model, against a float64 copy of it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -106,6 +108,29 @@ def test_a_shared_prefix_changes_neither_values_nor_gradients(make_team, episode
     assert torch.allclose(results[0][0], results[1][0], atol=2e-5)
     for alone, together in zip(results[0][1], results[1][1], strict=True):
         assert torch.allclose(alone, together, atol=1e-4 * max(1.0, float(alone.abs().max())))
+
+
+def test_gradients_of_a_shared_position_are_added_in_one_order() -> None:
+    """Threads that race to add them would end a run, or its resumed copy, in other bits."""
+    torch.manual_seed(0)
+    hidden_B_T_D = torch.randn(1, 400, 64, requires_grad=True)
+    place_N, gradient_N_D = torch.randint(0, 20, (2000,)), torch.randn(2000, 64)
+    scorer = Scorer.__new__(Scorer)
+    scorer._bank = SimpleNamespace(decoder=lambda **_: SimpleNamespace(last_hidden_state=hidden_B_T_D))
+    rows = SimpleNamespace(ids_B_T=None, position_B_T=None, mask=lambda: None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        found = set()
+        for _ in range(30):
+            hidden_B_T_D.grad = None
+            scorer.hidden(SimpleNamespace(rows=rows, place_N=place_N)).backward(gradient_N_D)
+            found.add(hidden_B_T_D.grad.numpy().tobytes())
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
+    expected = torch.zeros(400, 64, dtype=torch.float64).index_add_(0, place_N, gradient_N_D.double())
+    assert torch.allclose(hidden_B_T_D.grad[0].double(), expected, atol=1e-4)
 
 
 def test_packing_saves_the_tokens_of_the_common_prefix(episodes) -> None:
