@@ -38,6 +38,7 @@ def lora_side_by_side(slots: int, rank: int) -> Iterator[None]:
         outs = output_partition_sizes
         create_weights(method, layer, input_size_per_partition, [*outs, len(outs) * slots * rank], *args, **more)
         layer.weight.data = layer.weight.data[: sum(outs)]
+        layer.room_below = layer.weight.data_ptr()  # a weight that was put elsewhere since has none
 
     def laid_out(runner: Any, *args: Any, **more: Any) -> Any:
         model = load_lora_model(runner, *args, **more)
@@ -110,6 +111,7 @@ def _joined_weight(module: Any) -> Tensor | None:
         and layer.weight.shape == shape
         and layer.weight.is_contiguous()
         and layer.weight.dtype == a[0].dtype
+        and getattr(layer, "room_below", None) == layer.weight.data_ptr()
     )
     if not plain:
         return None

@@ -114,6 +114,20 @@ LAYERS: dict[str, tuple[Any, list[str]]] = {
 }
 
 
+def test_what_lies_behind_a_weight_that_was_put_elsewhere_is_not_touched(vllm_layers: Any) -> None:
+    from vllm.config.lora import LoRAConfig
+    from vllm.lora.utils import from_layer
+
+    layer = vllm_layers.RowParallelLinear(WIDTH, 80, bias=False)
+    together = torch.ones(200, WIDTH)  # its weight, and somebody else's behind it
+    layer.weight.data = together[:80]
+    config = LoRAConfig(max_lora_rank=RANK, max_loras=SLOTS, max_cpu_loras=SLOTS)
+    config.lora_dtype = torch.float32
+    module = from_layer(layer, SLOTS, config, [], None)
+    lay_out(module)
+    assert together.all() and not hasattr(module, "joined")
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_vllms_layers_compute_each_tokens_own(vllm_layers: Any, name: str, packed: bool) -> None:
