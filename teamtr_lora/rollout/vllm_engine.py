@@ -22,6 +22,7 @@ from teamtr_lora.base.versions import AdapterVersion, write_version
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.recipe.rollout import VLLM_TEMPERATURES
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, request_problem
+from teamtr_lora.rollout.vllm_close import close_engine, collect
 from teamtr_lora.rollout.vllm_internals import DirectQueue, Sampled, SlotWriter, knows
 from teamtr_lora.rollout.vllm_start import SharedMemory, engine_closed, start_engine
 
@@ -68,7 +69,8 @@ class VllmSampler:
         self._new: list[tuple[int, Request, _Published]] = []
         self._waited = 0
         self._message_tokens = 0.0  # of a usual message, by those that finished
-        self.memory = SharedMemory(self._engine, base.device, rollout.vllm.offload, before_sleep=self._drain)
+        offload = rollout.vllm.offload if self._engine.model_config.enable_sleep_mode else "never"
+        self.memory = SharedMemory(self._engine, base.device, offload, before_sleep=self._drain)
 
     def publish(self, version: AdapterVersion) -> None:
         if self._engine is None:
@@ -122,16 +124,18 @@ class VllmSampler:
         """Ends the engine and gives its memory back."""
         if self._engine is None:
             return
-        engine, self._engine, self._writer, self._queue = (
-            self._engine,
-            None,
-            None,
-            None,
-        )  # the writer's views would keep its memory
-        engine.engine_core.shutdown()
+        try:
+            self.memory.wake()  # what is asleep cannot be freed
+        except RuntimeError as error:
+            logger.warning("vLLM's engine could not be woken to be closed, and stays as it is: %s", error)
+            return
+        self.memory.close()
+        engine, self._engine = self._engine, None
+        self._writer = self._queue = None  # their views would keep its memory
+        close_engine(engine)
         engine_closed(engine)
         del engine
-        self.memory.close()
+        collect()
         if self._folder:
             self._folder.cleanup()
         self._owner.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -16,12 +17,15 @@ import torch
 from teamtr_lora.base.memory import reset_peak
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import RolloutSection
+from teamtr_lora.rollout.vllm_close import pool_allocator
 from teamtr_lora.rollout.vllm_internals import knows
 from teamtr_lora.rollout.vllm_lora import lora_side_by_side
 
 if TYPE_CHECKING:  # peft takes seconds to import, and `serve` needs none of it
     from teamtr_lora.base.bank import AdapterBank
     from teamtr_lora.base.load import FrozenBase
+
+logger = logging.getLogger(__name__)
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM's max_lora_rank may be
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -125,13 +129,26 @@ _CPU_OPTIONS = {
 def _gpu_options(base: FrozenBase, rollout: RolloutSection) -> dict[str, Any]:
     options: dict[str, Any] = {
         "gpu_memory_utilization": rollout.vllm.memory_share,
-        "enable_sleep_mode": rollout.vllm.offload != "never",
+        "enable_sleep_mode": _can_sleep(rollout.vllm.offload),
         "enforce_eager": not rollout.vllm.cuda_graphs,
         "compilation_config": {"cudagraph_capture_sizes": sorted({*GRAPH_SIZES, rollout.requests_per_batch})},
     }
     if base.quantization == "4bit":
         options["quantization"] = "bitsandbytes"
     return options
+
+
+def _can_sleep(offload: Literal["auto", "never", "always"]) -> bool:
+    """vLLM gives memory that can be slept to one engine at a time, and refuses while any is left of the one before."""
+    if offload == "never" or (allocator := pool_allocator()) is None or not allocator.get_current_usage():
+        return offload != "never"
+    if offload == "always":
+        raise UserError(
+            "rollout.vllm.offload = always: an engine that was open in this process has left memory that vLLM must not sleep; "
+            "start a new process"
+        )
+    logger.warning("an engine that was open in this process has left memory behind: this one cannot sleep during updates")
+    return False
 
 
 def _set_environment(rollout: RolloutSection, on_gpu: bool) -> None:
@@ -201,13 +218,7 @@ class SharedMemory:
             self.asleep = False
 
     def close(self) -> None:
-        """Frees what the engine held."""
         self._engine, self._before_sleep, self._offload = None, _nothing, "never"
-        from vllm.distributed import cleanup_dist_env_and_memory
-
-        gc.collect()
-        if torch.distributed.is_initialized():
-            cleanup_dist_env_and_memory()
 
     def _free(self) -> int:
         kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)

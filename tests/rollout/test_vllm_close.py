@@ -1,0 +1,107 @@
+"""Giving a closed engine's memory back, whoever holds its tensors."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from teamtr_lora.base.bank import AdapterBank
+from teamtr_lora.base.load import load_base
+from teamtr_lora.errors import UserError
+from teamtr_lora.recipe import LoraSection, RolloutSection
+from teamtr_lora.rollout import vllm_start
+from teamtr_lora.rollout.sampler import Request, SamplingParams
+from teamtr_lora.rollout.vllm_close import empty, tensors_of, tensors_within
+from teamtr_lora.rollout.vllm_engine import VllmSampler
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def test_tensors_in_a_piece_of_memory_are_found_and_no_others() -> None:
+    pool, other = torch.ones(4, 100), torch.ones(100)
+    views = [pool[2], pool.view(2, 200)]
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    sparse = torch.sparse_coo_tensor([[0]], [1.0], (3,), check_invariants=True)
+    start = pool.untyped_storage().data_ptr()
+    found = {id(tensor) for tensor in tensors_within({start: bytes_of(pool), start + 10**9: 8})}
+    assert found == {id(tensor) for tensor in (pool, *views)}
+    assert not [*tensors_within({})] and not [*tensors_within({start - 4096: 4096})]
+    empty(tensors_within({start: bytes_of(pool)}))
+    assert bytes_of(views[0]) == bytes_of(pool) == 0
+    assert other.sum() == 100 and fake.shape == (3,) and sparse.to_dense()[0] == 1
+
+
+def test_a_models_tensors_are_its_parameters_buffers_and_what_its_modules_hold() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    model[0].kv_cache = [torch.ones(5)]
+    model[1].joined = torch.ones(6)
+    before = [*model.parameters(), *model.buffers(), *model[0].kv_cache, model[1].joined]
+    assert {id(t) for t in tensors_of(model)} == {id(t) for t in before}
+    empty(tensors_of(model))
+    assert not any(bytes_of(tensor) for tensor in before)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed (tools/setup --all installs it)")
+def test_a_closed_engine_keeps_no_memory_though_its_tensors_are_held() -> None:
+    base = load_base("nano", device="cpu")
+    bank = AdapterBank(base.model, {"a": LoraSection(rank=4)}, base_name="nano", seed=0)
+    weights = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
+    said = []
+    for _ in range(2):  # and another one can be opened, which shares nothing with it
+        sampler = VllmSampler(base, bank, RolloutSection(engine="vllm", requests_per_batch=4), context_tokens=64)
+        sampler.publish(bank.version("a"))
+        runner = sampler._engine.collective_rpc(lambda worker: worker.model_runner)[0]
+        sampler.submit(Request([1, 80, 70, 90, 75], "a", SamplingParams(0.0, 8, ()), 0))
+        said += [(done.token_ids, done.logprobs) for done in sampler.poll()]
+        held = [*tensors_of(runner.model), *runner.kv_caches]
+        assert sum(map(bytes_of, held)) > 2**20
+        sampler.close()
+        assert not any(bytes_of(tensor) for tensor in held)
+        sampler.close()
+    assert said[0] == said[1] and len(said[0][0]) == 8
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in base.model.state_dict().items())
+
+
+class Allocator:
+    def __init__(self, usage: int) -> None:
+        self.usage = usage
+
+    def get_current_usage(self) -> int:
+        return self.usage
+
+
+@pytest.mark.parametrize("offload", ["auto", "never", "always"])
+@pytest.mark.parametrize("left", [None, 0, 7])
+def test_an_engine_sleeps_only_where_none_before_it_left_memory(
+    offload: Any, left: int | None, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vllm_start, "pool_allocator", lambda: None if left is None else Allocator(left))
+    if left and offload == "always":
+        with pytest.raises(UserError, match="start a new process"):
+            vllm_start._can_sleep(offload)
+        return
+    with caplog.at_level(logging.WARNING):
+        assert vllm_start._can_sleep(offload) == (offload != "never" and not left)
+    assert ("cannot sleep" in caplog.text) == (offload == "auto" and bool(left))
+
+
+def test_an_engine_that_cannot_be_woken_stays(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = object.__new__(VllmSampler)
+    sampler._engine = object()
+
+    def wake() -> None:
+        raise RuntimeError("out of memory")
+
+    sampler.memory = SimpleNamespace(wake=wake)  # type: ignore[assignment]
+    with caplog.at_level(logging.WARNING):
+        sampler.close()
+    assert "out of memory" in caplog.text and sampler._engine is not None
