@@ -82,7 +82,7 @@ def tensors_within(sizes: Mapping[int, int]) -> Iterator[Tensor]:
     ]:
         try:
             address = tensor.untyped_storage().data_ptr()
-        except RuntimeError:  # it has none
+        except (RuntimeError, ValueError):  # it has none
             continue
         at = bisect_right(starts, address) - 1
         if at >= 0 and address < starts[at] + sizes[starts[at]]:
