@@ -155,7 +155,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
     def run(*argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "teamtr_lora.cli", *argv], capture_output=True, text=True, cwd=tmp_path)
+        return subprocess.run([sys.executable, "-m", "teamtr_lora", *argv], capture_output=True, text=True, cwd=tmp_path)
 
     missing = run("validate", "nowhere.yaml")
     assert missing.returncode == 2 and missing.stdout == ""

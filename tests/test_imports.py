@@ -28,6 +28,7 @@ RANKS = {
     "baselines": 7,
     "report": 8,
     "cli": 9,
+    "__main__": 10,
 }
 # Rooms of one rank do not know each other.
 APART = [("team", "base"), ("tasks", "algorithm"), ("tasks", "registry"), ("swap", "baselines"), ("files", "code_paths")]

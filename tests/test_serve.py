@@ -189,7 +189,7 @@ def real(team: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "teamtr_lora.cli", "serve", str(team), "--port", str(port), "--accept-adapters"]
+    command = [sys.executable, "-m", "teamtr_lora", "serve", str(team), "--port", str(port), "--accept-adapters"]
     environment = {**os.environ, "TEAM_KEY": KEY, "OMP_NUM_THREADS": "1", "TEAMTR_LORA_UPLOADS": str(tmp_path / "uploads")}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def train(recipe: str, run_dir: Path, overrides: list[str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "teamtr_lora.cli", "train", str(ROOT / "recipes" / recipe), *overrides]
+    command = [sys.executable, "-m", "teamtr_lora", "train", str(ROOT / "recipes" / recipe), *overrides]
     done = subprocess.run([*command, "--run-dir", str(run_dir), "--json"], stdout=subprocess.PIPE, text=True, check=True)
     return dict(json.loads(done.stdout))
 

@@ -19,6 +19,10 @@ _EXAMPLES = {
         "validate recipes/quickstart.yaml training.stages=4",
         "validate --schema > recipe.schema.json",
     ],
+    "keys": [
+        "keys trust_region              # a section",
+        "keys memory                    # wherever the word occurs",
+    ],
     "plan": [
         "plan recipes/quickstart.yaml rollout.items_per_stage=64",
         "plan recipes/quickstart.yaml --json",

@@ -1,9 +1,10 @@
-"""train, validate, plan, init: what takes a recipe."""
+"""train, validate, keys, plan, init: what has to do with recipes."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ def add_commands(command: Any) -> None:
     add_overrides(validate)
     validate.add_argument("--schema", action="store_true", help="print the JSON schema of recipes instead")
     validate.add_argument("--json", action="store_true", help="print the resolved recipe as JSON")
+
+    keys = command("keys", _keys, "Every key a recipe may have: its default, what it takes, what it means.")
+    keys.add_argument("word", nargs="?", default="", metavar="WORD", help="only a section, a key, or keys this word occurs in")
+    keys.add_argument("--json", action="store_true", help="print the keys as JSON")
 
     plan = command("plan", _plan, "What a recipe will cost, without loading weights: episodes, tokens, updates, memory.")
     plan.add_argument("recipe", metavar="RECIPE", help="a recipe file")
@@ -78,12 +83,24 @@ def _validate(args: argparse.Namespace) -> None:
         print_json(recipe_schema())
         return
     if args.recipe is None:
-        raise UserError("validate needs a RECIPE (or --schema)")
+        raise UserError("validate needs a RECIPE (or --schema); `keys` explains the keys")
     recipe = load_recipe(args.recipe, args.overrides)
     if args.json:
         print_json(recipe.model_dump(mode="json"))
         return
     print(dump_recipe(recipe), end="")
+
+
+def _keys(args: argparse.Namespace) -> None:
+    from teamtr_lora.recipe.reference import recipe_keys
+
+    found = recipe_keys(args.word)
+    if args.json:
+        print_json([asdict(key) for key in found])
+        return
+    from teamtr_lora.report.keys import print_keys
+
+    print_keys(found)
 
 
 def _plan(args: argparse.Namespace) -> None:

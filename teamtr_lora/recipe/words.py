@@ -116,7 +116,7 @@ def locate(loc: Sequence[str | int]) -> tuple[Loc, Node, Node]:
         elif isinstance(part, int) and "items" in node and "anyOf" not in node:
             node, parent = resolve(node["items"]), node
         elif "oneOf" in node:
-            node = next(task for task in map(resolve, node["oneOf"]) if part in _task_names(task))
+            node = next(task for task in map(resolve, node["oneOf"]) if part in task_names(task))
             continue
         elif "anyOf" in node or "prefixItems" in node:
             break
@@ -126,7 +126,7 @@ def locate(loc: Sequence[str | int]) -> tuple[Loc, Node, Node]:
     return tuple(path), node, parent
 
 
-def _task_names(task: Node) -> list[str]:
+def task_names(task: Node) -> list[str]:
     """The names that select a task section; the first of them is the union's tag for it."""
     name = task["properties"]["name"]
     return list(name["enum"]) if "enum" in name else [name["const"]]
@@ -143,7 +143,7 @@ def explain(kind: str, context: dict[str, Any], loc: Loc, node: Node, parent: No
         wrong, fix = _ABSENT.get(general, ("is required", node.get("description", "")))
         return Problem(key, MISSING, wrong, fix)
     if kind == "union_tag_invalid":
-        names = [name for task in node["oneOf"] for name in _task_names(resolve(task))]
+        names = [name for task in node["oneOf"] for name in task_names(resolve(task))]
         name = value["name"]
         return Problem("task.name", name, f"must be one of {', '.join(names)}", "", nearest(str(name), names))
     suggestion = nearest(value, _choices(node)) if isinstance(value, str) else None

@@ -87,7 +87,7 @@ def test_plan_reads_headers_only_and_uses_what_is_here(hub: Any, repository: Pat
 
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    command = [sys.executable, "-m", "teamtr_lora.cli", "plan", str(tmp_path / "recipe.yaml")]
+    command = [sys.executable, "-m", "teamtr_lora", "plan", str(tmp_path / "recipe.yaml")]
     done = subprocess.run(command, env=environment(tmp_path, "http://127.0.0.1:9"), capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     lines = [line for line in done.stderr.splitlines() if line]

@@ -47,6 +47,6 @@ def test_the_team_learns(trained: tuple[Path, dict[str, Any], int]) -> None:
 
 
 def test_the_estimate_is_within_a_quarter_of_the_peak(trained: tuple[Path, dict[str, Any], int]) -> None:
-    planned = subprocess.run([sys.executable, "-m", "teamtr_lora.cli", "plan", RECIPE, "--json"], capture_output=True, text=True)
+    planned = subprocess.run([sys.executable, "-m", "teamtr_lora", "plan", RECIPE, "--json"], capture_output=True, text=True)
     estimate, peak = json.loads(planned.stdout)["memory_total_bytes"], trained[2]
     assert 0.75 * peak <= estimate <= 1.25 * peak, f"estimated {estimate / 2**20:.0f} MiB, measured {peak / 2**20:.0f} MiB"

@@ -30,7 +30,7 @@ KILLS = 2
 
 
 def command(run_dir: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "teamtr_lora.cli", "train", str(RECIPE), *SMALL, "--run-dir", str(run_dir), "--json", *options]
+    return [sys.executable, "-m", "teamtr_lora", "train", str(RECIPE), *SMALL, "--run-dir", str(run_dir), "--json", *options]
 
 
 def rows_without_times(run_dir: Path) -> list[dict]:

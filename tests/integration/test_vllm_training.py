@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_quickstart_team_learns_with_vllm(tmp_path: Path) -> None:
     """Two stages of it (tools/claims.py rollout.engine=vllm runs the whole recipe)."""
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "teamtr_lora.cli", "train", str(ROOT / "recipes" / "quickstart.yaml"), "--json"]
+    command = [sys.executable, "-m", "teamtr_lora", "train", str(ROOT / "recipes" / "quickstart.yaml"), "--json"]
     options = ["rollout.engine=vllm", "training.stages=2", "evaluation.every_stages=0", "--run-dir", str(run_dir)]
     ran = subprocess.run([*command, *options], capture_output=True, text=True, timeout=400)
     assert ran.returncode == 0, ran.stderr[-2000:]

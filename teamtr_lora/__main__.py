@@ -1,4 +1,4 @@
-"""python -m teamtr_lora.cli"""
+"""python -m teamtr_lora"""
 
 import sys
 
