@@ -1,6 +1,13 @@
 """teamtr-lora: trust-region training of teams of LoRA agents on one frozen base.
 
-from teamtr_lora import TeamSpec, TeamTRConfig, TeamTRTrainer
+TeamTRTrainer   trains a team on your dataset and reward functions, or on a recipe (TeamTRTrainer.from_recipe)
+TeamSpec        the team: the base, the agents, who speaks when
+TeamTRConfig    the settings: stages, learning rate, radius of the trust region, ...
+TrainSummary    what `train` returns: the run directory, the updates, the accuracies
+ask_team        plays one episode of a stored team on your own question, and returns it
+evaluate_team   measures a stored team of a recipe on held-out items; EvalOptions says how
+load_recipe     reads a recipe file into a Recipe
+UserError       a mistake that you can fix, in one line; RecipeError (all problems of the settings at once) is one
 """
 
 from __future__ import annotations
@@ -11,15 +18,32 @@ from typing import TYPE_CHECKING, Any
 from teamtr_lora.errors import UserError
 
 if TYPE_CHECKING:
-    from teamtr_lora.recipe import Recipe, TeamTRConfig, load_recipe
+    from teamtr_lora.evaluation.commands import EvalOptions, ask_team, evaluate_team
+    from teamtr_lora.recipe import Recipe, RecipeError, TeamTRConfig, load_recipe
     from teamtr_lora.training.trainer import TeamSpec, TeamTRTrainer, TrainSummary
 
 __version__ = "0.1.0"
-__all__ = ["Recipe", "TeamSpec", "TeamTRConfig", "TeamTRTrainer", "TrainSummary", "UserError", "load_recipe"]
+__all__ = [
+    "EvalOptions",
+    "Recipe",
+    "RecipeError",
+    "TeamSpec",
+    "TeamTRConfig",
+    "TeamTRTrainer",
+    "TrainSummary",
+    "UserError",
+    "ask_team",
+    "evaluate_team",
+    "load_recipe",
+]
 
 # Looked up when first used: importing teamtr_lora must not load torch.
 _HOMES = {
+    "EvalOptions": "teamtr_lora.evaluation.commands",
+    "ask_team": "teamtr_lora.evaluation.commands",
+    "evaluate_team": "teamtr_lora.evaluation.commands",
     "Recipe": "teamtr_lora.recipe",
+    "RecipeError": "teamtr_lora.recipe",
     "TeamTRConfig": "teamtr_lora.recipe",
     "load_recipe": "teamtr_lora.recipe",
     "TeamSpec": "teamtr_lora.training.trainer",
@@ -32,3 +56,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'teamtr_lora' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

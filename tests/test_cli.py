@@ -19,6 +19,8 @@ import yaml
 
 import teamtr_lora
 from teamtr_lora.cli import main
+from teamtr_lora.errors import UserError
+from teamtr_lora.training.run_dir import latest_run_dir
 
 REPO = Path(teamtr_lora.__file__).parent.parent
 NANO = Path(teamtr_lora.__file__).parent / "base" / "nano"
@@ -391,6 +393,19 @@ def test_a_run_directory_that_is_taken(trained: Path, work: Path, origin: Path, 
 def test_resume_without_a_run(work: Path, user_error: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(work)
     assert "there is no run" in user_error("train", "recipe.yaml", "--resume")
+
+
+def test_resume_takes_the_run_that_began_last(tmp_path: Path) -> None:
+    for name, began in {"x": 1, "x-3": 2, "x-2": 3, "x-y": 4, "x2": 5}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "origin.json").write_text("{}")
+        os.utime(tmp_path / name / "origin.json", (began, began))
+    (tmp_path / "x-4").mkdir()  # killed before it could begin
+    assert latest_run_dir("x", tmp_path) == tmp_path / "x-2"
+    shutil.rmtree(tmp_path / "x")
+    assert latest_run_dir("x", tmp_path) == tmp_path / "x-2"
+    with pytest.raises(UserError, match="no run"):
+        latest_run_dir("z", tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "manifest", "empty"])

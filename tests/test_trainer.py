@@ -9,11 +9,11 @@ from typing import Any
 
 import datasets
 import pytest
-from pydantic import ValidationError
 from transformers.trainer_callback import TrainerCallback
 
-from teamtr_lora import TeamSpec, TeamTRConfig, TeamTRTrainer, UserError, load_recipe
-from teamtr_lora.recipe import load_run_recipe
+from teamtr_lora import RecipeError, TeamSpec, TeamTRConfig, TeamTRTrainer, UserError, load_recipe
+from teamtr_lora.recipe import AgentSection, TrainingSection, load_run_recipe
+from teamtr_lora.training.certify import certify_run
 from teamtr_lora.training.metrics import StageRow, UpdateRow, read_rows
 
 ROWS = [{"prompt": f"question {n}", "answer": n} for n in range(12)]
@@ -88,9 +88,46 @@ def test_config_takes_flat_keys_and_sections() -> None:
     assert flat == nested
     assert TeamTRConfig(rollout={"items_per_stage": 12}, temperature=0.5).rollout.items_per_stage == 12
     assert TeamTRConfig(rollout={"items_per_stage": 12}, temperature=0.5).rollout.temperature == 0.5
-    for wrong in ({"stagess": 2}, {"delta": -1.0}, {"stages": "2"}, {"top_p": 0.9}, {"items_per_stage": 4}):
-        with pytest.raises(ValidationError):
-            TeamTRConfig(**wrong)
+    part = TeamTRConfig(training=TrainingSection(stages=2), learning_rate=0.5).training
+    assert (part.stages, part.learning_rate) == (2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"stagess": 2}, "stagess = 2: unknown key; did you mean 'stages'?"),
+        ({"lr": 0.1}, "lr = 0.1: unknown key; did you mean 'learning_rate'?"),
+        ({"num_generations": 8}, "num_generations = 8: unknown key; did you mean 'episodes_per_item'?"),
+        ({"zzz": {}}, "zzz: unknown key; `teamtr-lora keys` lists the keys"),
+        ({"training": {"lr": 0.1}}, "training.lr = 0.1: unknown key; did you mean 'training.learning_rate'?"),
+        ({"delta": -1.0}, "trust_region.delta = -1.0: must be greater than 0; try 0.01 (the paper's radius)"),
+        ({"stages": "2"}, "training.stages = '2': must be a whole number, at least 1; the default is 8"),
+        ({"training": None, "stages": 2}, "training = null: must be a section (a mapping of keys); leave the section out to use"),
+        ({"items_per_stage": 4}, "a clustered standard error needs at least two held-out groups"),
+        ({"training": {"stages": 2}, "stages": 3}, "stages = 3: is in training= too; give it once"),
+        ({"training": TrainingSection(stages=2), "stages": 2}, "stages = 2: is in training= too; give it once"),
+        ({"team": {}}, "team: is no setting of the config; give the team and the data to TeamTRTrainer"),
+        ({"rounds": 2}, "rounds = 2: is no setting of the config; give team.router.rounds to TeamSpec"),
+        ({"bf16": True}, "bf16 = true: is no setting of the config; give base.precision to TeamSpec"),
+        ({"reward_range": 2}, "reward_range = 2: is no setting of the config; give it to TeamTRTrainer, as reward_range="),
+    ],
+)
+def test_a_mistake_in_the_config_is_one_line(wrong: dict[str, Any], line: str) -> None:
+    for make in (lambda: TeamTRConfig(**wrong), lambda: TeamTRConfig.model_validate(wrong)):
+        with pytest.raises(RecipeError) as caught:
+            make()
+        assert line in str(caught.value) and str(caught.value).startswith("TeamTRConfig: ") and "\n" not in str(caught.value)
+
+
+def test_every_mistake_in_the_config_is_told_at_once() -> None:
+    with pytest.raises(RecipeError) as caught:
+        TeamTRConfig(lr=1, training={"stages": 0}, delta=0.1, trust_region={"delta": 0.2}, items_per_stage=4)
+    assert {problem.key for problem in caught.value.problems} == {"lr", "training.stages", "delta", "trust_region.holdout"}
+
+
+def test_a_config_of_whole_agents_and_orders_is_not_refused_before_the_team_is_known() -> None:
+    """What depends on the team is the trainer's to check."""
+    assert TeamTRConfig(order=["b", "a"], items_per_stage=7, matched="stage").training.order == ["b", "a"]
 
 
 def test_train_and_evaluate(team: dict[str, Any], config: Callable[..., TeamTRConfig], tmp_path: Path) -> None:
@@ -270,6 +307,18 @@ def test_tensorboard_through_the_recipe(tiny_base: Path, tmp_path: Path) -> None
         ({"team": {"agents": [{"name": "../a"}]}}, "name"),
         ({"team": {"agents": [{"name": "a"}], "colour": "red"}}, "colour"),
         ({"team": "no/such/run"}, "no run or team here"),
+        ({"team": AGENTS}, r"^team: give a TeamSpec, .* not list$"),
+        ({"args": {"stages": 1}}, r"^args: give a TeamTRConfig, not dict$"),
+        ({"reward_funcs": "some/reward-model"}, "^reward_funcs: 'some/reward-model' is no function"),
+        ({"reward_funcs": [even, 3]}, "^reward_funcs: 3 is no function"),
+        ({"reward_funcs": None}, "^reward_funcs: None is no function"),
+        ({"team": {"agents": [{"name": "a"}], "routr": {}}}, r"^TeamSpec: team.routr: unknown key; did you mean '.*router'\?$"),
+        ({"args": TeamTRConfig(order=["a", "b"])}, r"^TeamTRTrainer: training.order = .*names every agent once"),
+        ({"reward_range": (1.0, 0.0)}, r"task.reward_range = \[1.0, 0.0\]: the lowest reward must be below the highest"),
+        ({"reward_range": (0.0, float("inf"))}, "task.reward_range"),
+        ({"reward_range": 1.0}, "task.reward_range = 1.0: must be a list of 2 numbers"),
+        ({"on_reward_error": "skip"}, "on_reward_error = 'skip': must be one of stop, zero"),
+        ({"on_overlap": "dorp"}, "on_overlap = 'dorp': must be one of refuse, drop, allow"),
     ],
 )
 def test_mistakes_in_a_script(
@@ -345,3 +394,67 @@ def test_a_tampered_team_file_is_one_line(team: dict[str, Any], config: Callable
         file.write_text(json.dumps(broken))
         with pytest.raises(UserError, match="damaged"):
             TeamTRTrainer(summary.run_dir, even, config(), ROWS)
+
+
+def wide(prompts: list[str], completions: list[str], answer: list[int], **columns: Any) -> list[float]:
+    return [5 * reward - 1 for reward in even(prompts, completions, answer)]
+
+
+def test_certificates_have_the_range_of_rewards_that_the_script_says(
+    team: dict[str, Any], config: Callable[..., TeamTRConfig], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def trainer(within: Any, **values: Any) -> TeamTRTrainer:
+        return TeamTRTrainer(team, wide, config(inner_epochs=2, **values), ROWS, ROWS, reward_range=within)
+
+    with trainer((-1, 4)) as first:
+        run = Path(first.train().run_dir)
+    assert "reward_range" not in caplog.text
+    assert load_recipe(run / "recipe.yaml").task.reward_range == (-1.0, 4.0) == first.task.reward_range
+    certificates = certify_run(run)
+    assert certificates.advantage_bound == pytest.approx(5.0)
+    assert trainer([-1.0, 4.0], stages=2).train(resume=True).stages == 2
+    with pytest.raises(UserError, match=r"another recipe's run: task\.reward_range\.1 is 4\.0 there and 3\.0 here"):
+        trainer((-1, 3)).train(resume=True)
+    recipe = run / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("- 4.0\n", "- 9.0\n"))
+    assert certify_run(run).advantage_bound == pytest.approx(10.0)
+
+
+def test_rewards_outside_the_range_are_told_once(
+    team: dict[str, Any], config: Callable[..., TeamTRConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = TeamTRTrainer(team, lambda completions, **_: [5.0] * len(completions), config(), ROWS, ROWS)
+    assert trainer.evaluate(items=4, k=2).mean_reward == 5.0 and trainer.evaluate(items=2, k=1).mean_reward == 5.0
+    told = [record.message for record in caplog.records if "reward_range" in record.message]
+    assert len(told) == 1 and "got reward 5, outside task.reward_range = [0, 1]" in told[0]
+
+
+def test_a_trainer_is_closed_at_the_end_of_its_with(team: dict[str, Any], config: Callable[..., TeamTRConfig]) -> None:
+    closed: list[str] = []
+    with pytest.raises(RuntimeError, match="mine"), TeamTRTrainer(team, even, config(), ROWS, ROWS) as trainer:
+        sampler = trainer.open().sampler
+        sampler.close = lambda: closed.append("sampler")  # type: ignore[method-assign]
+        raise RuntimeError("mine")
+    trainer.close()
+    assert closed == ["sampler"], "once"
+    for use in (trainer.open, trainer.evaluate, trainer.train):
+        with pytest.raises(UserError, match="the trainer is closed; make another one"):
+            use()
+    with TeamTRTrainer(team, even, config(), ROWS, ROWS) as untouched:
+        pass
+    assert untouched.playable is None, "nothing was loaded for closing it"
+
+
+@pytest.mark.parametrize("wrong", [{"items": 0}, {"k": 0}, {"k": -1}])
+def test_an_evaluation_plays_something(team: dict[str, Any], config: Callable[..., TeamTRConfig], wrong: dict[str, int]) -> None:
+    (name,) = wrong
+    with pytest.raises(UserError, match=f"{name} = {wrong[name]}: must be at least 1"):
+        TeamTRTrainer(team, even, config(), ROWS, ROWS).evaluate(**wrong)
+
+
+def test_a_mistake_in_a_team_is_told_as_in_a_recipe() -> None:
+    with pytest.raises(RecipeError) as caught:
+        TeamSpec(base={"device": "gpu"}, agents=[AgentSection(name="a"), {"name": "B"}])
+    assert {problem.key for problem in caught.value.problems} == {"base.device", "team.agents.1.name"}
+    with pytest.raises(RecipeError, match="TeamSpec: team.agents: the team has no agents"):
+        TeamSpec()

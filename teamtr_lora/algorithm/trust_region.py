@@ -95,6 +95,11 @@ class StepDecision:
     accepted: GateReading | None  # None: rejected
     readings: list[GateReading] = field(default_factory=list)
 
+    @property
+    def shown(self) -> GateReading | None:
+        """The reading to report: the accepted one, or the last that was tried."""
+        return self.accepted or (self.readings[-1] if self.readings else None)
+
 
 def choose_step(
     measure: Callable[[float], GateReading], *, delta: float, fill: bool, max_stretch: float, evaluations: int

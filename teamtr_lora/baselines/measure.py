@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages
+from teamtr_lora.algorithm.advantage import GroupAdvantages
 from teamtr_lora.algorithm.trust_region import GateReading, StepDecision
 from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion
@@ -17,7 +17,7 @@ from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate
 from teamtr_lora.training.optimise import OptimiseReport
 from teamtr_lora.training.scoring import Scorer, keep_current, message_batch
-from teamtr_lora.training.update import UpdateOutcome
+from teamtr_lora.training.update import UpdateOutcome, episode_advantages
 
 
 class StepMeter:
@@ -26,15 +26,8 @@ class StepMeter:
 
     def __init__(self, playable: PlayableTeam, recipe: Recipe, agent: str) -> None:
         self._playable, self._recipe, self._agent = playable, recipe, agent
-        training = recipe.training
-        self._discount = 1 - 1 / playable.team.router.max_messages if training.discount == "auto" else float(training.discount)
-        self._scorer = Scorer(
-            playable.base,
-            playable.bank,
-            temperature=recipe.rollout.temperature,
-            head_chunk_tokens=training.head_chunk_tokens,
-            tf32=recipe.trust_region.gate_precision == "tf32",
-        )
+        self._discount = recipe.training.discount_for(playable.team.router.max_messages)
+        self._scorer = Scorer.of(playable, recipe)
         self.episodes: list[Episode] = []
         self._before: Snapshot = {}
 
@@ -49,7 +42,7 @@ class StepMeter:
             )
 
     def outcome(self, version: AdapterVersion, logs: Mapping[str, float], steps: int) -> UpdateOutcome:
-        advantages = self._advantages()
+        advantages = episode_advantages(self.episodes, self._recipe.training, self._discount)  # TRL's own are in no row
         reading, messages, tokens = self._read(advantages)
         gate = GateReading(1.0, reading.kl[self._recipe.trust_region.estimator], reading.gain)
         report = OptimiseReport(
@@ -71,15 +64,6 @@ class StepMeter:
             seconds={},
             messages=messages,
             trained_tokens=tokens,
-        )
-
-    def _advantages(self) -> GroupAdvantages:
-        """As `train` would compute them; TRL's own are in no row."""
-        training = self._recipe.training
-        returns = torch.tensor([e.discounted_return(self._discount) for e in self.episodes], dtype=torch.float64)
-        groups = torch.tensor([e.group for e in self.episodes])
-        return group_advantages(
-            returns, groups, clip=training.advantage_clip, eps=training.advantage_eps, kind=training.advantage
         )
 
     def _read(self, advantages: GroupAdvantages) -> tuple[CandidateReading, int, int]:

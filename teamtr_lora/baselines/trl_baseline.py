@@ -27,8 +27,8 @@ from teamtr_lora.baselines.record import BaselineState, check_folder, summary, w
 from teamtr_lora.baselines.single import budget, single_agent_recipe
 from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation import Evaluation
-from teamtr_lora.evaluation.evaluate import evaluation_items, summarise
-from teamtr_lora.recipe import Recipe, ScriptTask
+from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
+from teamtr_lora.recipe import Recipe, ScriptTaskSection
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.tasks import DataOrder, Task, build_task
@@ -55,7 +55,7 @@ def train_baseline(
     """Trains one agent on the budget of the recipe's team. With `resume` a finished run is only read."""
     started = time.monotonic()
     version = _trl_version()
-    if isinstance(recipe.task, ScriptTask):
+    if isinstance(recipe.task, ScriptTaskSection):
         raise UserError("task.name = 'script': this run's items and rewards live in a Python script; use TRL there")
     single = single_agent_recipe(recipe, agent)
     batch_settings(single, longest=1, iterations=1)  # refuses steps that TRL cannot take before anything is loaded
@@ -294,12 +294,9 @@ class BaselineRun:
 
     def _evaluate(self) -> Evaluation:
         """On the items and seeds of `train`, so that the two are compared on common random numbers."""
-        section, rollout, k = self.recipe.evaluation, self.recipe.rollout, self.recipe.evaluation.samples_in_training
-        temperature = rollout.temperature if section.temperature is None else section.temperature
-        items = evaluation_items(self.task, "test", section.items)
-        plan = PlayPlan(items, k, temperature, rollout.max_message_tokens, f"{self.recipe.seed}/evaluation/test")
+        plan = plan_in_training(self.task, self.recipe)
         episodes = self._play(plan, "evaluation")
-        evaluation = summarise(episodes, self.task, split="test", k=k, temperature=temperature)
+        evaluation = summarise(episodes, self.task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
         self.state.sampled_tokens += evaluation.sampled_tokens
         self.events.fire("on_evaluate", metrics=evaluation.as_dict())
         return evaluation

@@ -1,4 +1,16 @@
-"""Evaluation of a team on held-out items."""
+"""Evaluation of a team on held-out items.
+
+Modules:
+    evaluate    plays a team and says how good it is
+    inference   who answers: the team, or an inference-time baseline
+    baselines   those baselines by name, and their settings
+    outcome     what the statistics need of one answer
+    statistics  avg@k, pass@k, majorities, errors, intervals, paired tests
+    result      what `eval` reports
+    compare     two evaluations on the same items
+    store       an evaluation on disk, resumable
+    commands    what `eval` and `ask` do with a stored team
+"""
 
 from teamtr_lora.evaluation.evaluate import Evaluation, evaluate
 from teamtr_lora.evaluation.statistics import avg_at_k, pass_at_k, standard_error

@@ -19,7 +19,7 @@ from teamtr_lora.evaluation.outcome import judge, problem_digest
 from teamtr_lora.evaluation.result import EvaluationResult, make_result
 from teamtr_lora.evaluation.store import EvaluationStore, evaluation_name, is_evaluation, read_evaluation
 from teamtr_lora.files import sha256
-from teamtr_lora.recipe import Recipe, ScriptTask, load_recipe
+from teamtr_lora.recipe import Recipe, ScriptTaskSection, load_recipe
 from teamtr_lora.registry.stored import StoredTeam, find_team, is_recipe_file
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
@@ -52,15 +52,16 @@ class EvalOptions:
     reuse: bool = False  # whether a finished evaluation is read instead of played again
 
 
-def read_source(source: Path) -> StoredTeam:
+def read_source(source: str | Path) -> StoredTeam:
     """A run or team and its versions, or a recipe file, whose team has fresh adapters."""
+    source = Path(source)
     if is_recipe_file(source):
         return StoredTeam(load_recipe(source), {}, source.parent, Path("evaluations") / source.stem)
     return find_team(source)
 
 
 @contextmanager
-def open_stored(source: Path, engine: Engine | None = None) -> Iterator[tuple[Recipe, PlayableTeam]]:
+def open_stored(source: str | Path, engine: Engine | None = None) -> Iterator[tuple[Recipe, PlayableTeam]]:
     """A stored team, ready to play on the engine of its recipe or on another one."""
     stored = read_source(source)
     recipe = stored.recipe
@@ -74,12 +75,12 @@ def open_stored(source: Path, engine: Engine | None = None) -> Iterator[tuple[Re
         playable.close()
 
 
-def evaluate_team(source: Path, options: EvalOptions | None = None, progress: Progress | None = None) -> EvaluationResult:
+def evaluate_team(source: str | Path, options: EvalOptions | None = None, progress: Progress | None = None) -> EvaluationResult:
     """Goes on where an interrupted evaluation of the same settings stopped."""
     options = options or EvalOptions()
     stored = read_source(source)
     recipe, versions = stored.recipe, stored.versions
-    if isinstance(recipe.task, ScriptTask):
+    if isinstance(recipe.task, ScriptTaskSection):
         raise UserError(f"{source}: this run's items and rewards live in a Python script; use TeamTRTrainer.evaluate() there")
     task = build_task(recipe.task, recipe.folder)
     items = evaluation_items(task, options.split, options.limit or recipe.evaluation.items)
@@ -117,7 +118,6 @@ def _settings(
 ) -> dict[str, Any]:
     """Everything that decides the result: an evaluation goes on, or is read again, only where all of it is the same."""
     section, rollout = recipe.evaluation, recipe.rollout
-    default = rollout.temperature if section.temperature is None else section.temperature
     k = options.k or section.samples_in_eval(task.name)
     engine = options.engine or rollout.engine
     policy = resolve_baseline(options.baseline, recipe, task) if options.baseline else {"kind": "team"}
@@ -130,7 +130,7 @@ def _settings(
         "items": len(items),
         "items_digest": sha256("\n".join(f"{item.id} {problem_digest(item)}" for item in items).encode("utf-8", "replace")),
         "k": k,
-        "temperature": default if options.temperature is None else options.temperature,
+        "temperature": section.sampled_at(rollout) if options.temperature is None else options.temperature,
         "max_message_tokens": rollout.max_message_tokens,
         "policy": policy,
         "base": recipe.base.model_dump(mode="json"),
@@ -149,7 +149,7 @@ def _chunk_sizes(settings: dict[str, Any]) -> list[int]:
 
 
 def _play_missing(
-    source: Path, store: EvaluationStore, task: Task, items: list[Item], options: EvalOptions, progress: Progress | None
+    source: str | Path, store: EvaluationStore, task: Task, items: list[Item], options: EvalOptions, progress: Progress | None
 ) -> None:
     settings = store.settings
     sizes, k = _chunk_sizes(settings), settings["k"]
@@ -186,7 +186,7 @@ def _open_policy(source: Path, task: Task, options: EvalOptions, settings: dict[
         yield Played(playable, task, settings["temperature"], recipe.rollout.max_message_tokens, purpose)
 
 
-def ask_team(folder: Path, question: str, *, temperature: float | None = None, seed: int = 0) -> Episode:
+def ask_team(folder: str | Path, question: str, *, temperature: float | None = None, seed: int = 0) -> Episode:
     """One unscored episode on the user's own question."""
     if not question.strip():
         raise UserError("the question is empty")

@@ -10,6 +10,7 @@ from typing import Any
 from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation.outcome import Attempt, Outcome, judge
 from teamtr_lora.evaluation.statistics import avg_at_k, item_pass_at_k, pass_at_k, standard_error
+from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.tasks import Item, Task
@@ -71,6 +72,18 @@ def evaluate(
     """The seeds depend on the item and the sample alone, so two teams are compared on common random numbers."""
     plan = PlayPlan(evaluation_items(task, split, items), k, temperature, max_message_tokens, evaluation_purpose(seed, split))
     return summarise(playable.play(task, plan, progress), task, split=split, k=k, temperature=temperature)
+
+
+def plan_in_training(task: Task, config: TeamTRConfig, items: int | None = None) -> PlayPlan:
+    """How a team is measured while it trains; who plays the same plan is compared with it on common random numbers."""
+    section, rollout = config.evaluation, config.rollout
+    return PlayPlan(
+        evaluation_items(task, "test", items or section.items),
+        section.samples_in_training,
+        section.sampled_at(rollout),
+        rollout.max_message_tokens,
+        evaluation_purpose(config.seed, "test"),
+    )
 
 
 def evaluation_purpose(seed: int, split: str) -> str:

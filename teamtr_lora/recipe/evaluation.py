@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from teamtr_lora.recipe.rollout import RolloutSection
 from teamtr_lora.recipe.sections import Section
 
-# K of the paper's avg@K and pass@K (app:benchmarks); tau-bench by its pass@1 / pass@4 (sec:exp). Other tasks: 1.
+# K of the paper's avg@K and pass@K (app:benchmarks); tau-bench by its pass@1 / pass@4 (sec:experiments). Other tasks: 1.
 PAPER_SAMPLES = {
     "aime24": 64,
     "aime25": 64,
@@ -38,6 +39,10 @@ class EvaluationSection(Section):
     temperature: float | None = Field(
         default=None, ge=0, description="Sampling temperature; null takes the rollout's, 0 is greedy."
     )
+
+    def sampled_at(self, rollout: RolloutSection) -> float:
+        """The temperature of an evaluation."""
+        return rollout.temperature if self.temperature is None else self.temperature
 
     @property
     def samples_in_training(self) -> int:

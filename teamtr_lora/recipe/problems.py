@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from teamtr_lora.recipe.schema import Recipe
+from teamtr_lora.recipe.schema import Recipe, TeamTRConfig
 from teamtr_lora.recipe.words import MISSING, Loc, Problem, explain, key_text, locate
 
 # One round for the keys, then one for each level of rules: router or task, team, recipe; the rest is slack.
@@ -26,6 +26,8 @@ _READS: dict[str, list[Loc]] = {
     "team.router.judge": [("team", "router", "kind")],
 }
 
+Settings = TypeVar("Settings", bound=TeamTRConfig)
+
 
 def problems(data: Any) -> list[Problem]:
     """Every problem of a merged recipe; empty exactly when `Recipe` accepts it."""
@@ -33,20 +35,25 @@ def problems(data: Any) -> list[Problem]:
 
 
 def check(data: Any) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe, or every problem with it.
+    """The recipe, or every problem with it."""
+    if not isinstance(data, Mapping):
+        return None, [Problem("recipe", data, "must be a mapping of sections", "start with team:, task: and training:")]
+    return check_settings(data, Recipe)
+
+
+def check_settings(data: Mapping[str, Any], model: type[Settings]) -> tuple[Settings | None, list[Problem]]:
+    """Settings of a kind, or every problem with them.
 
     Rules between keys are checked only once each key is right by itself. So that they are reported together with the
     wrong keys, each wrong key is repaired in a copy and the copy is looked at again: a rule that still fails there is
     a problem of its own unless it rests on a repaired key.
     """
-    if not isinstance(data, Mapping):
-        return None, [Problem("recipe", data, "must be a mapping of sections", "start with team:, task: and training:")]
     copied: dict[str, Any] = copy.deepcopy(dict(data))
     found: dict[str, Problem] = {}
     bad: set[Loc] = set()
     for _ in range(_ROUNDS):
         try:
-            recipe = Recipe.model_validate(copied)
+            settings = model.model_validate(copied)
         except ValidationError as error:
             bad_before = frozenset(bad)
             for detail in error.errors(include_url=False):
@@ -58,7 +65,7 @@ def check(data: Any) -> tuple[Recipe | None, list[Problem]]:
                 bad.add(loc)
                 _repair(copied, loc, kind)
         else:
-            return (None, list(found.values())) if found else (recipe, [])
+            return (None, list(found.values())) if found else (settings, [])
     return None, list(found.values())
 
 

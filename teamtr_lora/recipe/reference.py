@@ -57,7 +57,7 @@ def _describe(name: str, child: Node) -> Iterator[Key]:
         yield Key(name, "", "", meaning)
         yield from _walk(node, f"{name}.")
     else:
-        default = json.dumps(node["default"]) if node.get("default") is not None else ""
+        default = json.dumps(node["default"]) if "default" in node else ""
         yield Key(name, describe(node), default, meaning)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from teamtr_lora.recipe.diagnostics import DiagnosticsSection
 from teamtr_lora.recipe.evaluation import EvaluationSection
@@ -27,12 +27,12 @@ from teamtr_lora.recipe.sections import (
     refuse,
 )
 from teamtr_lora.recipe.swap import SwapSection
-from teamtr_lora.recipe.task_sections import ColumnSumTask, TaskSection
+from teamtr_lora.recipe.task_sections import ColumnSumTaskSection, TaskSection
 
 __all__ = [
     "AgentSection",
     "BaseSection",
-    "ColumnSumTask",
+    "ColumnSumTaskSection",
     "DiagnosticsSection",
     "EvaluationSection",
     "LoraSection",
@@ -94,7 +94,7 @@ class TrainingSection(Section):
         description="Decoupled weight decay on the adapter weights, per step as a multiple of the learning rate.",
     )
     max_grad_norm: float = Field(default=1.0, gt=0, description="Largest gradient norm; longer gradients are scaled down to it.")
-    inner_epochs: int = Field(default=4, ge=1, description="Passes over the stage's episodes per update.")
+    inner_epochs: int = Field(default=4, ge=1, description="Passes over an update's episodes, less the held-out ones.")
     minibatches_per_epoch: int = Field(default=1, ge=1, description="Optimiser steps per pass.")
     tokens_per_microbatch: int = Field(
         default=8192,
@@ -116,11 +116,17 @@ class TrainingSection(Section):
     advantage_clip: float = Field(default=3.0, gt=0, description="Largest advantage, in standard deviations of the group.")
     advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the group's reward variance, inside the root.")
     min_informative_groups: int = Field(
-        default=1, ge=0, description="Groups with reward variance below which an update is skipped."
+        default=1,
+        ge=1,
+        description="Fewest groups with reward variance among those of the gradient; with fewer an update is skipped.",
     )
     head_chunk_tokens: int = Field(
         default=1024, ge=1, description="Tokens per chunk of the output head; bounds memory for logits."
     )
+
+    def discount_for(self, messages: int) -> float:
+        """Per message, in episodes of at most so many."""
+        return 1 - 1 / messages if self.discount == "auto" else float(self.discount)
 
     def sampled_before(self, update: int) -> int:
         """The update of the stage, counted from 0, before which the episodes that `update` learns from are sampled."""
@@ -170,7 +176,7 @@ class TrustRegionSection(Section):
         description="KL estimator: exact sums over the vocabulary; k3 and k1 use the sampled token only.",
     )
     holdout: float = Field(
-        default=0.25, gt=0, lt=1, description="Share of a stage's items kept out of the gradient and used by the gate."
+        default=0.25, gt=0, lt=1, description="Share of a rollout's items kept out of the gradient and used by the gate."
     )
     confidence: float = Field(
         default=0.95,
@@ -182,8 +188,13 @@ class TrustRegionSection(Section):
         default="fill", description="fill: stretch or shrink the step to fill the region; shrink: only ever shrink it."
     )
     max_stretch: float = Field(default=4.0, ge=1, description="step: fill only. Largest factor by which a step is stretched.")
-    backtracks: int = Field(default=6, ge=1, description="Most step sizes tried per update before it is rejected.")
-    beta_initial: float = Field(default=0.1, ge=0, description="First weight of the KL penalty, per agent; it adapts from there.")
+    backtracks: int = Field(default=6, ge=1, description="Most step lengths measured per update, the whole step included.")
+    beta_initial: float = Field(
+        default=0.1,
+        ge=0,
+        description="Weight of the KL penalty at first, per agent: penalty_fixed keeps it, none has no penalty, all other kinds "
+        "adapt it.",
+    )
     gate_precision: Literal["fp32", "tf32"] = Field(default="fp32", description="Arithmetic of the gate's forward passes.")
 
     @model_validator(mode="after")
@@ -193,9 +204,9 @@ class TrustRegionSection(Section):
             refuse("trust_region", [(("radii",), self.radii, f"does nothing useful with kind {self.kind}", fix)])
         return self
 
-    def heldout_items(self, items_per_stage: int) -> int:
-        """Items of a stage that the gate keeps: the one place that rounds."""
-        return round(items_per_stage * self.holdout)
+    def heldout_items(self, items: int) -> int:
+        """How many of a rollout's items the gate keeps."""
+        return round(items * self.holdout)
 
 
 class TrackingSection(Section):
@@ -206,11 +217,16 @@ class TrackingSection(Section):
 
 
 class TeamTRConfig(Section):
-    """Everything but the base, the team and the task: what a script passes as `args`."""
+    """Everything but the base, the team and the task: what a script passes as `args`.
+
+    Keys may be named without their section: `TeamTRConfig(stages=2, delta=0.02)` is
+    `TeamTRConfig(training={"stages": 2}, trust_region={"delta": 0.02})`; `temperature` is then the rollout's. A mistake raises
+    RecipeError, in the words of `teamtr-lora validate`; `teamtr-lora keys` explains every key.
+    """
 
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of everything random in the run.")
     output_dir: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, description="Folder for the run directory; null chooses one under runs."
+        default=None, description="The run directory itself; null chooses one under runs."
     )
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are sampled.")
     training: TrainingSection = Field(default_factory=TrainingSection, description="The stage loop and one agent's update.")
@@ -223,8 +239,18 @@ class TeamTRConfig(Section):
     swap: SwapSection = Field(default_factory=SwapSection, description="How `swap` and `rebase` replace agents.")
 
     def __init__(self, **values: Any) -> None:
-        """A script may name keys without their section, as in `TeamTRConfig(stages=2, delta=0.02)`."""
-        super().__init__(**(_into_sections(values) if type(self) is TeamTRConfig else values))
+        if type(self) is not TeamTRConfig:
+            super().__init__(**values)
+            return
+        from teamtr_lora.recipe.config import config_error, into_sections  # which reads the classes of this module
+
+        placed, twice = into_sections(values)
+        try:
+            super().__init__(**placed)
+        except ValidationError as error:
+            raise config_error(placed, twice) from error
+        if twice:
+            raise config_error(placed, twice)
 
     @model_validator(mode="after")
     def _gate_has_groups(self) -> Self:
@@ -244,29 +270,6 @@ class TeamTRConfig(Section):
         return self
 
 
-def _into_sections(values: dict[str, Any]) -> dict[str, Any]:
-    """Puts each bare key into the first section that has it; unknown ones stay, to be refused by name."""
-    placed = dict(values)
-    for key, value in values.items():
-        owner = next((name for name, section in _SECTIONS.items() if key in section.model_fields), None)
-        if key not in TeamTRConfig.model_fields and owner:
-            del placed[key]
-            given = placed.get(owner, {})
-            placed[owner] = {**(given if isinstance(given, dict) else given.model_dump()), key: value}
-    return placed
-
-
-_SECTIONS: dict[str, type[Section]] = {
-    "rollout": RolloutSection,
-    "training": TrainingSection,
-    "trust_region": TrustRegionSection,
-    "evaluation": EvaluationSection,
-    "diagnostics": DiagnosticsSection,
-    "tracking": TrackingSection,
-    "swap": SwapSection,
-}
-
-
 def _items_for_two(holdout: float) -> int:
     """Fewest items per stage of which two are held out and one is left."""
     items = max(3, int(1.5 / holdout))
@@ -280,7 +283,9 @@ class Recipe(TeamTRConfig):
 
     base: BaseSection = Field(default_factory=BaseSection, description="The frozen model that every agent shares.")
     team: TeamSection = Field(description="The agents and how they talk.")
-    task: TaskSection = Field(default_factory=ColumnSumTask, description="What the team is trained on; `name` selects the kind.")
+    task: TaskSection = Field(
+        default_factory=ColumnSumTaskSection, description="What the team is trained on; `name` selects the kind."
+    )
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

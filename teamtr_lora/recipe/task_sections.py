@@ -15,7 +15,7 @@ from teamtr_lora.recipe.sections import DATA_FILE, CallablePath, Section, Text, 
 DataFile = Annotated[str, Field(pattern=DATA_FILE)]
 
 
-class RewardedTask(Section):
+class RewardedTaskSection(Section):
     """Keys that every task has."""
 
     on_reward_error: Literal["stop", "zero"] = Field(
@@ -44,7 +44,7 @@ class RewardedTask(Section):
         return self
 
 
-class ColumnSumTask(RewardedTask):
+class ColumnSumTaskSection(RewardedTaskSection):
     """Add two numbers column by column: generated, seeded, and solved only if every agent's message is right."""
 
     name: Literal["column_sum"] = Field(default="column_sum", description="The generated addition task of the quickstart.")
@@ -56,7 +56,7 @@ class ColumnSumTask(RewardedTask):
     )
 
 
-class SmallTask(RewardedTask):
+class SmallTaskSection(RewardedTaskSection):
     """Generated questions with a number for an answer, a few solved examples before each; the last message answers."""
 
     name: Literal["arithmetic", "products", "largest", "letter_count"] = Field(
@@ -66,7 +66,7 @@ class SmallTask(RewardedTask):
     shots: int = Field(default=4, ge=0, description="Solved examples before the question.")
 
 
-class CountdownTask(RewardedTask):
+class CountdownTaskSection(RewardedTaskSection):
     """Reach a target with the given numbers, each once, by + - * /; generated, checked exactly."""
 
     name: Literal["countdown"] = Field(description="The last expression in the last message is the answer.")
@@ -74,7 +74,7 @@ class CountdownTask(RewardedTask):
     shots: int = Field(default=2, ge=0, description="Solved examples before the question.")
 
 
-class ItemSource(RewardedTask):
+class ItemSource(RewardedTaskSection):
     """Where a task's items come from, for tasks that read them from a file or the hub."""
 
     path: DataFile | None = Field(
@@ -119,7 +119,7 @@ class ItemSource(RewardedTask):
         return str(getattr(self, "name", "dataset"))
 
 
-class DatasetTask(ItemSource):
+class DatasetTaskSection(ItemSource):
     """Prompts from a file or the hub, scored by your reward function."""
 
     name: Literal["dataset"] = Field(description="Your own prompts and reward.")
@@ -132,7 +132,7 @@ class DatasetTask(ItemSource):
     success_at_least: float = Field(default=1.0, description="Reward from which an episode counts as right, in reward units.")
 
 
-class MathTask(ItemSource):
+class MathTaskSection(ItemSource):
     """Problems with one answer, in a box or after the benchmark's marker; compared symbolically by math-verify."""
 
     name: Literal["gsm8k", "math500", "aime24", "aime25", "dapo_math"] = Field(
@@ -154,7 +154,7 @@ class OptionalSource(ItemSource):
         return False
 
 
-class BlocksworldTask(OptionalSource):
+class BlocksworldTaskSection(OptionalSource):
     """Plans in the blocks world, simulated with exact preconditions; PlanBench's items, or generated ones."""
 
     name: Literal["planbench_blocksworld"] = Field(
@@ -164,7 +164,7 @@ class BlocksworldTask(OptionalSource):
     mystery: bool = Field(default=False, description="Generated items in PlanBench's mystery names (attack, feast, ...).")
 
 
-class GuessingTask(OptionalSource):
+class GuessingTaskSection(OptionalSource):
     """Guess a secret of four different digits from feedback; AR-Bench's items, or generated ones."""
 
     name: Literal["arbench_gn"] = Field(description="Rows need number; without path or hub, items are generated.")
@@ -174,7 +174,7 @@ class GuessingTask(OptionalSource):
     )
 
 
-class ZebraTask(OptionalSource):
+class ZebraTaskSection(OptionalSource):
     """Logic grids answered with a JSON table, scored as in ZeroEval; ZebraLogic's items, or generated ones with one solution."""
 
     name: Literal["zebralogic", "zebra"] = Field(
@@ -187,7 +187,7 @@ class ZebraTask(OptionalSource):
     )
 
 
-class AutoLogiTask(OptionalSource):
+class AutoLogiTaskSection(OptionalSource):
     """Open puzzles checked by programs, in a sandbox; AutoLogi's items, or generated ones with at least one solution."""
 
     name: Literal["autologi"] = Field(
@@ -197,13 +197,13 @@ class AutoLogiTask(OptionalSource):
     check_seconds: float = Field(default=5.0, gt=0, description="Longest run of one item's checking programs, in seconds.")
 
 
-class ConversationTask(ItemSource):
+class ConversationTaskSection(ItemSource):
     """Tasks in which the team talks to somebody outside it."""
 
     responder: ResponderSection = Field(default_factory=ResponderSection, description="Who answers the team.")
 
 
-class DetectiveTask(ConversationTask):
+class DetectiveTaskSection(ConversationTaskSection):
     """Find the murderer by questioning suspects, whom the responder plays; AR-Bench's detective cases, scored by index."""
 
     name: Literal["arbench_dc"] = Field(description="Rows need initial_information, suspects and label. A message is a turn.")
@@ -213,7 +213,7 @@ class DetectiveTask(ConversationTask):
     )
 
 
-class SituationTask(ConversationTask):
+class SituationTaskSection(ConversationTaskSection):
     """Find the story behind a situation by yes-or-no questions to a referee, the responder; AR-Bench's situation puzzles."""
 
     name: Literal["arbench_sp"] = Field(description="Rows need surface and bottom. A message is a turn.")
@@ -226,7 +226,7 @@ class SituationTask(ConversationTask):
     )
 
 
-class Tau2Task(ConversationTask):
+class Tau2TaskSection(ConversationTaskSection):
     """Serve a customer, whom the responder plays, with tools over a database; tau2-bench's tasks and rewards."""
 
     name: Literal["tau2_retail", "tau2_airline"] = Field(
@@ -251,30 +251,30 @@ class Tau2Task(ConversationTask):
     )
 
 
-class ScriptTask(RewardedTask):
+class ScriptTaskSection(RewardedTaskSection):
     """Items and rewards that a Python script passed to TeamTRTrainer: such a run goes on from its script."""
 
     name: Literal["script"] = Field(description="Written by TeamTRTrainer; a recipe file cannot run it.")
 
 
-FAMILIES: tuple[type[RewardedTask], ...] = (
-    ColumnSumTask,
-    SmallTask,
-    CountdownTask,
-    DatasetTask,
-    MathTask,
-    ZebraTask,
-    AutoLogiTask,
-    BlocksworldTask,
-    GuessingTask,
-    DetectiveTask,
-    SituationTask,
-    Tau2Task,
-    ScriptTask,
+FAMILIES: tuple[type[RewardedTaskSection], ...] = (
+    ColumnSumTaskSection,
+    SmallTaskSection,
+    CountdownTaskSection,
+    DatasetTaskSection,
+    MathTaskSection,
+    ZebraTaskSection,
+    AutoLogiTaskSection,
+    BlocksworldTaskSection,
+    GuessingTaskSection,
+    DetectiveTaskSection,
+    SituationTaskSection,
+    Tau2TaskSection,
+    ScriptTaskSection,
 )
 
 
-def names_of(family: type[RewardedTask]) -> tuple[str, ...]:
+def names_of(family: type[RewardedTaskSection]) -> tuple[str, ...]:
     return get_args(family.model_fields["name"].annotation)
 
 
@@ -289,18 +289,18 @@ def _task_name(value: Any) -> str:
 
 
 TaskSection = Annotated[
-    Annotated[ColumnSumTask, Tag("column_sum")]
-    | Annotated[SmallTask, Tag("arithmetic")]
-    | Annotated[CountdownTask, Tag("countdown")]
-    | Annotated[DatasetTask, Tag("dataset")]
-    | Annotated[MathTask, Tag("gsm8k")]
-    | Annotated[BlocksworldTask, Tag("planbench_blocksworld")]
-    | Annotated[GuessingTask, Tag("arbench_gn")]
-    | Annotated[ZebraTask, Tag("zebralogic")]
-    | Annotated[AutoLogiTask, Tag("autologi")]
-    | Annotated[DetectiveTask, Tag("arbench_dc")]
-    | Annotated[SituationTask, Tag("arbench_sp")]
-    | Annotated[Tau2Task, Tag("tau2_retail")]
-    | Annotated[ScriptTask, Tag("script")],
+    Annotated[ColumnSumTaskSection, Tag("column_sum")]
+    | Annotated[SmallTaskSection, Tag("arithmetic")]
+    | Annotated[CountdownTaskSection, Tag("countdown")]
+    | Annotated[DatasetTaskSection, Tag("dataset")]
+    | Annotated[MathTaskSection, Tag("gsm8k")]
+    | Annotated[BlocksworldTaskSection, Tag("planbench_blocksworld")]
+    | Annotated[GuessingTaskSection, Tag("arbench_gn")]
+    | Annotated[ZebraTaskSection, Tag("zebralogic")]
+    | Annotated[AutoLogiTaskSection, Tag("autologi")]
+    | Annotated[DetectiveTaskSection, Tag("arbench_dc")]
+    | Annotated[SituationTaskSection, Tag("arbench_sp")]
+    | Annotated[Tau2TaskSection, Tag("tau2_retail")]
+    | Annotated[ScriptTaskSection, Tag("script")],
     Discriminator(_task_name),
 ]

@@ -36,6 +36,25 @@ _ABSENT = {
     "team.agents.*.name": ("the agent has no name", "add one, for example name: planner"),
     "task.reward": ("a dataset task needs a reward function", _FIX["task.reward"]),
 }
+# What TRL and transformers call it.
+OTHER_NAMES = {
+    "beta": "trust_region.beta_initial",
+    "bf16": "base.precision",
+    "epsilon": "training.clip_ratio",
+    "fp16": "base.precision",
+    "gamma": "training.discount",
+    "lr": "training.learning_rate",
+    "max_completion_length": "rollout.max_message_tokens",
+    "max_new_tokens": "rollout.max_message_tokens",
+    "max_steps": "training.stages",
+    "num_generations": "rollout.episodes_per_item",
+    "num_iterations": "training.inner_epochs",
+    "num_train_epochs": "training.stages",
+    "optim": "training.optimizer",
+    "report_to": "tracking.trackers",
+    "target_kl": "trust_region.delta",
+    "use_vllm": "rollout.engine",
+}
 _BOUNDS = {
     "minimum": "at least",
     "exclusiveMinimum": "greater than",
@@ -205,7 +224,8 @@ def _unknown_key(loc: Loc, value: Any, parent: Node) -> Problem:
     word, known = str(loc[-1]), list(parent.get("properties", {}))
     elsewhere = {path.rsplit(".", 1)[-1]: path for path in key_paths()}
     # A key of another section first, then a misspelt key of this one, then a misspelt key of another.
-    suggestion, fix = elsewhere.get(word) or nearest(word, known) or elsewhere.get(nearest(word, elsewhere) or ""), ""
+    misspelt = nearest(word, known) or elsewhere.get(nearest(word, elsewhere) or "")
+    suggestion, fix = elsewhere.get(word) or OTHER_NAMES.get(word) or misspelt, ""
     if suggestion is None:
         section = key_text(loc[:-1])
         fix = f"the keys {'of ' + section if section else 'here'} are {', '.join(known)}"

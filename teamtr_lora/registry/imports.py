@@ -18,7 +18,7 @@ from teamtr_lora.base.load import base_facts
 from teamtr_lora.base.source import NANO, Progress, beside, resolve
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash
 from teamtr_lora.errors import UserError
-from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptTask, TeamSection
+from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptTaskSection, TeamSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.words import RecipeError
 from teamtr_lora.registry.fit import check_lora, modules_of, open_contents, understand
@@ -155,7 +155,7 @@ def _alone(agent: str, lora: LoraSection, source: str, revision: str | None) -> 
         return Recipe(
             base=BaseSection(source=source, revision=revision),
             team=TeamSection(agents=[AgentSection(name=agent, lora=lora)]),
-            task=ScriptTask(name="script"),
+            task=ScriptTaskSection(name="script"),
         )
     except ValueError as error:
         raise UserError(f"--agent {agent}: {' '.join(str(error).split())}") from error

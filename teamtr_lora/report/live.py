@@ -76,7 +76,7 @@ class LiveView(TrainerCallback):
     def _stage_line(self, row: dict[str, Any]) -> None:
         if row["floors"]:
             floors = "  ".join(f"{name} {value:.1e}" for name, value in row["floors"].items())
-            self._console.print(f"KL floors of this machine's passes (nats per message): {floors}")
+            self._console.print(f"KL floors of this machine's passes (nats, as trust_region.reduction counts): {floors}")
         evaluation = row["evaluation"]
         if evaluation:
             error = evaluation["standard_error"]
@@ -89,7 +89,7 @@ def _why(row: dict[str, Any]) -> str:
     if row["decision"] != "skipped":
         return ""
     if not row["messages"]:
-        return f"({row['agent']} never spoke)"
+        return f"({row['agent']} said nothing to learn from)"
     return f"({row['zero_variance_groups']} of {row['groups']} groups had equal rewards)"
 
 

@@ -11,7 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from teamtr_lora.recipe.task_sections import FAMILIES, ItemSource, OptionalSource, RewardedTask, ScriptTask, names_of
+from teamtr_lora.recipe.task_sections import (
+    FAMILIES,
+    ItemSource,
+    OptionalSource,
+    RewardedTaskSection,
+    ScriptTaskSection,
+    names_of,
+)
 from teamtr_lora.recipe.words import describe, resolve
 from teamtr_lora.tasks.score import Scores
 from teamtr_lora.tasks.task import Item
@@ -21,7 +28,7 @@ def task_rows() -> list[dict[str, str]]:
     """Every task: its name, where its items come from, and a line about it."""
     rows = []
     for family in FAMILIES:
-        if family is not ScriptTask:
+        if family is not ScriptTaskSection:
             made = not issubclass(family, ItemSource)
             source = "generated" if made else "file, hub or generated" if issubclass(family, OptionalSource) else "file or hub"
             rows += [{"name": name, "items": source, "about": (family.__doc__ or "").split("\n")[0]} for name in names_of(family)]
@@ -35,7 +42,7 @@ def print_tasks() -> None:
     Console(highlight=False).print(table)
 
 
-def task_keys(family: type[RewardedTask]) -> list[dict[str, Any]]:
+def task_keys(family: type[RewardedTaskSection]) -> list[dict[str, Any]]:
     return [row for row in _keys(family.model_json_schema(), "") if row["key"] != "name"]
 
 

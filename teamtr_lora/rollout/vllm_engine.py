@@ -124,18 +124,15 @@ class VllmSampler:
         """Ends the engine and gives its memory back."""
         if self._engine is None:
             return
-        try:
-            self.memory.wake()  # what is asleep cannot be freed
-        except RuntimeError as error:
-            logger.warning("vLLM's engine could not be woken to be closed, and stays as it is: %s", error)
-            return
-        self.memory.close()
         engine, self._engine = self._engine, None
         self._writer = self._queue = None  # their views would keep its memory
-        close_engine(engine)
-        engine_closed(engine)
-        del engine
-        collect()
+        self.memory.close()
+        try:
+            close_engine(engine)
+        finally:
+            engine_closed(engine)
+            del engine
+            collect()
         if self._folder:
             self._folder.cleanup()
         self._owner.clear()

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -51,8 +51,8 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
             "rollout.engine = vllm: an engine is open in this process already, and vLLM cannot run two; close it first"
         )
     _set_environment(rollout, on_gpu)
-    # in another thread: errors that vLLM keeps from optional imports keep their frames, which would hold our base alive for good
-    importing = threading.Thread(target=importlib.import_module, args=("vllm.v1.engine.llm_engine",))
+    # in another thread: errors that are kept from optional imports keep their frames, which would hold our base alive for good
+    importing = threading.Thread(target=_import_vllm, args=(on_gpu,))
     importing.start()
     importing.join()
     from vllm.engine.arg_utils import EngineArgs
@@ -76,6 +76,13 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
     gc.freeze()
     _live.add(id(engine))
     return engine
+
+
+def _import_vllm(on_gpu: bool) -> None:
+    workers = ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu.model_runner") if on_gpu else ()
+    for name in ("vllm.v1.engine.llm_engine", *workers):
+        with suppress(ImportError):  # the engine's start will say it
+            importlib.import_module(name)
 
 
 _live: set[int] = set()  # engines open in this process: one at most, for they share one process group

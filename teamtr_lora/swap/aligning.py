@@ -58,13 +58,7 @@ def align(
 def scorer_for(playable: PlayableTeam, recipe: Recipe) -> Scorer:
     if recipe.training.gradient_checkpointing:
         playable.bank.enable_gradient_checkpointing()
-    return Scorer(
-        playable.base,
-        playable.bank,
-        temperature=recipe.rollout.temperature,
-        head_chunk_tokens=recipe.training.head_chunk_tokens,
-        tf32=recipe.trust_region.gate_precision == "tf32",
-    )
+    return Scorer.of(playable, recipe)
 
 
 def not_reached(agent: str, alignment: Alignment, where: str) -> str:

@@ -23,7 +23,7 @@ from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import AdapterVersion, content_hash, write_version
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import disk_errors, dump_json, sync_folder, write_atomic
-from teamtr_lora.recipe import LoraSection, Recipe, RecipeError, ScriptTask
+from teamtr_lora.recipe import LoraSection, Recipe, RecipeError, ScriptTaskSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.registry.locks import locked
 from teamtr_lora.registry.run_history import REBASE_RECORD
@@ -126,7 +126,7 @@ class _Rebase:
         self.listener, self.started = listener, time.monotonic()
         self.recipe = options.applied(held.recipe)
         self.agents = [agent.name for agent in self.recipe.team.agents]
-        if task is None and isinstance(self.recipe.task, ScriptTask):
+        if task is None and isinstance(self.recipe.task, ScriptTaskSection):
             raise UserError(f"{where}: this team's items and rewards live in a Python script; rebase it from there")
         self.task = task or build_task(self.recipe.task, self.recipe.folder)
         self.items = options.items or self.recipe.evaluation.items

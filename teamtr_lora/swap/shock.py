@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.evaluation.evaluate import Evaluation, evaluation_items, evaluation_purpose, summarise
+from teamtr_lora.evaluation.evaluate import Evaluation, plan_in_training, summarise
 from teamtr_lora.evaluation.statistics import standard_error
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.rollout.collector import PlayPlan, Progress, play
+from teamtr_lora.rollout.collector import Progress, play
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplerStats
 from teamtr_lora.tasks import Task
@@ -78,11 +78,7 @@ def score_team(
     progress: Progress | None = None,
 ) -> TeamScore:
     """`stand_in`: (agent, adapter): that adapter of the bank, as it is now, plays for the agent."""
-    section, rollout = recipe.evaluation, recipe.rollout
-    temperature = rollout.temperature if section.temperature is None else section.temperature
-    k = section.samples_in_training
-    chosen = evaluation_items(task, "test", items)
-    plan = PlayPlan(chosen, k, temperature, rollout.max_message_tokens, evaluation_purpose(recipe.seed, "test"))
+    plan = plan_in_training(task, recipe, items)
     sampler: Sampler = playable.sampler
     versions = playable.versions()
     if stand_in:
@@ -92,7 +88,7 @@ def score_team(
         versions[agent] = version.name
         sampler = _StandIn(sampler, agent, adapter)
     episodes = play(playable.team, task, sampler, plan, versions, progress)
-    return _scored(episodes, summarise(episodes, task, split="test", k=k, temperature=temperature))
+    return _scored(episodes, summarise(episodes, task, split="test", k=plan.episodes_per_item, temperature=plan.temperature))
 
 
 def _scored(episodes: list[Episode], evaluation: Evaluation) -> TeamScore:

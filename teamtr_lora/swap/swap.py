@@ -18,7 +18,7 @@ from teamtr_lora.base.load import base_facts
 from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import content_hash
 from teamtr_lora.errors import UserError
-from teamtr_lora.recipe import Recipe, ScriptTask
+from teamtr_lora.recipe import Recipe, ScriptTaskSection
 from teamtr_lora.recipe.sections import nearest
 from teamtr_lora.registry.identity import identify_folder
 from teamtr_lora.registry.store import Registry
@@ -234,7 +234,7 @@ class _Swap:
     def task(self) -> Task:
         if self._given_task is not None:
             return self._given_task
-        if isinstance(self.recipe.task, ScriptTask):
+        if isinstance(self.recipe.task, ScriptTaskSection):
             raise UserError(f"{self.place.where}: this team's items and rewards live in a Python script; swap it from there")
         return build_task(self.recipe.task, self.recipe.folder)
 

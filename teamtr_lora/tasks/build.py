@@ -28,7 +28,7 @@ from teamtr_lora.tasks.zebra import ZebraTask
 
 def build_task(section: Any, folder: Path) -> Task:
     """`folder` is the recipe's: data files and reward modules are looked up beside it."""
-    if isinstance(section, recipes.DatasetTask):
+    if isinstance(section, recipes.DatasetTaskSection):
         return _build_dataset(section, folder)
     task = bare_task(section, folder)
     task.reward_range = section.reward_range
@@ -42,33 +42,33 @@ def build_task(section: Any, folder: Path) -> Task:
 def bare_task(section: Any, folder: Path) -> Task:
     """The task with its verifier, before it has read any items."""
     match section:
-        case recipes.ColumnSumTask():
+        case recipes.ColumnSumTaskSection():
             return ColumnSum(section.digits, section.credit)
-        case recipes.SmallTask():
+        case recipes.SmallTaskSection():
             return SmallTask(section.name, section.shots)
-        case recipes.CountdownTask():
+        case recipes.CountdownTaskSection():
             return Countdown(section.numbers, section.shots)
-        case recipes.MathTask():
+        case recipes.MathTaskSection():
             return MathTask(section.name, section.instruction, section.answer_seconds)
-        case recipes.GuessingTask():
+        case recipes.GuessingTaskSection():
             return GuessingTask(section.turns, section.stop_when_right)
-        case recipes.ZebraTask():
+        case recipes.ZebraTaskSection():
             return ZebraTask(section.name, section.houses, section.attributes, section.reward)
-        case recipes.AutoLogiTask():
+        case recipes.AutoLogiTaskSection():
             return AutoLogi(section.size, section.check_seconds)
-        case recipes.BlocksworldTask():
+        case recipes.BlocksworldTaskSection():
             return Blocksworld(section.blocks, section.mystery)
-        case recipes.DetectiveTask():
+        case recipes.DetectiveTaskSection():
             return DetectiveTask(build_responder(section.responder, folder), section.turns, section.answer_early)
-        case recipes.SituationTask():
+        case recipes.SituationTaskSection():
             responder = build_responder(section.responder, folder)
             return SituationTask(responder, section.turns, section.answer_early, section.reward)
-        case recipes.Tau2Task():
+        case recipes.Tau2TaskSection():
             return _build_tau2(section, folder)
     raise UserError(f"task.name = {section.name!r}: this task cannot be built from a recipe")
 
 
-def _build_tau2(section: recipes.Tau2Task, folder: Path) -> Tau2Task:
+def _build_tau2(section: recipes.Tau2TaskSection, folder: Path) -> Tau2Task:
     given = (section.database, section.policy, section.split)
     database, policy, split = (_beside(folder, path) if path else None for path in given)
     tasks = _beside(folder, section.path).parent if section.path else folder
@@ -94,7 +94,7 @@ def read_source(section: recipes.ItemSource, folder: Path) -> tuple[Any, Any | N
     return train, test
 
 
-def _build_dataset(section: recipes.DatasetTask, folder: Path) -> DatasetTask:
+def _build_dataset(section: recipes.DatasetTaskSection, folder: Path) -> DatasetTask:
     names = [section.reward] if isinstance(section.reward, str) else list(section.reward)
     functions = [load_callable(name, key="task.reward", folder=folder) for name in names]
     train, test = read_source(section, folder)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from teamtr_lora.algorithm.occupancy import Subsample, order_sensitivity, reliability, stability
 from teamtr_lora.errors import UserError
 from teamtr_lora.training.certify import StageCertificate, certify_run, read_run
+from teamtr_lora.training.gate import ESTIMATORS
 from teamtr_lora.training.metrics import StageRow, UpdateRow
 from teamtr_lora.training.run_dir import BASELINE
 
@@ -34,7 +36,7 @@ class RunDiagnosis:
     kl_spread: dict[str, Any]
     monitors: list[dict[str, Any]]  # by estimator and share of token positions
     zeta: list[dict[str, Any]]
-    clipping: dict[str, float]
+    clipping: dict[str, float | None]
     stability: dict[str, float]
     coordination: dict[str, Any]
     token_shift: dict[str, Any]
@@ -88,8 +90,10 @@ def diagnose_run(folder: Path) -> RunDiagnosis:
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Of the values that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
 
 
 def staleness(updates: Sequence[UpdateRow]) -> list[dict[str, Any]]:
@@ -129,9 +133,9 @@ def _staleness_by_update(updates: list[UpdateRow]) -> list[dict[str, Any]]:
                     "update": place,
                     "probes": len(shifts),
                     "accepted": len(gaps),
-                    "gap": _mean([g.value for g in gaps]) if gaps else None,
-                    "gap_null": _mean([g.null for g in gaps]) if gaps else None,
-                    "gap_signed": _mean([g.signed for g in gaps]) if gaps else None,
+                    "gap": _mean([g.value for g in gaps]),
+                    "gap_null": _mean([g.null for g in gaps]),
+                    "gap_signed": _mean([g.signed for g in gaps]),
                     "gap_signed_standard_error": (
                         math.sqrt(math.fsum(g.standard_error**2 for g in gaps)) / len(gaps) if gaps else None
                     ),
@@ -148,7 +152,7 @@ def _drift(updates: list[UpdateRow]) -> list[dict[str, Any]]:
     for place, own in _by_place(updates):
         shifts = [row.diagnostics.context_shift for row in own if row.diagnostics and row.diagnostics.context_shift]
         if shifts:
-            value, null = _mean([s.value for s in shifts]), _mean([s.null for s in shifts])
+            value, null = fmean(s.value for s in shifts), fmean(s.null for s in shifts)
             found.append({"update": place, "stages": len(shifts), "value": value, "null": null, "excess": value - null})
     return found
 
@@ -172,18 +176,18 @@ def _importance(updates: list[UpdateRow]) -> list[dict[str, Any]]:
 
 def _estimators(updates: list[UpdateRow]) -> list[dict[str, Any]]:
     found = []
-    for name in ("exact", "k3", "k1"):
+    for name in ESTIMATORS:
         readings = [row.kl[name] for row in updates if name in row.kl]
         errors = [r.standard_error for r in readings if r.standard_error is not None]
-        exact = [row.kl["exact"].standard_error for row in updates if name in row.kl and row.kl["exact"].standard_error]
+        exact = [error for row in updates if name in row.kl and (error := row.kl["exact"].standard_error)]
         if readings:
             found.append(
                 {
                     "estimator": name,
                     "updates": len(readings),
-                    "mean": _mean([r.mean for r in readings if r.mean is not None]),
+                    "mean": _mean([r.mean for r in readings]),
                     "standard_error": _mean(errors),
-                    "standard_error_over_exact": _mean(errors) / _mean([e for e in exact if e]) if exact else None,
+                    "standard_error_over_exact": fmean(errors) / fmean(exact) if errors and exact else None,
                 }
             )
     return found
@@ -200,14 +204,14 @@ def _kl_spread(updates: list[UpdateRow]) -> dict[str, Any]:
                 q: _mean([getattr(s, q) for s in spreads]) for q in ("p50", "p90", "p99", "largest")
             }
     if found:
-        found["messages_over_delta"] = _mean([d.messages_over_delta or 0.0 for d in known])
+        found["messages_over_delta"] = _mean([d.messages_over_delta for d in known])
     return found
 
 
 def _monitors(updates: list[UpdateRow]) -> list[dict[str, Any]]:
     known = [row.diagnostics.monitor for row in updates if row.diagnostics]
     found = []
-    for name in ("exact", "k3", "k1"):
+    for name in ESTIMATORS:
         for share in sorted({share for monitor in known for share in monitor.get(name, {})}, key=float):
             parts = [monitor[name][share] for monitor in known if name in monitor]
             summary = reliability(float(share) / 100, [Subsample(part.deviations, part.flips) for part in parts])

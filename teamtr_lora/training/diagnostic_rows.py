@@ -12,10 +12,10 @@ class _Reading(BaseModel):
 class SpreadReading(_Reading):
     """How a quantity is spread."""
 
-    p50: float
-    p90: float
-    p99: float
-    largest: float
+    p50: float = Field(description="median, in the quantity's own unit")
+    p90: float = Field(description="90th percentile")
+    p99: float = Field(description="99th percentile")
+    largest: float = Field(description="maximum")
 
 
 class MonitorReading(_Reading):
@@ -28,8 +28,10 @@ class MonitorReading(_Reading):
 class ExcessReading(_Reading):
     """A distance and what two samples of one policy would show; the difference is the signal, and may be negative."""
 
-    value: float
-    null: float
+    value: float = Field(
+        description="total variation, 0 to 1, between one team's contexts on half the groups and the other's on the rest"
+    )
+    null: float = Field(description="the same within the later team's own contexts")
     coupled: float | None = Field(
         default=None,
         description="probes: share of contexts whose key differs where both teams play with the same random numbers; never below "
@@ -44,19 +46,20 @@ class UpdateDiagnostics(_Reading):
     kl_groups: SpreadReading | None = Field(description="its means over groups")
     messages_over_delta: float | None = Field(description="share of messages whose own KL is above delta; null with token_mean")
     monitor: dict[str, dict[str, MonitorReading]] = Field(
-        description="by estimator, then by the share of token positions in percent; of the message sum, whatever the reduction"
+        description="by estimator, then by the share of token positions in percent; in the recipe's reduction "
+        "(token_mean: over all tokens)"
     )
     context_shift: ExcessReading | None = Field(
         description="TV of coarse context keys between the stage's first rollout and this update's own: one term of D_occ; null "
-        "where the update has no rollout of its own"
+        "for a stage's first update and where the update has no rollout of its own"
     )
 
 
 class GapReading(_Reading):
     """Gap_i: the surrogate of the accepted candidate on stage-start episodes minus on the current team's (raw reward)."""
 
-    value: float
-    null: float
+    value: float = Field(description="mean |stale - fresh| over random halves of the items, one half a side")
+    null: float = Field(description="the same with fresh - fresh: what noise alone shows")
     signed: float = Field(description="stale - fresh over all groups")
     standard_error: float = Field(description="of `signed`, paired by item")
     stale: float = Field(description="surrogate on stage-start episodes")
@@ -67,23 +70,23 @@ class TokenShiftReading(_Reading):
     """Mean token probability by rank before the update; the last entry is the rest of the vocabulary."""
 
     step: float = Field(description="in units of the step that was taken")
-    before: list[float]
-    after: list[float]
+    before: list[float] = Field(description="mean probability by rank, before the update")
+    after: list[float] = Field(description="of the same tokens after the step")
     moved: list[float] = Field(description="mean |change|")
-    flip_rate: float = Field(description="positions whose most probable token changed")
+    flip_rate: float = Field(description="share of positions whose most probable token changed")
 
 
 class FisherReading(_Reading):
     """thm:info-lower-stage's quantities of one update, from per-message gradients (training/fisher.py)."""
 
-    messages: int
+    messages: int = Field(description="whose gradients were taken")
     damping: float = Field(description="epsilon of F + epsilon I: a tenth of F's mean nonzero eigenvalue")
     slope: float = Field(description="kappa, cross-fitted: the gradient's halves come from different groups")
     slope_in_sample: float = Field(description="kappa from one set of messages: too high, noise is fitted too")
     smallest_eigenvalue: float = Field(description="of F + epsilon I")
     smoothness: float = Field(description="of the surrogate along the step taken, at least 0; a lower estimate of L_loc")
     step_kl: float = Field(description="1/2 d' F d of the accepted step d: the quadratic model of its KL, nats a message")
-    measured_kl: float = Field(description="what the gate measured for the same step")
+    measured_kl: float = Field(description="what the gate measured for the same step, nats a message")
 
 
 class ProbeReading(_Reading):
@@ -98,6 +101,9 @@ class ProbeReading(_Reading):
         "mean_standard_error (app:exp:isdeg)"
     )
     token_shift: dict[str, TokenShiftReading] | None = Field(
-        description="in_region: the accepted step; out_of_region: as long as 10 delta asks; null for all but a stage's first"
+        description="in_region: the accepted step; out_of_region: as long as 10 delta asks; null for all but a stage's "
+        "first accepted update"
     )
-    fisher: FisherReading | None
+    fisher: FisherReading | None = Field(
+        description="null where nothing was accepted, messages were too few, or diagnostics.fisher_messages is 0"
+    )

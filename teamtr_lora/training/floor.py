@@ -65,13 +65,13 @@ def _perturbed_kl(scorer: Scorer, bank: AdapterBank, agent: str, batch: MessageB
     return [total / len(batch.messages) for total in totals]
 
 
-def check_floors(floors: dict[str, float], delta: float) -> None:
+def check_floors(floors: dict[str, float], delta: float, *, tf32: bool = False) -> None:
     """Refuses a delta the gate cannot resolve; warns where only the optimiser's own KL is noisy."""
     gate = floors.get("gate", 0.0)
     if delta < MARGIN * gate:
         raise UserError(
             f"trust_region.delta = {delta:g}: below {MARGIN:g} times the gate's numerical floor, measured as {gate:.2g} nats; "
-            f"use delta >= {MARGIN * gate:.2g}, or trust_region.gate_precision=fp32"
+            f"use delta >= {MARGIN * gate:.2g}" + (", or trust_region.gate_precision=fp32" if tf32 else "")
         )
     if floors.get("training", 0.0) > delta:
         logger.warning(

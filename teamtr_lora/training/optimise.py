@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -18,12 +18,19 @@ from teamtr_lora.training.scoring import CurrentPolicy, MessageBatch, Scorer
 @dataclass
 class OptimiseReport:
     steps: int = 0
-    kl: float = 0.0  # in-sample, exact, where optimisation stopped
-    objective: float = 0.0  # clipped surrogate at the last measurement, penalty left out
-    clip_rate: float = 0.0
+    kl: float = 0.0  # in-sample, exact, at the last measurement
+    clip_rate: float = 0.0  # share of messages whose ratio was clipped, then
     gradient_norm: float = 0.0
     stopped_early: bool = False
     beta: float = 0.0
+
+
+class InSample(NamedTuple):
+    """Means over the messages of one minibatch."""
+
+    kl: float
+    objective: float  # the clipped surrogate, penalty left out
+    clip_rate: float
 
 
 def optimise(
@@ -44,11 +51,11 @@ def optimise(
     report = OptimiseReport(beta=beta if policy.penalises else 0.0)
     for _ in range(config.training.inner_epochs):
         for batch, current in minibatches:
-            kl = _accumulate(accelerator, scorer, batch, current, config, report, scaler)
+            seen = _accumulate(accelerator, scorer, batch, current, config, report.beta, scaler)
             if report.steps and policy.adapts_beta:  # before the first step KL is 0 and says nothing about the penalty
-                report.beta = adapt_beta(report.beta, kl, delta)
-            if kl >= delta and policy.stops_early:
-                report.stopped_early = True
+                report.beta = adapt_beta(report.beta, seen.kl, delta)
+            if seen.kl >= delta and policy.stops_early:
+                report.stopped_early, report.kl, report.clip_rate = True, seen.kl, seen.clip_rate
                 optimizer.zero_grad(set_to_none=True)
                 return report
             scaler.unscale_(optimizer)
@@ -58,8 +65,8 @@ def optimise(
             optimizer.zero_grad(set_to_none=True)
             report.steps += 1
     with torch.no_grad():  # the last step has not been seen by any pass yet
-        kls = [_accumulate(accelerator, scorer, batch, current, config, report, scaler) for batch, current in minibatches]
-    report.kl = sum(kls) / len(kls)
+        last = [_accumulate(accelerator, scorer, *minibatch, config, report.beta, scaler) for minibatch in minibatches]
+    report.kl, report.clip_rate = (sum(values) / len(last) for values in ([s.kl for s in last], [s.clip_rate for s in last]))
     if policy.adapts_beta:
         report.beta = adapt_beta(report.beta, report.kl, delta)
     return report
@@ -71,10 +78,10 @@ def _accumulate(
     batch: MessageBatch,
     current: CurrentPolicy,
     config: TeamTRConfig,
-    report: OptimiseReport,
+    beta: float,
     scaler: torch.amp.GradScaler,
-) -> float:
-    """Adds the gradient of one optimiser step, a micro-batch at a time (none under no_grad); returns the in-sample KL."""
+) -> InSample:
+    """Adds the gradient of one optimiser step, a micro-batch at a time (none under no_grad); returns what the pass has seen."""
     count = len(batch.messages)
     totals = torch.zeros(3, dtype=torch.float64)
     for part, hidden_cur, logp_cur in zip(batch.microbatches, current.hidden, current.logp, strict=True):
@@ -88,11 +95,10 @@ def _accumulate(
         objective = (terms.objective_M * present_M).sum() / count
         kl = message_kl(scores.kl_N, part.message_N, count, config.trust_region.reduction).sum() / count
         if torch.is_grad_enabled():
-            accelerator.backward(scaler.scale(report.beta * kl - objective))
+            accelerator.backward(scaler.scale(beta * kl - objective))
         clipped = (terms.clipped_M * present_M).sum() / count
         totals += torch.stack([kl, objective, clipped]).detach().double().cpu()
-    report.kl, report.objective, report.clip_rate = totals.tolist()
-    return report.kl
+    return InSample(*totals.tolist())
 
 
 def message_kl(kl_N: Tensor, message_N: Tensor, messages: int, reduction: str) -> Tensor:

@@ -14,7 +14,7 @@ from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.source import beside, describe
 from teamtr_lora.code_paths import load_callable
 from teamtr_lora.errors import UserError
-from teamtr_lora.recipe import Recipe, ScriptTask
+from teamtr_lora.recipe import Recipe, ScriptTaskSection
 from teamtr_lora.tasks import build_task
 from teamtr_lora.team import Team, build_team
 
@@ -31,7 +31,6 @@ STORED_BYTES = {"4bit": 0.56, "8bit": 1.06}  # a value, with its block scales
 
 @dataclass(frozen=True)
 class Plan:
-    recipe: str
     base: str
     parameters: int
     device: str
@@ -102,7 +101,6 @@ def make_plan(recipe: Recipe) -> Plan:
     transcript = min(team.context_tokens, prompt + messages * (rollout.max_message_tokens + _turn_tokens(team)))
     memory = _memory(recipe, facts, adapters, transcript, dtype, device)
     return Plan(
-        recipe=str(recipe.folder),
         base=recipe.base.source,
         parameters=facts.parameters,
         device=str(device),
@@ -134,7 +132,7 @@ def _team(recipe: Recipe, folder: Path, facts: BaseFacts) -> Team:
 
 def _prompt_tokens(recipe: Recipe, team: Team) -> int:
     """The longest first prompt among a few items, rendered with the real tokenizer."""
-    if isinstance(recipe.task, ScriptTask):
+    if isinstance(recipe.task, ScriptTaskSection):
         prompts = [""]
     else:
         task = build_task(recipe.task, recipe.folder)

@@ -24,8 +24,7 @@ def update_row(
     *,
     fresh: bool = True,
 ) -> UpdateRow:
-    accepted = outcome.step.accepted
-    shown = accepted or (outcome.step.readings[-1] if outcome.step.readings else None)
+    accepted, shown = outcome.step.accepted, outcome.step.shown
     reading = outcome.readings[shown.alpha] if shown else None
     tokens = sum(e.tokens for e in episodes)
     return UpdateRow(

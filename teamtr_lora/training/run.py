@@ -14,7 +14,7 @@ from teamtr_lora.algorithm.radii import KEPT_SHARE
 from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.versions import AdapterVersion, read_version, write_version
 from teamtr_lora.evaluation import Evaluation
-from teamtr_lora.evaluation.evaluate import evaluation_items, summarise
+from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, versions_in_place
@@ -61,9 +61,7 @@ class TrainingRun:
         self.state = RunState()
         self._order = DataOrder(task.items("train"), config.seed)
         self._order.check_stage(config.rollout.items_per_stage)
-        self._publish_seconds = 0.0
         self._rollout: Rollout | None = None
-        self._log_weight_E: np.ndarray | None = None
         self._clock = time.monotonic() if started is None else started
         task.check_agents(playable.team.names, playable.team.router.max_messages)
         task.check_router(playable.team.router)
@@ -108,7 +106,8 @@ class TrainingRun:
                 tokens_per_microbatch=self.config.training.tokens_per_microbatch,
                 reduction=region.reduction,
             )
-        check_floors(floors, region.delta * (KEPT_SHARE if region.radii == "gain_weighted" else 1.0))
+        smallest = region.delta * (KEPT_SHARE if region.radii == "gain_weighted" else 1.0)
+        check_floors(floors, smallest, tf32=region.gate_precision == "tf32")
         self.state.accuracy_before = self.state.accuracy_after = evaluation.avg_at_k
         self.state.started = True
         self._log_stage(0, [], evaluation, floors)
@@ -123,13 +122,14 @@ class TrainingRun:
         self.diagnostics.begin_stage(self.state, stage)
         self.events.fire("on_epoch_begin", order=order)
 
-    def roll_out(self, items: list[Item], stage: int, update: int) -> Rollout:
-        """Fresh episodes, or the ones sampled earlier in the stage where the recipe says to use them again."""
+    def roll_out(self, items: list[Item], stage: int, place: int) -> Rollout:
+        """Fresh episodes, or the ones sampled earlier in the stage where the recipe says to use them again. `place` counts the
+        stage's updates from 0."""
         self.events.fire("on_step_begin")
-        sampled_at = self.config.training.sampled_before(update)
-        if sampled_at == update:
+        sampled_at = self.config.training.sampled_before(place)
+        if sampled_at == place:
             self.state.rollout_versions = as_state(self.playable.bank)
-            self._rollout = self._play_rollout(self._share(items, update), stage, update)
+            self._rollout = self._play_rollout(self._share(items, place), stage, place)
             return self._rollout
         if self._rollout is None:  # resumed in between: the same seeds and versions give the same episodes again
             sampled = {agent: AdapterVersion(agent, **version) for agent, version in self.state.rollout_versions.items()}
@@ -137,16 +137,16 @@ class TrainingRun:
                 self._rollout = self._play_rollout(self._share(items, sampled_at), stage, sampled_at)
         return replace(self._rollout, seconds=0.0, fresh=False)
 
-    def _share(self, items: list[Item], update: int) -> list[Item]:
-        """The items of the rollout before `update`: all of the stage's, or its share with `matched: stage`."""
+    def _share(self, items: list[Item], place: int) -> list[Item]:
+        """The items of the rollout before the update at `place`: all of the stage's, or its share with `matched: stage`."""
         training = self.config.training
         if training.matched == "update":
             return items
         count = training.items_per_rollout(len(items), len(self.agents))
-        place = training.rollouts(len(self.agents)).index(update)
-        return items[place * count : (place + 1) * count]
+        nth = training.rollouts(len(self.agents)).index(place)
+        return items[nth * count : (nth + 1) * count]
 
-    def _play_rollout(self, items: list[Item], stage: int, update: int) -> Rollout:
+    def _play_rollout(self, items: list[Item], stage: int, place: int) -> Rollout:
         started = time.monotonic()
         rollout = self.config.rollout
         plan = PlayPlan(
@@ -154,19 +154,18 @@ class TrainingRun:
             rollout.episodes_per_item,
             rollout.temperature,
             rollout.max_message_tokens,
-            f"{self.config.seed}/stage {stage}/update {update}",
+            f"{self.config.seed}/stage {stage}/update {place}",
         )
         versions = self.playable.versions()
         episodes = self.playable.play(self.task, plan, lambda d, n, t: self.events.progress("rollout", d, n, t))
         return Rollout(episodes, versions, time.monotonic() - started)
 
-    def update(self, agent: str, rollout: Rollout, stage: int, update: int) -> UpdateOutcome:
-        self.diagnostics.before_update(self.state, agent, stage, update, self._probe_items)
+    def update(self, agent: str, rollout: Rollout, stage: int, place: int) -> UpdateOutcome:
+        self.diagnostics.before_update(self.state, agent, stage, place, self._probe_items)
         self.events.progress("update", 0, 1, 0)
         seed = derive_seed(self.config.seed, "holdout", stage, agent)
         with self.playable.training_memory():
-            self._log_weight_E = self._weigh(rollout)
-            outcome = self.updater.update(agent, rollout.episodes, seed, self._log_weight_E)
+            outcome = self.updater.update(agent, rollout.episodes, seed, self._weigh(rollout))
             self.diagnostics.after_update(self.state, agent, stage, outcome)
         return outcome
 
@@ -190,13 +189,13 @@ class TrainingRun:
             self._store_version(outcome.version.agent)
             if self.config.training.update == "sequential":
                 self.playable.publish(outcome.version)
-        self._publish_seconds = time.monotonic() - started
+        outcome.seconds["publish"] = time.monotonic() - started
 
-    def record_update(self, stage: int, update: int, agent: str, rollout: Rollout, outcome: UpdateOutcome) -> None:
-        phases = {"rollout": rollout.seconds, **outcome.seconds, "publish": self._publish_seconds}
-        row = update_row(stage, update + 1, agent, rollout.episodes, rollout.versions, outcome, phases, fresh=rollout.fresh)
-        if self._log_weight_E is not None:
-            row.importance = asdict(weight_degeneracy(self._log_weight_E))
+    def record_update(self, stage: int, place: int, agent: str, rollout: Rollout, outcome: UpdateOutcome) -> None:
+        phases = {"rollout": rollout.seconds, **outcome.seconds}
+        row = update_row(stage, place + 1, agent, rollout.episodes, rollout.versions, outcome, phases, fresh=rollout.fresh)
+        if outcome.log_weight_E is not None:
+            row.importance = asdict(weight_degeneracy(outcome.log_weight_E))
         self.diagnostics.fill(row, rollout.episodes, outcome, fresh=rollout.fresh)
         state, counts = self.state, self.state.counts
         counts["updates"] += 1
@@ -205,8 +204,8 @@ class TrainingRun:
         for kind in ("shrunk", "rejected", "skipped"):
             counts[kind] += outcome.decision == kind
         state.sampled_tokens += row.sampled_tokens if rollout.fresh else 0
-        state.update = update + 1
-        name = f"stage-{stage:04d}-update-{update + 1}-{agent}"
+        state.update = place + 1
+        name = f"stage-{stage:04d}-update-{place + 1}-{agent}"
         if rollout.fresh:
             self.run_dir.write_episodes(name, rollout.episodes, self.config.diagnostics.save_episodes)
         self.run_dir.metrics.append(row)
@@ -215,7 +214,7 @@ class TrainingRun:
         self.accelerator.log(_numbers(row.model_dump(), f"{agent}/"), step=counts["updates"])
         self.events.fire("on_step_end")
 
-    def evaluate_stage(self, stage: int, order: list[str]) -> None:
+    def end_stage(self, stage: int, order: list[str]) -> None:
         """Closes the stage: evaluation where due, the stage's row, the cursor."""
         self._publish_joint()
         every, last = self.config.evaluation.every_stages, stage >= self.config.training.stages
@@ -260,17 +259,9 @@ class TrainingRun:
         write_version(self.run_dir.adapters, bank.version(agent), bank.tensors(agent), bank.config(agent))
 
     def _evaluate(self) -> tuple[Evaluation, list[Episode]]:
-        section, rollout = self.config.evaluation, self.config.rollout
-        temperature = rollout.temperature if section.temperature is None else section.temperature
-        plan = PlayPlan(
-            evaluation_items(self.task, "test", section.items),
-            section.samples_in_training,
-            temperature,
-            rollout.max_message_tokens,
-            f"{self.config.seed}/evaluation/test",
-        )
+        plan = plan_in_training(self.task, self.config)
         episodes = self.playable.play(self.task, plan, lambda d, n, t: self.events.progress("evaluation", d, n, t))
-        evaluation = summarise(episodes, self.task, split="test", k=section.samples_in_training, temperature=temperature)
+        evaluation = summarise(episodes, self.task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
         self.state.episodes_evaluated = evaluation.episodes
         self.state.sampled_tokens += evaluation.sampled_tokens
         self.events.fire("on_evaluate", metrics=evaluation.as_dict())

@@ -80,7 +80,7 @@ class RunDiagnostics:
             row.seconds["probe"] = self._probe_seconds
         if not self._config.diagnostics.from_updates:
             return
-        shown = outcome.step.accepted or (outcome.step.readings[-1] if outcome.step.readings else None)
+        shown = outcome.step.shown
         seed, shift = self._seed(row.stage, row.agent), None
         if fresh:
             own = contexts(episodes, self._task)

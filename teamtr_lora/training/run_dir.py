@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ BASELINE = "baseline.json"  # what `teamtr-lora baseline` leaves in its runs, wh
 # A resumed run may train longer, look at other things and live elsewhere; everything else decides what it learns.
 MAY_CHANGE = (
     "training.stages", "output_dir", "tracking", "base.device", "rollout.server", "rollout.vllm", "rollout.requests_per_batch",
-    "swap",
+    "swap", "diagnostics", "evaluation.every_stages",
 )  # fmt: skip
 
 
@@ -137,10 +138,13 @@ def default_run_dir(name: str, root: Path = Path("runs")) -> Path:
 
 
 def latest_run_dir(name: str, root: Path = Path("runs")) -> Path:
-    """The newest of runs/NAME, runs/NAME-2, ... for `--resume` without a --run-dir."""
-    candidate, number = root / name, 1
-    if not candidate.exists():
-        raise UserError(f"--resume: there is no run in {candidate}; leave --resume out to start one")
-    while (root / f"{name}-{number + 1}").exists():
-        number += 1
-    return candidate if number == 1 else root / f"{name}-{number}"
+    """The one of runs/NAME, runs/NAME-2, ... that was started or resumed last, for `--resume` without a --run-dir."""
+    alike = re.compile(re.escape(name) + r"(-\d+)?")
+    folders = [path for path in root.iterdir() if alike.fullmatch(path.name) and path.is_dir()] if root.is_dir() else []
+    if not folders:
+        raise UserError(f"--resume: there is no run in {root / name}; leave --resume out to start one")
+    return max(folders, key=_last_started)
+
+
+def _last_started(run: Path) -> float:
+    return (run / ORIGIN).stat().st_mtime if (run / ORIGIN).exists() else 0.0

@@ -14,6 +14,8 @@ from teamtr_lora.algorithm.token_kl import TokenScores, head_logits, score_token
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.load import FrozenBase
 from teamtr_lora.base.precision import has_sliding_window, head_weight, strict_fp32
+from teamtr_lora.recipe import TeamTRConfig
+from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import Episode, Message, TokenSequence
 from teamtr_lora.training.packing import Row, RowTensors, pack, packs, row_tensors
 
@@ -121,6 +123,17 @@ class Scorer:
         self.pack_width = None if has_sliding_window(base.model) else self._head.shape[1]
         # on a CPU a float32 base already computes strictly; on a GPU the matmul mode has to be set for it
         self.exact_already = base.device.type == "cpu" and base.dtype == torch.float32 and base.quantization == "none"
+
+    @classmethod
+    def of(cls, playable: PlayableTeam, config: TeamTRConfig) -> Scorer:
+        """As the recipe says."""
+        return cls(
+            playable.base,
+            playable.bank,
+            temperature=config.rollout.temperature,
+            head_chunk_tokens=config.training.head_chunk_tokens,
+            tf32=config.trust_region.gate_precision == "tf32",
+        )
 
     @contextmanager
     def strict(self) -> Iterator[None]:

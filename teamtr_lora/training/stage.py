@@ -1,4 +1,4 @@
-"""THE loop (alg:teamtr). Variants are policy objects the recipe selects; the loop is always this one."""
+"""THE loop (alg:teamtr). Variants are settings that the run's steps read; the loop is always this one."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def train_stage(run: TrainingRun) -> None:
     items = run.items()
     order = update_order(run.config.training.order, run.agents, f"{run.config.seed}/{stage}")
     run.begin_stage(stage, order)
-    for i in range(run.state.update, len(order)):
-        agent = order[i]
-        rollout = run.roll_out(items, stage, i)  # by default the team as it is now, agents updated in this stage included
-        outcome = run.update(agent, rollout, stage, i)  # maximise the surrogate inside the trust region
-        run.publish(outcome)  # live in the sampler before anything else is sampled
-        run.record_update(stage, i, agent, rollout, outcome)
+    for place in range(run.state.update, len(order)):
+        agent = order[place]
+        rollout = run.roll_out(items, stage, place)  # by default the team as it is now, agents updated in this stage included
+        outcome = run.update(agent, rollout, stage, place)  # maximise the surrogate inside the trust region
+        run.publish(outcome)  # live in the sampler before anything else is sampled; a joint update's when the stage ends
+        run.record_update(stage, place, agent, rollout, outcome)
         run.checkpoint()
         if run.stopping:
             return
-    run.evaluate_stage(stage, order)
+    run.end_stage(stage, order)
 
 
 def update_order(kind: str | Sequence[str], agents: Sequence[str], seed: str) -> list[str]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from accelerate import Accelerator
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,7 +24,7 @@ from teamtr_lora.recipe import (
     Recipe,
     RecipeError,
     RouterSection,
-    ScriptTask,
+    ScriptTaskSection,
     TeamSection,
     TeamTRConfig,
     dump_recipe,
@@ -43,13 +43,22 @@ logger = logging.getLogger(__name__)
 
 
 class TeamSpec(BaseModel):
-    """A team for a script: `TeamSpec(base={"source": "nano"}, agents=[{"name": "planner", "role": "..."}, ...])`."""
+    """A team for a script: `TeamSpec(base={"source": "nano"}, agents=[{"name": "planner", "role": "..."}, ...])`.
+
+    The sections are a recipe's; a mistake in them raises RecipeError, in the words of `teamtr-lora validate`.
+    """
 
     model_config = ConfigDict(extra="forbid")
     base: BaseSection = Field(default_factory=BaseSection)
     agents: list[AgentSection]
     protocol: ProtocolSection = Field(default_factory=ProtocolSection)
     router: RouterSection = Field(default_factory=RouterSection)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _team_error(values, error) from error
 
 
 @dataclass(frozen=True)
@@ -76,12 +85,19 @@ class TrainSummary:
 
 
 class TeamTRTrainer:
-    """Trains a team of LoRA agents by TeamTR.
+    """Trains a team of LoRA agents by TeamTR; `with TeamTRTrainer(...) as trainer:` closes it at the end.
 
-    `team`: a TeamSpec, a dict of its fields, or the folder of an earlier run to go on from its adapters. `reward_funcs`: one or
-    several functions with TRL's signature. `train_dataset`, `eval_dataset`: a `datasets.Dataset` or a list of dicts with a
-    `prompt` column; without `eval_dataset` a tenth of the prompts is held out. `on_overlap`: prompts of one that are in the
-    other too are refused, dropped from training, or allowed.
+    `team`: a TeamSpec, a dict of its fields, or the folder of an earlier run to go on from its adapters.
+    `reward_funcs`: one function with TRL's signature, or several, whose rewards are summed.
+    `args`: the settings; a TeamTRConfig.
+    `train_dataset`, `eval_dataset`: a `datasets.Dataset` or a list of dicts with a `prompt` column; without `eval_dataset` a
+    tenth of the prompts is held out.
+    `callbacks`: transformers' TrainerCallbacks, or classes of them.
+    `on_reward_error`: a reward that raises, is NaN or has the wrong length stops the run, or counts as 0.
+    `on_overlap`: prompts of one dataset that are in the other too are refused, dropped from training, or allowed.
+    `success_at_least`: the reward from which an episode counts as right in accuracies.
+    `reward_range`: the lowest and the highest reward an episode can get (the sum, where there are several functions). Learning
+    does not depend on it; `certify` does, and the first reward outside is told.
     """
 
     def __init__(
@@ -96,18 +112,22 @@ class TeamTRTrainer:
         on_reward_error: Literal["stop", "zero"] = "stop",
         on_overlap: Literal["refuse", "drop", "allow"] = "refuse",
         success_at_least: float = 1.0,
+        reward_range: tuple[float, float] = (0.0, 1.0),
     ) -> None:
-        functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
-        if not functions:
-            raise UserError("reward_funcs: give at least one reward function f(prompts, completions, **columns) -> list[float]")
+        _check_choice("on_reward_error", on_reward_error, ("stop", "zero"))
+        _check_choice("on_overlap", on_overlap, ("refuse", "drop", "allow"))
+        functions = _functions(reward_funcs)
         if train_dataset is None:
             raise UserError("train_dataset: give a datasets.Dataset or a list of dicts with a 'prompt' column")
-        args = args or TeamTRConfig()
+        args = TeamTRConfig() if args is None else args
+        if not isinstance(args, TeamTRConfig):
+            raise UserError(f"args: give a TeamTRConfig, not {type(args).__name__}")
         base, section, self._start_from = _team_parts(team)
-        data = args.model_dump() | {"base": base, "team": section, "task": {"name": "script"}}
+        data = args.model_dump() | {"base": base, "team": section, "task": {"name": "script", "reward_range": reward_range}}
         recipe = _checked_recipe(data)
-        rewards = Rewards(functions, on_reward_error)
-        task = DatasetTask(train_dataset, eval_dataset, rewards, success_at_least=success_at_least)
+        within = recipe.task.reward_range
+        rewards = Rewards(functions, on_reward_error, within)
+        task = DatasetTask(train_dataset, eval_dataset, rewards, success_at_least=success_at_least, reward_range=within)
         if eval_dataset is train_dataset:
             logger.warning("eval_dataset is train_dataset: accuracies are those on the prompts that are trained on")
         elif eval_dataset is not None:
@@ -118,7 +138,9 @@ class TeamTRTrainer:
     def from_recipe(
         cls, recipe: Recipe, callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None
     ) -> TeamTRTrainer:
-        if isinstance(recipe.task, ScriptTask):
+        """A trainer for a recipe file: `TeamTRTrainer.from_recipe(load_recipe("recipe.yaml"))`. Team, task and rewards are the
+        recipe's; one that a script's run has saved is refused, since its rewards are in the script."""
+        if isinstance(recipe.task, ScriptTaskSection):
             raise UserError("task.name = 'script': this run's items and rewards live in a Python script; go on from there")
         trainer = cls.__new__(cls)
         trainer._start_from = None
@@ -130,12 +152,22 @@ class TeamTRTrainer:
         self._callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks or ()]
         self.playable: PlayableTeam | None = None
         self.run: TrainingRun | None = None
+        self._closed = False
 
-    def add_callback(self, callback: TrainerCallback) -> None:
-        self._callbacks.append(callback)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Adds a callback, or a class of them, to those that the next `train` calls."""
+        self._callbacks.append(callback() if isinstance(callback, type) else callback)
 
     def open(self) -> PlayableTeam:
-        """Loads the base and the adapters (once)."""
+        """Loads the base and the adapters, once, and returns the team as it is now; `train` and `evaluate` do it themselves."""
+        if self._closed:  # another load would have the adapters from before the training
+            raise UserError("the trainer is closed; make another one, with team=RUN_DIR to go on from this one's adapters")
         if self.playable is None:
             recipe = self.recipe
             self.playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
@@ -145,7 +177,12 @@ class TeamTRTrainer:
         return self.playable
 
     def train(self, *, resume: bool = False, name: str = "team") -> TrainSummary:
-        """Runs all stages. `resume` goes on from the newest checkpoint of the run directory, exactly where it stopped."""
+        """Runs all stages and returns what came of them; `TrainSummary.run_dir` holds the adapters and everything logged.
+
+        `resume` goes on from the newest checkpoint of the run directory, exactly where it stopped; the settings must be the
+        same, `stages` may be more. The directory is `output_dir`, or runs/NAME with `name` (the first that is free, or with
+        `resume` the newest). KeyboardInterrupt and errors leave a run that can be resumed.
+        """
         started = time.monotonic()
         recipe = self.recipe
         if recipe.output_dir:
@@ -168,18 +205,25 @@ class TeamTRTrainer:
         return self._summary(self.run)
 
     def close(self) -> None:
-        """Ends the sampler: an engine gives its memory back, servers forget the adapters."""
-        if self.playable is not None:
+        """Ends the sampler: an engine gives its memory back, servers forget the adapters. Nothing is lost: what was trained is in
+        the run directory. A second call does nothing; training or evaluating after it is refused."""
+        if self.playable is not None and not self._closed:
             self.playable.close()
+        self._closed = True
 
     def evaluate(self, *, items: int | None = None, k: int | None = None) -> Evaluation:
+        """Plays the team as it is now on held-out prompts, `k` times on each of the first `items` (None: the settings'), and
+        returns its accuracy (`avg_at_k`), `pass_at_k`, `mean_reward` and more, with standard errors."""
+        for name, count in (("items", items), ("k", k)):
+            if count is not None and count < 1:
+                raise UserError(f"{name} = {count}: must be at least 1")
         section, rollout = self.recipe.evaluation, self.recipe.rollout
         return evaluate(
             self.open(),
             self.task,
             items=items or section.items,
             k=k or section.samples_in_training,
-            temperature=rollout.temperature if section.temperature is None else section.temperature,
+            temperature=section.sampled_at(rollout),
             max_message_tokens=rollout.max_message_tokens,
             seed=self.recipe.seed,
         )
@@ -205,19 +249,53 @@ def _team_parts(team: TeamSpec | dict[str, Any] | str | Path) -> tuple[dict[str,
         recipe = find_team(Path(team)).recipe
         base = recipe.base.model_dump() | {"source": beside(recipe.base.source, recipe.folder)}
         return base, recipe.team.model_dump(), Path(team)
+    if not isinstance(team, (TeamSpec, dict)):
+        raise UserError(f"team: give a TeamSpec, a dict of its fields or the folder of a run, not {type(team).__name__}")
+    spec = team if isinstance(team, TeamSpec) else TeamSpec(**team)
     try:
-        spec = team if isinstance(team, TeamSpec) else TeamSpec(**team)
         section = TeamSection(agents=spec.agents, protocol=spec.protocol, router=spec.router)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"team.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except ValidationError as error:  # the agents' names and the router: each is right by itself, not all together
+        raise _team_error(spec.model_dump(), error) from error
     return spec.base.model_dump(), section.model_dump(), None
+
+
+def _functions(reward_funcs: Any) -> list[Callable[..., Any]]:
+    """One function or several as a list. TRL also takes the names of reward models: those are no functions here."""
+    functions = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+    wanted = "f(prompts, completions, **columns) -> list[float]"
+    if not functions:
+        raise UserError(f"reward_funcs: give at least one reward function {wanted}")
+    for function in functions:
+        if not callable(function):
+            raise UserError(f"reward_funcs: {function!r} is no function; give {wanted}")
+    return functions
+
+
+def _team_error(values: dict[str, Any], error: ValidationError) -> UserError:
+    """What is wrong with a team, in the words for a recipe that has it."""
+    data = {"base": values.get("base", {}), "team": {key: value for key, value in values.items() if key != "base"}}
+    found = problems(_plain(data))
+    return RecipeError(found, "TeamSpec") if found else UserError(f"TeamSpec: {error.errors()[0]['msg']}")
+
+
+def _plain(value: Any) -> Any:
+    """Sections as the mappings that they were made of."""
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"{name} = {value!r}: must be one of {', '.join(choices)}")
 
 
 def _checked_recipe(data: dict[str, Any]) -> Recipe:
     found = problems(data)
     if found:
-        raise RecipeError(found, "the team and its config")
+        raise RecipeError(found, "TeamTRTrainer")
     return Recipe(**data).placed_in(Path.cwd())
 
 

@@ -19,7 +19,7 @@ from teamtr_lora.algorithm.radii import gain_slope, gain_weighted_radii, smoothe
 from teamtr_lora.algorithm.trust_region import REGION_POLICIES, GateReading, StepDecision, choose_step, track_target
 from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.recipe import TeamTRConfig, TrustRegionSection
+from teamtr_lora.recipe import TeamTRConfig, TrainingSection, TrustRegionSection
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate, sampler_gap
@@ -48,6 +48,7 @@ class UpdateOutcome:
     seconds: dict[str, float]
     messages: int
     trained_tokens: int
+    log_weight_E: np.ndarray | None = None  # where the episodes were another team's: what they were weighted by
 
     @property
     def accepted(self) -> bool:
@@ -70,14 +71,8 @@ class AgentUpdater:
     def __init__(self, playable: PlayableTeam, config: TeamTRConfig, accelerator: Accelerator) -> None:
         self._playable, self._config, self._accelerator = playable, config, accelerator
         base, training = playable.base, config.training
-        self.discount = 1 - 1 / playable.team.router.max_messages if training.discount == "auto" else float(training.discount)
-        self.scorer = Scorer(
-            base,
-            playable.bank,
-            temperature=config.rollout.temperature,
-            head_chunk_tokens=training.head_chunk_tokens,
-            tf32=config.trust_region.gate_precision == "tf32",
-        )
+        self.discount = training.discount_for(playable.team.router.max_messages)
+        self.scorer = Scorer.of(playable, config)
         if training.gradient_checkpointing:
             playable.bank.enable_gradient_checkpointing()
         self.betas = dict.fromkeys(playable.team.names, config.trust_region.beta_initial)
@@ -96,15 +91,16 @@ class AgentUpdater:
         """Maximises the surrogate for `agent` on `episodes`, which the team as it is now must have played; where another team
         did, `log_weight_E` may say how much likelier this one is to play each."""
         bank, clock = self._playable.bank, _PhaseClock()
-        advantages = self._advantages(episodes)
+        advantages = episode_advantages(episodes, self._config.training, self.discount)
         weight_E = np.ones(len(episodes)) if log_weight_E is None else np.exp(log_weight_E)
         split = self._split(agent, episodes, advantages.clipped_E.numpy() * weight_E, split_seed)
-        if split is None or split.informative_groups < max(1, self._config.training.min_informative_groups):
-            return self._skipped(agent, advantages, split)
+        if split is None or split.informative_groups < self._config.training.min_informative_groups:
+            return self._skipped(agent, episodes, advantages, log_weight_E)
         bank.activate(agent)
         with torch.no_grad():
             current = [keep_current(self.scorer, batch) for batch in split.fit]
         gap = self._sampler_gap(agent, split.fit, current)
+        self._weight_by_sampler(split.fit, current)
         before, optimizer_before = bank.snapshot(agent), copy.deepcopy(self.optimizers[agent].state_dict())
         clock.lap("current")
         try:
@@ -134,6 +130,7 @@ class AgentUpdater:
             clock.seconds,
             messages=sum(len(batch.messages) for batch in split.fit) + len(split.held.messages),
             trained_tokens=sum(batch.tokens for batch in split.fit),
+            log_weight_E=log_weight_E,
         )
 
     def _terms(
@@ -150,7 +147,8 @@ class AgentUpdater:
             self.radii = gain_weighted_radii(self._config.trust_region.delta, self.slopes)
 
     def _learn_radius(self, agent: str, step: StepDecision, readings: dict[float, CandidateReading]) -> None:
-        reading = readings[(step.accepted or step.readings[-1]).alpha]
+        assert step.shown is not None
+        reading = readings[step.shown.alpha]
         gain = reading.gain if step.accepted else 0.0
         if self._policy.tracks_target and step.accepted:
             target = self._config.trust_region.delta
@@ -210,14 +208,6 @@ class AgentUpdater:
         bank.commit(agent)
         return "shrunk" if step.accepted.alpha < 1 else "accepted"
 
-    def _advantages(self, episodes: list[Episode]) -> GroupAdvantages:
-        returns = torch.tensor([e.discounted_return(self.discount) for e in episodes], dtype=torch.float64)
-        groups = torch.tensor([e.group for e in episodes])
-        training = self._config.training
-        return group_advantages(
-            returns, groups, clip=training.advantage_clip, eps=training.advantage_eps, kind=training.advantage
-        )
-
     def _split(self, agent: str, episodes: list[Episode], advantage_E: np.ndarray, seed: int) -> _Split | None:
         """The two sides as batches. None when one has no message of the agent or the gate has no group to judge a gain by."""
         advantage = dict(zip(map(id, episodes), advantage_E.tolist(), strict=True))
@@ -255,15 +245,23 @@ class AgentUpdater:
                 "the policy being updated; use the same precision on both sides or set rollout.importance_cap",
                 agent, gap["message_kl"], self.radii[agent],
             )  # fmt: skip
-        cap = self._config.rollout.importance_cap
-        if cap is not None:
-            for batch, kept in zip(fit, current, strict=True):
-                _weight_by_importance(batch, kept, cap)
         return gap
 
-    def _skipped(self, agent: str, advantages: GroupAdvantages, split: _Split | None) -> UpdateOutcome:
+    def _weight_by_sampler(self, fit: list[MessageBatch], current: list[CurrentPolicy]) -> None:
+        """Where the recipe caps it: truncated importance weights trainer / sampler, folded into the advantages in place."""
+        cap = self._config.rollout.importance_cap
+        for batch, kept in zip(fit, current, strict=True) if cap is not None else ():
+            log_weight_M = torch.zeros(len(batch.messages))
+            for part, logp in zip(batch.microbatches, kept.logp, strict=True):
+                log_weight_M.index_add_(0, part.message_N.cpu(), (logp - part.sampler_logp_N).cpu())
+            batch.advantage_M.mul_(log_weight_M.exp().clamp(max=cap))
+
+    def _skipped(
+        self, agent: str, episodes: list[Episode], advantages: GroupAdvantages, log_weight_E: np.ndarray | None
+    ) -> UpdateOutcome:
         """Adam moves every parameter even when the gradient is noise: no reward variance, no update."""
-        messages = 0 if split is None else sum(len(b.messages) for b in split.fit) + len(split.held.messages)
+        masked = self._config.rollout.truncated_messages == "mask"
+        messages = sum(m.agent == agent and not (masked and m.truncated) for e in episodes for m in e.messages)
         return UpdateOutcome(
             "skipped",
             self._playable.bank.version(agent),
@@ -277,7 +275,14 @@ class AgentUpdater:
             {},
             messages,
             0,
+            log_weight_E,
         )
+
+
+def episode_advantages(episodes: list[Episode], training: TrainingSection, discount: float) -> GroupAdvantages:
+    returns = torch.tensor([e.discounted_return(discount) for e in episodes], dtype=torch.float64)
+    groups = torch.tensor([e.group for e in episodes])
+    return group_advantages(returns, groups, clip=training.advantage_clip, eps=training.advantage_eps, kind=training.advantage)
 
 
 def _hold_out(
@@ -295,12 +300,12 @@ def _hold_out(
             groups.append(episode.group)
     items = sorted(by_item)
     random.Random(seed).shuffle(items)
-    telling = [item for item in items if informative & set(by_item[item])]
-    silent = [item for item in items if item not in telling]
+    mixed = [item for item in items if informative & set(by_item[item])]
+    even = [item for item in items if item not in mixed]
     count = region.heldout_items(len(items))
-    from_telling = min(len(telling) - 1, max(1, round(len(telling) * region.holdout))) if len(telling) > 1 else 0
-    from_telling = max(min(from_telling, count), count - len(silent))
-    held = telling[:from_telling] + silent[: count - from_telling]
+    from_mixed = min(len(mixed) - 1, max(1, round(len(mixed) * region.holdout))) if len(mixed) > 1 else 0
+    from_mixed = max(min(from_mixed, count), count - len(even))
+    held = mixed[:from_mixed] + even[: count - from_mixed]
     chosen = {group for item in held for group in by_item[item]}
     fit = [group for item in items for group in by_item[item] if group not in chosen]
     return fit, sorted(chosen)
@@ -316,11 +321,3 @@ class _PhaseClock:
     def lap(self, phase: str) -> None:
         now = time.monotonic()
         self.seconds[phase], self._started = now - self._started, now
-
-
-def _weight_by_importance(batch: MessageBatch, current: CurrentPolicy, cap: float) -> None:
-    """Truncated importance weights trainer / sampler, folded into the advantages in place."""
-    log_weight_M = torch.zeros(len(batch.messages))
-    for part, logp in zip(batch.microbatches, current.logp, strict=True):
-        log_weight_M.index_add_(0, part.message_N.cpu(), (logp - part.sampler_logp_N).cpu())
-    batch.advantage_M.mul_(log_weight_M.exp().clamp(max=cap))

@@ -50,10 +50,13 @@ def test_votes_on_grids_and_plans() -> None:
     grid, zebra = {"House 2": {"Name": "Bob"}, "House 1": {"Name": "Ann"}}, ZebraTask("zebra")
     item = Item("x", "p", {})
     plain, lower = json.dumps({"solution": grid}), json.dumps({"solution": dict(sorted(grid.items()))}).lower()
-    assert vote(zebra, item, plain) == vote(zebra, item, "so\n" + lower.replace("solution", "solution")) is not None
+    assert vote(zebra, item, plain) == vote(zebra, item, "so\n" + lower) is not None
+    other = json.dumps({"solution": {**grid, "House 1": {"Name": "Eve"}}})
+    assert vote(zebra, item, other) not in (None, vote(zebra, item, plain)), "another grid is another vote"
     assert vote(zebra, item, '{"solution": 3}') is None and vote(zebra, item, "{") is None
-    deep = '{"solution":' + '{"a":' * 2000 + "1" + "}" * 2001
-    assert vote(zebra, item, deep) is None or isinstance(vote(zebra, item, deep), str)
+    nested = ['{"solution":' + '{"a":' * depth + "1" + "}" * (depth + 1) for depth in (3, 200_000)]
+    assert vote(zebra, item, nested[0]) == '{"a": {"a": {"a": 1}}}'
+    assert vote(zebra, item, nested[1]) is None, "too deep to be read: no vote, and no crash"
     blocks = Blocksworld(2)
     problem = blocks.items("test")[0]
     said = ["pick up the red block\nstack the red block on top of the blue block", "(pick-up a)\n(stack a b)"]

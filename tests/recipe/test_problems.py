@@ -39,6 +39,7 @@ ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
     ({"training": {"learning_rat": 1}}, "training.learning_rat = 1: unknown key; did you mean 'learning_rate'?"),
     ({"rollout": {"learning_rate": 1}}, "unknown key; did you mean 'training.learning_rate'?"),
     ({"lerning_rate": 1}, "lerning_rate = 1: unknown key; did you mean 'training.learning_rate'?"),
+    ({"num_generations": 8}, "num_generations = 8: unknown key; did you mean 'rollout.episodes_per_item'?"),
     ({"rolout": {}}, "rolout: unknown key; did you mean 'rollout'?"),
     ({"rollout": {"zzzz": 1}}, "unknown key; the keys of rollout are engine, items_per_stage"),
     ({"rollout": {"episodes_per_item": 1}}, "must be at least 2"),
@@ -170,7 +171,7 @@ def test_problems_are_empty_exactly_when_the_recipe_is_valid() -> None:
 
 def test_scripts_get_the_same_checks() -> None:
     assert TeamTRConfig(seed=3).training.stages == 8
-    with pytest.raises(ValidationError, match="two held-out groups"):
+    with pytest.raises(RecipeError, match="two held-out groups"):
         TeamTRConfig.model_validate({"rollout": {"items_per_stage": 4}})
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
+import sys
+import weakref
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,9 +18,9 @@ from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.load import load_base
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import LoraSection, RolloutSection
-from teamtr_lora.rollout import vllm_start
+from teamtr_lora.rollout import vllm_close, vllm_start
 from teamtr_lora.rollout.sampler import Request, SamplingParams
-from teamtr_lora.rollout.vllm_close import empty, tensors_of, tensors_within
+from teamtr_lora.rollout.vllm_close import clear_frames_with, empty, tensors_of, tensors_within
 from teamtr_lora.rollout.vllm_engine import VllmSampler
 
 
@@ -94,14 +97,65 @@ def test_an_engine_sleeps_only_where_none_before_it_left_memory(
     assert ("cannot sleep" in caplog.text) == (offload == "auto" and bool(left))
 
 
-def test_an_engine_that_cannot_be_woken_stays(caplog: pytest.LogCaptureFixture) -> None:
-    sampler = object.__new__(VllmSampler)
-    sampler._engine = object()
+class Engine:
+    """What a test needs of one: how many there are is known by weak references."""
 
-    def wake() -> None:
-        raise RuntimeError("out of memory")
 
-    sampler.memory = SimpleNamespace(wake=wake)  # type: ignore[assignment]
+def keep_an_error(engine: Engine, other: object) -> ImportError:
+    """An error caught below the call that has the engine, as a library keeps one of an optional import."""
+
+    def around() -> ImportError:
+        try:
+            raise ImportError("no such module")
+        except ImportError as error:
+            return error
+
+    return around()
+
+
+def test_a_kept_error_no_longer_holds_the_engine() -> None:
+    engine, other = Engine(), Engine()
+    kept = keep_an_error(engine, other)
+    unrelated = keep_an_error(other, other)
+    seen, others = weakref.ref(engine), weakref.ref(other)
+    del engine, other
+    assert seen() is not None and others() is not None
+    clear_frames_with([seen()])
+    gc.collect()
+    assert seen() is None and others() is not None, "the other error's frames are somebody else's"
+    assert kept.__traceback__ is not None and unrelated.__traceback__ is not None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed (tools/setup --all installs it)")
+def test_free_pieces_of_the_pools_are_given_back_once_and_used_ones_kept(monkeypatch: Any) -> None:
+    """Against an allocator as vLLM's: one piece was given back before (the pool does not know), one is asleep, one in use."""
+    given_back: list[int] = []
+    monkeypatch.setattr("vllm.device_allocator.cumem.unmap_and_release", given_back.append)
+
+    class Pools:
+        pointer_to_data: ClassVar = {
+            address: SimpleNamespace(handle=(0, 16, address), is_asleep=address == 3) for address in (1, 3, 4)
+        }
+        allocator_and_pools: ClassVar = {"weights": None}
+
+        def _python_free_callback(self, address: int) -> int:
+            del self.pointer_to_data[address]
+            return address
+
+    class Pool:
+        def snapshot(self) -> list[dict[str, int]]:
+            return [{"address": address, "allocated_size": 8 * (address == 4)} for address in (1, 2, 3, 4)]
+
+    pools = Pools()
+    pools.allocator_and_pools["weights"] = (Pool(), "allocator")
+    vllm_close._empty_pool(pools)
+    assert given_back == [1] and [*pools.pointer_to_data] == [4] and vllm_close._allocators.pop() == "allocator"
+
+
+def test_a_close_that_fails_still_ends_the_engine(monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[str] = []
+    engine = SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: calls.append("shutdown")))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.26.0"))
     with caplog.at_level(logging.WARNING):
-        sampler.close()
-    assert "out of memory" in caplog.text and sampler._engine is not None
+        vllm_close.close_engine(engine)
+    assert calls == ["shutdown"] and "may stay" in caplog.text

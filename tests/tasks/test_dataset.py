@@ -206,7 +206,7 @@ def test_success_and_answers() -> None:
 
 
 def test_build_task_looks_beside_the_recipe(tmp_path: Path) -> None:
-    from teamtr_lora.recipe import DatasetTask as Section
+    from teamtr_lora.recipe import DatasetTaskSection as Section
 
     write_jsonl(tmp_path / "rows.jsonl")
     (tmp_path / "my_rewards_beside.py").write_text("def f(prompts, level, **_):\n    return [float(n) for n in level]\n")

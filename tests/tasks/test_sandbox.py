@@ -107,8 +107,9 @@ def test_nothing_is_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @settings(max_examples=15, deadline=None)
 @given(st.text(max_size=200), st.text(max_size=200))
-def test_no_text_crashes_it(source: str, argument: str) -> None:
-    run_checks(source, ["check"], argument, QUICK)
+def test_no_text_crashes_it_or_passes(source: str, argument: str) -> None:
+    outcome = run_checks(source, ["check"], argument, QUICK)
+    assert not outcome.accepted and outcome.problem and outcome.verdicts == {}
 
 
 @pytest.mark.parametrize("argument", ["{" * 100_000, "[" * 10**6, "a" * 10**6, "\x00", '"\ud800"', "9" * 10**5])

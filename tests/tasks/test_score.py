@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from teamtr_lora.cli import main
-from teamtr_lora.recipe.task_sections import FAMILIES, OptionalSource, ScriptTask, names_of
+from teamtr_lora.recipe.task_sections import FAMILIES, OptionalSource, ScriptTaskSection, names_of
 from teamtr_lora.report.tasks import task_rows
 
 GENERATED = [r["name"] for r in task_rows() if "generated" in r["items"]]
@@ -24,7 +24,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 
 def test_every_family_is_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    names = [name for family in FAMILIES if family is not ScriptTask for name in names_of(family)]
+    names = [name for family in FAMILIES if family is not ScriptTaskSection for name in names_of(family)]
     status, out, _ = run(capsys, "tasks", "list")
     assert status == 0 and all(name in out for name in names)
     assert {row["name"] for row in json.loads(run(capsys, "tasks", "list", "--json")[1])} == set(names)

@@ -26,8 +26,17 @@ def test_the_scan_is_quadratic_down_to_the_floor(floors: ModuleType, tiny_base: 
     gate, training = passes["bf16", "gate fp32"], passes["bf16", "training"]
     assert training.floor > 100 * gate.floor
     resolved = training.resolves(gate)
-    assert resolved is None or resolved > 10 * gate.resolves(gate)
+    assert resolved is not None and resolved > 10 * gate.resolves(gate)
     assert "bf16   training" in floors.tables(readings)
+
+
+def test_resolves_ends_where_the_scan_leaves_the_parabola(floors: ModuleType) -> None:
+    strict = floors.PassReading("bf16", "gate fp32", 0.0, {a: 3 * a**2 for a in floors.ALPHAS})
+    assert strict.resolves(strict) == 3 * min(floors.ALPHAS) ** 2
+    noisy = floors.PassReading("bf16", "training", 0.0, {a: 3 * a**2 + 1e-4 for a in floors.ALPHAS})
+    assert noisy.resolves(strict) == 3 * 1e-2**2 + 1e-4  # at 1e-3 the noise is 33 times the KL
+    lost = floors.PassReading("bf16", "training", 0.0, {a: 3 * a**2 + 1.0 for a in floors.ALPHAS})
+    assert lost.resolves(strict) is None
 
 
 def test_on_a_cpu_it_says_what_it_skips(
@@ -42,7 +51,11 @@ def test_on_a_cpu_it_says_what_it_skips(
     assert "gate fp32" in text and "bf16: skipped" in text and "tf32" not in text
     saved = json.loads((tmp_path / "floors.json").read_text())
     assert [p["name"] for p in saved["passes"]] == ["training", "gate fp32"] and set(saved["skipped"]) == {"fp16", "bf16"}
-    assert saved["passes"][0]["floor"] >= 0 and len(saved["passes"][0]["scan"]) == len(floors.ALPHAS)
+    training, gate = saved["passes"]  # of a float32 base on a CPU: one and the same pass
+    assert training["scan"] == gate["scan"] and 0 < training["floor"] == gate["floor"] < 1e-9
+    assert [float(alpha) for alpha in gate["scan"]] == list(floors.ALPHAS)
+    kls = list(gate["scan"].values())
+    assert kls == sorted(kls, reverse=True) and 0 < gate["resolves"] < 1e-9
 
 
 def test_a_base_that_cannot_be_loaded_is_said_not_raised(floors: ModuleType, tmp_path: Path) -> None:

@@ -99,7 +99,9 @@ def test_certify_reads_a_run_and_says_what_is_vacuous(run: Path, capsys: Any) ->
         assert stage["slack"] == pytest.approx(stage["return_improvement"] - bound["bound"])
         assert stage["violated"] == (stage["slack"] < 0)
         certain, radius = stage["high_probability"], stage["high_probability"]["concentration"]
-        assert certain["shares"] == {} or certain["shares"]["concentration"] == pytest.approx(radius / (penalty + radius))
+        assert bool(own) == (penalty + radius > 0), "an accepted update has a penalty"
+        parts = {"occupancy": penalty, "concentration": radius, "staleness": 0, "estimation": 0, "clip_bias": 0}
+        assert certain["shares"] == pytest.approx({k: v / (penalty + radius) for k, v in parts.items()} if own else {})
         free = stage["distribution_free"]
         hoeffding = sum(0.2 * 3 * math.sqrt(2 * math.log(2 * 3 / 0.05) / u["groups"]) for u in own)  # three updates share 5%
         assert free["concentration"] == pytest.approx(hoeffding)
@@ -112,6 +114,7 @@ def test_certify_reads_a_run_and_says_what_is_vacuous(run: Path, capsys: Any) ->
             fishers = [(r["probe"]["fisher"], r["delta"]) for r in moved]
             gain = sum(f["slope"] * math.sqrt(d) - f["smoothness"] / f["smallest_eigenvalue"] * d for f, d in fishers)
             assert stage["achievable"]["surrogate"] == pytest.approx(gain)
+    assert any(stage["high_probability"]["shares"] for stage in report["stages"])
     assert report["calibration"]["rows"] == 2
     assert main(["certify", str(run)]) == 0
     assert "certificates in raw reward" in capsys.readouterr().out
@@ -273,6 +276,23 @@ def test_diagnose_with_numbers_chosen_by_hand(edited: Any, capsys: Any) -> None:
     cost = report["cost"]
     assert cost["rollout_tokens"] == 4 * 100 and cost["probe_tokens"] == 6 * 50 and cost["rollout_episodes"] == 4 * 32
     assert cost["diagnostics_share"] == pytest.approx(0.1) and cost["probe_share"] == pytest.approx(0.5)
+
+
+def test_diagnose_does_not_show_what_is_not_known_as_zero(edited: Any, capsys: Any) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if row["kind"] == "update":
+                row["kl"]["k3"] = {"mean": None, "standard_error": None, "bound": None}
+                row["diagnostics"]["messages_over_delta"] = None
+
+    folder = edited(change)
+    assert main(["diagnose", str(folder), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    exact, k3, _ = report["kl_estimators"]
+    assert exact["mean"] > 0 and exact["standard_error_over_exact"] == 1
+    assert k3["mean"] is k3["standard_error"] is k3["standard_error_over_exact"] is None
+    assert report["kl_spread"]["messages_over_delta"] is None and report["kl_spread"]["messages"]["p50"] > 0
+    assert main(["diagnose", str(folder)]) == 0
 
 
 def test_a_discount_of_the_users_own_counts_rewards_at_the_end(edited: Any, capsys: Any) -> None:

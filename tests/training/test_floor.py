@@ -76,7 +76,9 @@ def test_a_delta_the_gate_cannot_resolve_is_refused_with_both_numbers() -> None:
     with pytest.raises(UserError) as caught:
         check_floors({"training": 0.0, "gate": 0.0031}, 0.0125)
     line = str(caught.value)
-    assert "0.0125" in line and "0.0031" in line and "0.015" in line and "gate_precision" in line and "\n" not in line
+    assert "0.0125" in line and "0.0031" in line and "0.015" in line and "gate_precision" not in line and "\n" not in line
+    with pytest.raises(UserError, match="or trust_region.gate_precision=fp32"):
+        check_floors({"training": 0.0, "gate": 0.0031}, 0.0125, tf32=True)
     check_floors({"training": 0.0, "gate": 0.0031}, 5 * 0.0031)
     check_floors({}, 1e-6)
 

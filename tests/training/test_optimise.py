@@ -8,7 +8,7 @@ import torch
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.recipe import TrainingSection
 from teamtr_lora.team import agent_sequences
-from teamtr_lora.training.optimise import message_kl, optimise
+from teamtr_lora.training.optimise import InSample, message_kl, optimise
 from teamtr_lora.training.optimizers import build_optimizer, flatten_state, restore_state
 from teamtr_lora.training.scoring import Scorer, keep_current, message_batch
 
@@ -99,6 +99,13 @@ def test_the_report_is_of_the_last_step_too(climb) -> None:
 def test_minibatches_are_optimiser_steps(climb) -> None:
     report, _, _ = climb(parts=3, inner_epochs=2, learning_rate=1e-4, delta=5.0)
     assert report.steps == 6
+
+
+def test_the_report_is_of_all_minibatches(climb, monkeypatch) -> None:
+    passes = iter([InSample(0.0, 0.0, 1.0)] * 3 + [InSample(0.1, 0.0, 0.0), InSample(0.2, 0.0, 0.3), InSample(0.6, 0.0, 0.6)])
+    monkeypatch.setattr("teamtr_lora.training.optimise._accumulate", lambda *_: next(passes))
+    report, _, _ = climb(parts=3, inner_epochs=1, delta=5.0)
+    assert report.steps == 3 and report.kl == pytest.approx(0.3) and report.clip_rate == pytest.approx(0.3)
 
 
 def test_the_penalty_holds_the_step_back_and_adapts(climb) -> None:

@@ -244,10 +244,9 @@ def test_the_gradient_of_the_whole_loss_is_that_of_float64_finite_differences(
         fixed = [logp_current(m) for m in batch.messages]
     move(playable, "left", 0.01, seed=5)
     settings = config(ratio=ratio, clip_ratio=clip)
-    report = type("Report", (), {"beta": beta})()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     with playable.bank.training("left") as parameters:
-        _accumulate(accelerator, scorer, batch, current, settings, report, scaler)
+        seen = _accumulate(accelerator, scorer, batch, current, settings, beta, scaler)
         gradient = {name: p.grad.clone() for name, p in playable.bank.parameters("left").items()}
     assert len(parameters) == len(gradient)
 
@@ -269,7 +268,7 @@ def test_the_gradient_of_the_whole_loss_is_that_of_float64_finite_differences(
     assert twins.keys() == gradient.keys()
     step = 1e-5
     with torch.no_grad():
-        assert loss() == pytest.approx(beta * report.kl - report.objective, rel=1e-3)
+        assert loss() == pytest.approx(beta * seen.kl - seen.objective, rel=1e-3)
         for name in list(gradient)[::5]:
             place = int(gradient[name].abs().argmax())  # where the gradient is largest, so that the comparison means something
             flat = twins[name].view(-1)

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from teamtr_lora.algorithm.advantage import GroupAdvantages
 from teamtr_lora.algorithm.trust_region import ClusteredMean
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import Episode
 from teamtr_lora.training import update as update_module
 from teamtr_lora.training.metrics import UpdateRow
 from teamtr_lora.training.rows import update_row
-from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
+from teamtr_lora.training.update import AgentUpdater, UpdateOutcome, episode_advantages
 
 Updater = Callable[..., tuple[PlayableTeam, AgentUpdater]]
 
@@ -165,10 +166,15 @@ def test_no_reward_variance_no_update(updater: Updater, episodes, state_of, conf
     outcome = update.update("left", episodes, 0)
     assert outcome.decision == "skipped" and outcome.step.readings == [] and outcome.optimised.steps == 0
     assert outcome.advantages.zero_variance_groups == 8 and outcome.trained_tokens == 0
+    assert outcome.messages == sum(m.agent == "left" for e in episodes for m in e.messages) > 0  # it spoke, in vain
     assert state_of(playable.bank.model) == before and flat(update.optimizers["left"].state_dict()) == moments
     assert update.betas == betas and outcome.version == playable.bank.version("left") and outcome.version.number == 0
     row = row_of(outcome, episodes, config())
     assert row.alpha is None and row.kl == {} and row.decision == "skipped"
+
+
+def advantages_of(update: AgentUpdater, episodes: list[Episode]) -> GroupAdvantages:
+    return episode_advantages(episodes, update._config.training, update.discount)
 
 
 def test_too_few_informative_groups_are_skipped(updater: Updater, episodes) -> None:
@@ -179,7 +185,7 @@ def test_too_few_informative_groups_are_skipped(updater: Updater, episodes) -> N
             episode.rewards = [0.0, 1.0]
     assert update.update("left", episodes, 0).decision == "skipped"
     _, enough = updater(min_informative_groups=2)
-    split = enough._split("left", episodes, enough._advantages(episodes).clipped_E.numpy(), 0)
+    split = enough._split("left", episodes, advantages_of(enough, episodes).clipped_E.numpy(), 0)
     assert split is not None and split.informative_groups == 2
     assert set(split.held.group_M.tolist()) & telling, "a gate without reward variance would reject everything"
     assert enough.update("left", episodes, 0).decision != "skipped"
@@ -214,7 +220,7 @@ def test_whole_groups_are_held_out_and_never_trained_on(updater: Updater, episod
 
 def test_the_split_follows_the_seed(updater: Updater, episodes) -> None:
     _, update = updater()
-    advantages = update._advantages(episodes).clipped_E.numpy()
+    advantages = advantages_of(update, episodes).clipped_E.numpy()
     held = [tuple(sorted(set(update._split("left", episodes, advantages, seed).held.group_M.tolist()))) for seed in range(12)]
     assert held == [tuple(sorted(set(update._split("left", episodes, advantages, s).held.group_M.tolist()))) for s in range(12)]
     assert len(set(held)) > 4
@@ -226,7 +232,7 @@ def test_the_advantage_of_a_message_is_its_episodes_discounted_return(updater: U
     assert update.discount == 0.5
     for i, episode in enumerate(episodes):
         episode.rewards = [0.3 * (i % 4), float(i % 3)]
-    split = update._split("left", episodes, update._advantages(episodes).clipped_E.numpy(), 0)
+    split = update._split("left", episodes, advantages_of(update, episodes).clipped_E.numpy(), 0)
     owner = {id(m): e for e in episodes for m in e.messages}
     for batch in [*split.fit, split.held]:
         for message, got in zip(batch.messages, batch.advantage_M.tolist(), strict=True):
@@ -255,12 +261,14 @@ def test_a_single_held_out_group_with_messages_is_rejected_not_a_crash(updater: 
     _, update = updater(truncated_messages="mask")
     for episode in episodes:
         episode.messages[0].finish = "stop"
-    held = sorted(set(update._split("left", episodes, update._advantages(episodes).clipped_E.numpy(), 0).held.group_M.tolist()))
+    held = sorted(
+        set(update._split("left", episodes, advantages_of(update, episodes).clipped_E.numpy(), 0).held.group_M.tolist())
+    )
     assert len(held) == 2
     for episode in episodes:
         episode.messages[0].finish = "length" if episode.group == held[0] else "stop"
     outcome = update.update("left", episodes, 0)
-    assert outcome.decision in ("rejected", "skipped")
+    assert outcome.decision == "rejected" and {r.kl["exact"].bound for r in outcome.readings.values()} == {math.inf}
     row = row_of(outcome, episodes, config())
     assert UpdateRow.model_validate_json(row.model_dump_json()).decision == outcome.decision
 
@@ -273,7 +281,7 @@ def test_a_minibatch_without_messages_does_not_stop_the_others(updater: Updater,
     fit = sorted(
         {
             g
-            for b in update._split("left", episodes, update._advantages(episodes).clipped_E.numpy(), 0).fit
+            for b in update._split("left", episodes, advantages_of(update, episodes).clipped_E.numpy(), 0).fit
             for g in b.group_M.tolist()
         }
     )

@@ -73,13 +73,16 @@ def test_a_run_that_reuses_episodes_resumes_in_the_middle_of_a_stage(start: Star
 def test_importance_weights_are_the_ratio_of_the_teams(start: Start, tmp_path: Path) -> None:
     """Against exact probabilities of both teams' messages, one at a time in float64; their mean is near 1."""
     run = start(tmp_path, resampling="importance", order="fixed", stages=1)
+    weighed: list[Any] = []
+    update = run.updater.update
+    run.updater.update = lambda *given: weighed.append(given[-1]) or update(*given)  # type: ignore[method-assign,func-returns-value]
     rows = trained(run)
     assert [row.fresh_episodes for row in rows] == [24, 0, 0]
     assert rows[0].importance is None and rows[1].importance is not None and rows[2].importance is not None
     weights = rows[1].importance
     assert weights["mean"] == pytest.approx(1, abs=4 * weights["mean_standard_error"] + 1e-6)
     assert 0 < weights["ess"] < 1 and weights["largest"] > 1
-    assert run._rollout is not None and run._log_weight_E is not None
+    assert run._rollout is not None and len(weighed) == 3
     changed = [row.agent for row in rows[:2] if row.decision in ("accepted", "shrunk")]
     assert changed
     bank, expected = run.playable.bank, np.zeros(24)
@@ -98,7 +101,7 @@ def test_importance_weights_are_the_ratio_of_the_teams(start: Start, tmp_path: P
                         logits = bank.model(input_ids=ids, use_cache=False).logits[0, len(message.prompt_ids) - 1 : -1].double()
                     logp = torch.log_softmax(logits / 0.3, -1).gather(1, torch.tensor(message.token_ids)[:, None]).sum()
                     expected[e] += sign * float(logp)
-    np.testing.assert_allclose(run._log_weight_E, expected, atol=1e-4)
+    np.testing.assert_allclose(weighed[-1], expected, atol=1e-4)
 
 
 def test_importance_weights_are_what_an_update_learns_with(

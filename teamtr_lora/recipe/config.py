@@ -1,0 +1,69 @@
+"""What a script writes as `TeamTRConfig(stages=2, delta=0.02)`: keys put into their sections, mistakes in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from teamtr_lora.recipe.problems import check_settings
+from teamtr_lora.recipe.schema import Recipe, TeamTRConfig
+from teamtr_lora.recipe.sections import Section, nearest
+from teamtr_lora.recipe.words import MISSING, OTHER_NAMES, Problem, RecipeError, key_paths, key_text
+
+# What a script gives to the trainer and a recipe file to its task.
+_OF_THE_TRAINER = ("reward_range", "on_reward_error", "on_overlap", "success_at_least")
+
+
+class _Config(TeamTRConfig):
+    """`TeamTRConfig` as pydantic checks it, without its words."""
+
+
+def into_sections(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Puts each bare key into the first section that has it; beside that, the sections that had it already, by key. Unknown
+    keys stay, to be refused by name."""
+    placed = {key: value.model_dump(exclude_unset=True) if isinstance(value, Section) else value for key, value in values.items()}
+    twice: dict[str, str] = {}
+    for key, value in values.items():
+        owner = None if key in TeamTRConfig.model_fields else _section_of(key)
+        given = placed.get(owner, {}) if owner else None
+        if owner and isinstance(given, Mapping):  # a section that is none is refused as such
+            if key in given:
+                twice[key] = owner
+            del placed[key]
+            placed[owner] = {**given, key: value}
+    return placed, twice
+
+
+def config_error(data: Mapping[str, Any], twice: Mapping[str, str]) -> RecipeError:
+    """Every problem of what `into_sections` returned."""
+    found = [
+        Problem(key, data[section][key], f"is in {section}= too", f"give it once, as {key}= or in {section}=")
+        for key, section in twice.items()
+    ]
+    known = {key: value for key, value in data.items() if key in TeamTRConfig.model_fields}
+    found += [_unknown(key, value) for key, value in data.items() if key not in known and not _section_of(key)]
+    return RecipeError(found + check_settings(known, _Config)[1], "TeamTRConfig")
+
+
+def _sections() -> dict[str, type[Section]]:
+    kinds = {name: field.annotation for name, field in TeamTRConfig.model_fields.items()}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}
+
+
+def _section_of(key: str) -> str | None:
+    return next((name for name, section in _sections().items() if key in section.model_fields), None)
+
+
+def _unknown(key: str, value: Any) -> Problem:
+    shown, hidden = key_text((key,)), MISSING if isinstance(value, (dict, list)) else value
+    if key in _OF_THE_TRAINER:
+        return Problem(shown, hidden, "is no setting of the config", f"give it to TeamTRTrainer, as {key}=")
+    if key in Recipe.model_fields:
+        return Problem(shown, MISSING, "is no setting of the config", "give the team and the data to TeamTRTrainer")
+    teams = [path for path in key_paths() if path.startswith(("base.", "team."))]
+    owned = next((path for path in teams if path == OTHER_NAMES.get(key) or path.endswith(f".{key}")), None)
+    if owned:
+        return Problem(shown, hidden, "is no setting of the config", f"give {owned} to TeamSpec")
+    bare = [*TeamTRConfig.model_fields, *(name for section in _sections().values() for name in section.model_fields)]
+    suggestion = OTHER_NAMES.get(key, "").rpartition(".")[2] or nearest(key, bare)
+    return Problem(shown, hidden, "unknown key", "" if suggestion else "`teamtr-lora keys` lists the keys", suggestion)
