@@ -77,7 +77,7 @@ def open_stored(source: str | Path, engine: Engine | None = None) -> Iterator[tu
 
 def evaluate_team(source: str | Path, options: EvalOptions | None = None, progress: Progress | None = None) -> EvaluationResult:
     """Goes on where an interrupted evaluation of the same settings stopped."""
-    options = options or EvalOptions()
+    options, source = options or EvalOptions(), Path(source)
     stored = read_source(source)
     recipe, versions = stored.recipe, stored.versions
     if isinstance(recipe.task, ScriptTaskSection):
@@ -149,7 +149,7 @@ def _chunk_sizes(settings: dict[str, Any]) -> list[int]:
 
 
 def _play_missing(
-    source: str | Path, store: EvaluationStore, task: Task, items: list[Item], options: EvalOptions, progress: Progress | None
+    source: Path, store: EvaluationStore, task: Task, items: list[Item], options: EvalOptions, progress: Progress | None
 ) -> None:
     settings = store.settings
     sizes, k = _chunk_sizes(settings), settings["k"]
