@@ -52,7 +52,7 @@ def _add_eval(command: Any) -> None:
     evaluate.add_argument("--split", choices=["train", "test"], default="test", help="which items (default: test)")
     evaluate.add_argument("--k", type=positive, metavar="K", help="samples per item (default: the recipe's, or the paper's)")
     evaluate.add_argument("--temperature", type=temperature, metavar="T", help="0 is greedy (default: the recipe's)")
-    evaluate.add_argument("--limit", type=positive, metavar="N", help="items (default: the recipe's)")
+    evaluate.add_argument("--limit", "--items", type=positive, metavar="N", help="items (default: the recipe's)")
     evaluate.add_argument("--engine", choices=["transformers", "vllm"], help="what samples (default: the recipe's)")
     evaluate.add_argument(
         "--out",

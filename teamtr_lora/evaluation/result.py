@@ -72,10 +72,6 @@ class EvaluationResult:
     rows: list[ItemRow]
     folder: str = ""
 
-    @property
-    def headline(self) -> str:
-        return f"avg@{self.evaluation.k}"
-
     def as_dict(self) -> dict[str, Any]:
         return {
             **self.evaluation.as_dict(),

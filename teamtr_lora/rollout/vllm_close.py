@@ -53,7 +53,8 @@ def collect() -> None:
 
 
 def _let_go(engine: Any) -> None:
-    worker = engine.collective_rpc(lambda worker: worker)[0]
+    core = engine.engine_core.engine_core
+    worker = core.model_executor.driver_worker.worker
     runner = worker.model_runner
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # a step may have been scheduled ahead
@@ -62,7 +63,7 @@ def _let_go(engine: Any) -> None:
     _drop_graphs(runner)
     _forget_addresses()
     gc.unfreeze()  # the collector does not know what it has frozen
-    clear_frames_with([engine, engine.engine_core, worker, runner])
+    clear_frames_with([engine, engine.engine_core, core, core.model_executor, worker, runner, runner.model])
     empty(tensors_of(runner.model))
     if allocator := pool_allocator():
         _empty_pool(allocator)

@@ -1,4 +1,4 @@
-"""Three stages of the quickstart in a process of their own: the team learns, in the memory that `plan` foretells."""
+"""Two stages of the quickstart in a process of their own: the team learns, in the memory that `plan` foretells."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sys.exit(code)
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], int]:
     """The run directory, the summary that `train --json` prints, and the peak memory in bytes."""
     run_dir = tmp_path_factory.mktemp("quickstart") / "run"
-    arguments = ["train", RECIPE, "training.stages=3", "evaluation.every_stages=0", "--run-dir", str(run_dir), "--json"]
+    arguments = ["train", RECIPE, "training.stages=2", "evaluation.every_stages=0", "--run-dir", str(run_dir), "--json"]
     ran = subprocess.run([sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
     return run_dir, json.loads(ran.stdout), int(ran.stderr.rsplit("peak", 1)[1])
@@ -43,7 +43,7 @@ def test_the_team_learns(trained: tuple[Path, dict[str, Any], int]) -> None:
     z = (after - before) / math.sqrt(2 * pooled * (1 - pooled) / n)
     assert n >= 512 and z > 3.3, f"{before:.3f} -> {after:.3f} on {n} episodes"
     rows = [row for row in read_rows(run_dir / "metrics.jsonl") if isinstance(row, UpdateRow)]
-    assert len(rows) == 9 and not any(row.out_of_region for row in rows)
+    assert len(rows) == 6 and not any(row.out_of_region for row in rows)
 
 
 def test_the_estimate_is_within_a_quarter_of_the_peak(trained: tuple[Path, dict[str, Any], int]) -> None:
