@@ -26,8 +26,9 @@ class Measure:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`coordination`: all agents' own answers are right together; `..._given_success`: among episodes the team got right.
-    Both, and `agents`, are None / empty where the task cannot judge single messages."""
+    """`avg_at_k` is what is called accuracy elsewhere: the share of episodes that are right; `standard_error` is its own.
+    `coordination`: all agents' own answers are right together; `..._given_success`: among episodes the team got right. Both, and
+    `agents`, are None / empty where the task cannot judge single messages."""
 
     split: str
     items: int
