@@ -73,6 +73,8 @@ def part_plain(args: argparse.Namespace) -> Measures:
     yield "one turn, no adapter", lambda: timed(sampler, bank.agents, args, turns=1)
     yield "even, no adapter", lambda: timed(sampler, bank.agents, args, turns=args.turns)
     yield "even, no adapter, apart", lambda: timed(sampler, bank.agents, args, turns=args.turns, apart=True)
+    yield "text, no adapter", lambda: text_episodes(base, bank, sampler, args)
+    yield "text, seconds by call", lambda: time_shares(sampler, lambda: text_episodes(base, bank, sampler, args, only="shares"))
 
 
 def part_vllm(args: argparse.Namespace) -> Measures:

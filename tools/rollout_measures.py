@@ -9,6 +9,7 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -203,9 +204,10 @@ def logprob_gap(sampler: Sampler, bank: AdapterBank, args: argparse.Namespace) -
 
 
 def time_shares(sampler: Any, run: Callable[[], Any]) -> dict:
-    """Where the engine's time goes while `run` plays: seconds by call, in this thread."""
+    """Where the engine's time goes while `run` plays: seconds by call, in this thread, and how many steps it took."""
     core = sampler._engine.engine_core.engine_core
     spent: dict[str, float] = {}
+    calls: Counter[str] = Counter()
     watched = [(core.scheduler, "schedule"), (core.scheduler, "update_from_output"), (core.model_executor, "execute_model"),
                (core.model_executor, "sample_tokens"), (sampler, "_admit"), (sampler, "_step")]  # fmt: skip
 
@@ -218,6 +220,7 @@ def time_shares(sampler: Any, run: Callable[[], Any]) -> dict:
                 return real(*args, **kwargs)
             finally:
                 spent[name] = spent.get(name, 0.0) + time.perf_counter() - started
+                calls[name] += 1
 
         setattr(owner, name, timed_call)
 
@@ -233,7 +236,7 @@ def time_shares(sampler: Any, run: Callable[[], Any]) -> dict:
     inside = sum(seconds for name, seconds in spent.items() if name != "_step")
     waiting = spent["_step"] - inside  # blocked on the GPU's result, and reading tokens out
     return {**{n: s for n, s in spent.items() if n != "_step"}, "waiting and reading": waiting,
-            "outside the engine": total - spent["_step"], "total": total}  # fmt: skip
+            "outside the engine": total - spent["_step"], "total": total, "steps": calls["execute_model"]}  # fmt: skip
 
 
 class _Echo(Task):
