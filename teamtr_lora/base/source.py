@@ -257,14 +257,13 @@ def _convert_gguf(file: Path, folder: Path, source: str, say: Progress) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     say(f"converting {file.name} to safetensors (once)")
+    local = {"gguf_file": file.name, "trust_remote_code": False, "local_files_only": True}
     try:
-        with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        with quiet_transformers(), tempfile.TemporaryDirectory() as alone:
+            os.symlink(file.resolve(), Path(alone) / file.name)  # what lies beside the file is no part of it
+            tokenizer = AutoTokenizer.from_pretrained(alone, **local)
             model = AutoModelForCausalLM.from_pretrained(
-                file.parent,
-                gguf_file=file.name,
-                quantization_config=GgufConfig(dequantize=True),
-                dtype=torch.float32,
+                alone, **local, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
             )
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)

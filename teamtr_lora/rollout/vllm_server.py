@@ -73,7 +73,9 @@ class ServerSampler:
         self._servers = [
             Server(url, key, section.timeout_seconds) for url in dict.fromkeys(url.rstrip("/") for url in section.urls)
         ]
-        self._root = Path(section.adapter_root).expanduser().absolute() if section.adapter_root else None
+        self._run = secrets.token_hex(4)  # keeps this run's model names and files apart from any other's
+        shared = Path(section.adapter_root).expanduser().absolute() if section.adapter_root else None
+        self._root = shared / f"teamtr-{self._run}" if shared else None  # a folder of its own: it is emptied again
         self._lock = threading.Lock()  # guards `outstanding` and `dead` of the servers
         self._closed = threading.Event()
         first_logp_V = _first_logprobs(bank, base.eos_ids[0])
@@ -84,7 +86,6 @@ class ServerSampler:
                 if server is self._servers[-1] and not any(not other.dead for other in self._servers[:-1]):
                     raise
                 self._bury(server, str(failed))
-        self._run = secrets.token_hex(4)  # keeps this run's model names apart from any other's
         self._names = self._tickets = self._threads = 0
         self._live: dict[str, _Published] = {}  # by agent
         self._retired: dict[str, _Published] = {}  # superseded, perhaps still sampling; by model name
@@ -165,6 +166,8 @@ class ServerSampler:
         for server in self._alive():
             self._forget(server, *self._live.values(), *self._retired.values())
             server.hang_up()
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
         self._unfinished.clear()
         self._done.clear()
         self._live.clear()

@@ -39,9 +39,15 @@ class RowItems:
         data["prompt"] = row[self._prompt]
         if self._answer:
             data["answer"] = row[self._answer]
+        text = _text(row[self._prompt])
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise UserError(
+                f"row {self._positions[position]} of the {self._split} dataset: {self._prompt!r} holds half a character (a lone "
+                "surrogate, as of a cut emoji); repair the text"
+            )
         # a position is unique where a column called id may not be
         named = f" ({row['id']})" if row.get("id") is not None else ""
-        return Item(id=f"{self._split}-{self._positions[position]}{named}", prompt=_text(row[self._prompt]), data=data)
+        return Item(id=f"{self._split}-{self._positions[position]}{named}", prompt=text, data=data)
 
     def named_prompts(self) -> Iterator[tuple[str, str]]:
         return ((item.id, item.prompt) for item in (self[i] for i in range(len(self._positions))))
@@ -176,7 +182,12 @@ def _rows(rows: Any) -> list[dict[str, Any]]:
 def _read_csv(path: Path) -> list[dict[str, Any]]:
     csv.field_size_limit(2**31 - 1)  # prompts are longer than the module's default of 128 KiB
     with _open_text(path) as file:
-        return [dict(row) for row in csv.DictReader(file, strict=True)]
+        reader, rows = csv.DictReader(file, strict=True), []
+        for row in reader:
+            if None in row:
+                raise ValueError(f"line {reader.line_num} has more cells than there are columns")
+            rows.append(dict(row))
+        return rows
 
 
 def _read_parquet(path: Path) -> Any:

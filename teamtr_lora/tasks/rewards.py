@@ -146,11 +146,10 @@ def _columns(episodes: Sequence[Episode]) -> dict[str, Any]:
         for prompt, text in zip(prompts, texts, strict=True)
     ]
     columns["completion_ids"] = [episode.messages[-1].token_ids if episode.messages else [] for episode in episodes]
-    columns.setdefault(
-        "messages",
-        [[{"role": "assistant", "name": m.agent, "content": m.text} for m in episode.messages] for episode in episodes],
-    )
-    columns.setdefault("episodes", list(episodes))
+    columns["messages"] = [  # also where the dataset has a column of that name, as those of chats do
+        [{"role": "assistant", "name": m.agent, "content": m.text} for m in episode.messages] for episode in episodes
+    ]
+    columns["episodes"] = list(episodes)
     return columns
 
 

@@ -51,7 +51,7 @@ def cells_right(header: list[str], rows: list[list[str]], text: str) -> tuple[in
         for column, truth in zip(header[1:], row[1:], strict=True):
             said = house.get(column) if isinstance(house, dict) else None
             said = said[0] if isinstance(said, list) and said else said
-            said = str(said) if isinstance(said, int) and not isinstance(said, bool) else said
+            said = str(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else said
             right += isinstance(said, str) and said.strip().lower() == truth.strip().lower()
     return right, len(rows) * (len(header) - 1)
 

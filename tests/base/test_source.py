@@ -1,5 +1,6 @@
 """Every kind of base source, without a network."""
 
+import shutil
 import subprocess
 import threading
 import time
@@ -127,6 +128,17 @@ def test_gguf_is_converted_once_under_its_content(gguf_file: Path, llama: torch.
     assert resolve(str(renamed), progress=said.append) == folder
     assert len(said) == 1, "converted twice"
     assert not list(folder.parent.glob("*.unfinished"))
+
+
+def test_what_lies_beside_a_gguf_is_no_part_of_it(gguf_file: Path, cache: Path, tmp_path: Path) -> None:
+    whole = resolve(str(gguf_file))
+    beside = tmp_path / "tiny.gguf"
+    beside.write_bytes(gguf_file.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"chat_template": "mine", "auto_map": {"AutoTokenizer": ["evil.Tokenizer", null]}}'
+    )
+    shutil.rmtree(whole)
+    assert "mine" not in (resolve(str(beside)) / "tokenizer_config.json").read_text()
 
 
 def test_two_conversions_at_once_make_one_folder(gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.load import FrozenBase
-from teamtr_lora.base.versions import AdapterVersion, read_version
+from teamtr_lora.base.versions import AdapterVersion, read_version, write_version
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout import vllm_server
@@ -453,13 +453,22 @@ def test_versions_go_through_a_shared_folder(
     start: Callable[..., Fake], open_sampler: Any, bank: AdapterBank, tmp_path: Path
 ) -> None:
     fake = start(takes_uploads=False)
-    sampler = open_sampler(fake, adapter_root=str(tmp_path / "shared"))
+    root = tmp_path / "shared"  # which holds the same versions of another run already
+    theirs = {agent: write_version(root, bank.version(agent), bank.tensors(agent), bank.config(agent)) for agent in bank.agents}
+    sampler = open_sampler(fake, adapter_root=str(root))
+    (own,) = [folder for folder in root.iterdir() if folder.name.startswith("teamtr-")]
     for name, path in fake.models.items():
         version = bank.version(name[0])
-        assert Path(path) == tmp_path / "shared" / version.agent / version.name
-        stored = read_version(tmp_path / "shared", version)
+        assert Path(path) == own / version.agent / version.name
+        stored = read_version(own, version)
         assert all(torch.equal(stored[key], tensor) for key, tensor in bank.tensors(version.agent).items())
     assert run(sampler, [request(1)])[0].token_ids == expected(1, 4)
+    before = bank.version("a")
+    with moved(bank, "a") as version:
+        sampler.publish(version)
+        assert not (own / "a" / before.name).exists() and (own / "a" / version.name).exists()
+    sampler.close()
+    assert not own.exists() and all(folder.is_dir() for folder in theirs.values())
 
 
 def test_only_what_the_bank_holds_can_be_published(start: Callable[..., Fake], open_sampler: Any, bank: AdapterBank) -> None:

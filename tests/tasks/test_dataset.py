@@ -94,6 +94,7 @@ def test_conversational_prompts_are_played_as_their_user_text() -> None:
         ("rows.jsonl", b'{"prompt": "\xff"}\n', r"cannot be read as \.jsonl"),
         ("rows.jsonl", b"[" * 100_000, r"cannot be read as \.jsonl"),
         ("rows.csv", b'prompt\n"never closed\n', r"cannot be read as \.csv"),
+        ("rows.csv", b"prompt,n\na,1\nb,2,3\n", "line 3 has more cells"),
         ("rows.csv", b"prompt\n" + b"x" * 200_000 + b"\nshort\n", ""),
         ("rows.parquet", b"this is not parquet", r"cannot be read as \.parquet"),
         ("rows.parquet", b"", r"cannot be read as \.parquet"),
@@ -104,7 +105,7 @@ def test_conversational_prompts_are_played_as_their_user_text() -> None:
         ("rows", b"hi", "unknown file type"),
         ("rows.gz", b"hi", "unknown file type"),
     ],
-    ids=str.split("json row latin1 deep quote long arrow void nogzip cut garbled txt bare gz"),
+    ids=str.split("json row latin1 deep quote cells long arrow void nogzip cut garbled txt bare gz"),
 )
 def test_bad_files_give_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
@@ -171,6 +172,13 @@ def test_a_row_without_a_prompt_is_refused_and_not_played_as_null(tmp_path: Path
         rows = read_rows(path, "task.path")
         task = DatasetTask(rows, rows, ZERO)
         [task.items("train")[i].prompt for i in range(3)]
+
+
+def test_half_a_character_in_a_prompt_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "whole \\ud83d\\ude00"}\n{"prompt": "half \\ud83d emoji"}\n')
+    with pytest.raises(UserError, match="row 1 of the train dataset: 'prompt' holds half a character"):
+        DatasetTask(read_rows(path, "task.path"), None, ZERO)
 
 
 @given(st.lists(st.text(max_size=3), min_size=2, max_size=40), st.floats(0.05, 0.95))

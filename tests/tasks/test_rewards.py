@@ -39,6 +39,12 @@ def test_trl_arguments_by_keyword() -> None:
     assert seen["episodes"] == EPISODES
 
 
+def test_a_column_called_messages_is_not_the_transcript() -> None:
+    asked = [episode(0, "said", messages=[{"role": "assistant", "content": "gold"}], episodes="column")]
+    assert Rewards([lambda messages, episodes, **_: [float(messages[0][-1]["content"] == "gold")]])(asked) == [0.0]
+    assert Rewards([lambda episodes, **_: [float(episodes == asked)]])(asked) == [1.0]
+
+
 def test_a_function_without_kwargs_gets_the_arguments_it_names() -> None:
     def named(completions: list[str], answer: list[int]) -> list[float]:
         return [float(text.endswith(str(n))) for text, n in zip(completions, answer, strict=True)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.task import Item, Task
-from teamtr_lora.tasks.zebra import ZebraTask, last_json
+from teamtr_lora.tasks.zebra import ZebraTask, cells_right, last_json
 from teamtr_lora.tasks.zebra_maker import ORDINALS, WORDS, make_grid
 from teamtr_lora.tasks.zebra_solver import KINDS, Clue, holds, solutions
 
@@ -204,6 +204,11 @@ def test_difficulty_grows_and_seeds_reproduce_and_splits_are_apart() -> None:
     assert task.items("test")[3] == ZebraTask("zebra", 2, 2).items("test")[3]
     clues = {s: {tuple(sorted(read(task.items(s)[i])[1])) for i in range(100)} for s in ("train", "test")}  # type: ignore[arg-type]
     assert not clues["train"] & clues["test"]
+
+
+def test_a_number_is_right_as_text_and_as_a_number() -> None:
+    said = '{"solution": {"House 1": {"Price": 5.5, "Year": 1999, "Pet": true}}}'
+    assert cells_right(["House", "Price", "Year", "Pet"], [["1", "5.5", "1999", "true"]], said) == (2, 3)
 
 
 def test_one_wrong_cell_is_a_wrong_puzzle(score: Score) -> None:
