@@ -209,9 +209,10 @@ class ServerSampler:
                 server.expect("POST", "/v1/load_lora_adapter", {"lora_name": published.model, "lora_path": path})
                 return
             except ServerFailedError as failed:
+                if not failed.final:
+                    self._forget(server, published)  # it may have come through in part
                 if attempt == 2 or failed.final or self._closed.wait(RETRY_SECONDS):
                     raise
-                self._forget(server, published)  # the first attempt may have come through in part
 
     def _unload_retired(self) -> None:
         for model in [model for model in self._retired if not self._running[model]]:

@@ -441,6 +441,7 @@ def test_a_version_that_some_servers_do_not_take(
     with moved(bank, "b") as version:
         sampler.publish(version)
         assert len(deaths(caplog)) == 1 and "max_lora_rank 8" in deaths(caplog)[0] and one.url in deaths(caplog)[0]
+        assert not [name for name in one.uploads if version.name in name], "what was not taken does not stay there"
         assert {c.version for c in run(sampler, [request(s, "b") for s in range(4)])} == {version.name}
         assert not one.bodies and len(two.bodies) == 4
     two.load_status = 500
