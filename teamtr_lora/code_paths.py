@@ -13,13 +13,27 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from teamtr_lora.errors import UserError
+
+_hashes: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()
 
 
 def load_callable(path: str, *, key: str, folder: Path | None = None) -> Callable[..., Any]:
     """The callable that `module:function` or `module.function` names; `key` is the recipe key, for the error."""
+    return _load(path, key, folder)[0]
+
+
+def code_hash(path: str, *, key: str, folder: Path | None = None) -> str:
+    """Of the module's file, and of the one that defines the callable where that is another; what they import is no part of it."""
+    return hashlib.sha256("\n".join(_load(path, key, folder)[1]).encode()).hexdigest()
+
+
+def _load(path: str, key: str, folder: Path | None) -> tuple[Callable[..., Any], list[str]]:
+    """The callable, and the hashes of its files."""
     module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not module_name or not name or not all(part.isidentifier() for part in [*module_name.split("."), name]):
         raise UserError(f"{key} = {path!r}: not a dotted path; write it as module:function")
@@ -37,7 +51,17 @@ def load_callable(path: str, *, key: str, folder: Path | None = None) -> Callabl
     written_in_python = inspect.isfunction(target) or inspect.isclass(target) or inspect.isfunction(type(target).__call__)
     if not written_in_python:
         raise UserError(f"{key} = {path!r}: must be a function or class written in Python, not {type(target).__name__}")
-    return target
+    defined = inspect.unwrap(target) if inspect.isfunction(target) else target if inspect.isclass(target) else type(target)
+    modules = dict.fromkeys([module, sys.modules.get(defined.__module__, module)])
+    return target, [_file_hash(each) for each in modules if isinstance(each, ModuleType)]
+
+
+def _file_hash(module: ModuleType) -> str:
+    """Of its file when it is first loaded: like Python, a process goes on with that, whatever is written there later."""
+    if module not in _hashes:
+        file = Path(getattr(module, "__file__", None) or "")  # without one, the name is all there is to know
+        _hashes[module] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    return _hashes[module]
 
 
 def _import(module_name: str, folder: Path | None) -> Any:

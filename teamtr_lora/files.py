@@ -30,7 +30,8 @@ def disk_errors(path: Path) -> Iterator[None]:
                 "run it again (train: with --resume)"
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise UserError(f"{path}: cannot write here ({error.strerror}); choose another folder (train: --run-dir)") from error
+            fix = "choose another folder (train: --run-dir; eval: --out)"
+            raise UserError(f"{path}: cannot write here ({error.strerror}); {fix}") from error
         if error.errno is None:  # raised by us: a folder that must not be replaced
             raise
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
@@ -99,9 +100,11 @@ def write_folder_atomic(path: Path, contents: dict[str, bytes]) -> None:
         sync_folder(path.parent)
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Clears what a killed process left half-written."""
+def remove_temporaries(folder: Path, *, apart: str | None = None) -> None:
+    """Clears what a killed process left half-written. `apart`: a folder below whose files are another lock's to clear."""
     for leftover in folder.rglob(f"{TEMPORARY}*"):
+        if apart is not None and leftover.is_relative_to(folder / apart):
+            continue
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 

@@ -5,7 +5,8 @@
         [section.key=value ...] [--json]
 
 DIR/seed-N/team is the trained team, DIR/seed-N/swapped a copy of it whose agent is swapped and which then trains on. What is
-there already is not done again, so the same command goes on after an interruption. DIR/swap.json holds everything.
+there already is not done again, so the same command goes on after an interruption; DIR/seed-N/arguments.json says with what
+arguments it was made, and others are refused. DIR/swap.json holds everything.
 
 What must hold: Stage-0 reaches its radius on the held-out half; the aligned swap loses at most a quarter of the accuracy that the
 direct one loses; training that goes on reaches at least the accuracy the team had, within noise (two standard errors). With
@@ -25,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.errors import UserError
-from teamtr_lora.files import dump_json, write_atomic
-from teamtr_lora.recipe import load_recipe, load_run_recipe
+from teamtr_lora.files import dump_json, sha256, write_atomic
+from teamtr_lora.recipe import Recipe, load_recipe, load_run_recipe
 from teamtr_lora.registry.store import Registry
 from teamtr_lora.swap.places import find_place
 from teamtr_lora.swap.report import SwapOptions
@@ -51,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print DIR/swap.json instead of the table")
     args = parser.parse_intermixed_args(arguments)
     try:
+        for seed in args.seeds:  # what is refused is refused before anything is trained
+            if not recipe_of(args, seed).swap.stage0:
+                raise UserError("swap.stage0 = false: what is measured here is what Stage-0 saves; leave it true")
+            same_arguments(args.out / f"seed-{seed}", args)
         seeds = {str(seed): measure(args, seed) for seed in args.seeds}
     except UserError as error:
         print(f"measure_swap: {error}", file=sys.stderr)
@@ -61,10 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(report["verdicts"].values()) else 1
 
 
+def recipe_of(args: argparse.Namespace, seed: int) -> Recipe:
+    return load_recipe(args.recipe, [*args.overrides, f"seed={seed}", f"output_dir={args.out / f'seed-{seed}' / 'team'}"])
+
+
 def measure(args: argparse.Namespace, seed: int) -> dict[str, Any]:
     folder = args.out / f"seed-{seed}"
     team, copy, kept = folder / "team", folder / "swapped", folder / "swap-report.json"
-    recipe = load_recipe(args.recipe, [*args.overrides, f"seed={seed}", f"output_dir={team}"])
+    recipe = recipe_of(args, seed)
     stages = recipe.training.stages
     if last_stage(team) < stages:
         say(seed, f"training {stages} stages")
@@ -86,6 +95,20 @@ def measure(args: argparse.Namespace, seed: int) -> dict[str, Any]:
     return measured | ({"control": evaluation(goes_on["control"])["avg_at_k"]} if args.control else {})
 
 
+def same_arguments(folder: Path, args: argparse.Namespace) -> None:
+    """Refuses a folder that was made with others. Of one made before they were written down it is not known, and it is read."""
+    kept = folder / "arguments.json"
+    now = {
+        "recipe_sha256": sha256(args.recipe.read_bytes()), "overrides": args.overrides, "agent": args.agent, "with": args.spec,
+        "items": args.items, "more_stages": args.more_stages,
+    }  # fmt: skip
+    if not folder.exists():
+        write_atomic(kept, dump_json(now))
+    before = json.loads(kept.read_text()) if kept.exists() else now
+    if other := [f"{name} = {before.get(name)!r}, not {value!r}" for name, value in now.items() if before.get(name) != value]:
+        raise UserError(f"{folder}: was measured with {'; '.join(other)}: choose another --out")
+
+
 def copied(team: Path, copy: Path) -> Path:
     if not copy.exists():
         unfinished = copy.with_name(".copying")
@@ -94,7 +117,7 @@ def copied(team: Path, copy: Path) -> Path:
     return copy
 
 
-def train(recipe: Any, *, resume: bool) -> None:
+def train(recipe: Recipe, *, resume: bool) -> None:
     trainer = TeamTRTrainer.from_recipe(recipe)
     try:
         trainer.train(resume=resume)

@@ -4,7 +4,8 @@
 
 One run an (n, variant, seed), in a process of its own with one thread; J at a time, the longest first. Each leaves
 DIR/n-N/VARIANT/seed-S/study.json; finished ones are read, unfinished ones resumed, so the same command goes on after an
-interruption. `--time-limit SECONDS` starts nothing after it and ends what still runs; `--only-table` starts nothing at all.
+interruption; finished ones of other --stages, --items, --episodes or --probe-every are refused. `--time-limit SECONDS` starts
+nothing after it and ends what still runs; `--only-table` starts nothing at all.
 
 The task is adding numbers of n digits; the reward is the share of columns that are right, accuracy counts whole sums. Both
 variants play the same number of episodes in a stage (training.matched: stage): TeamTR shares them among its n rollouts. Every
@@ -74,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.one:
         return run_one(Cell(int(args.one[0]), args.one[1], int(args.one[2])), args)
     cells = [Cell(n, variant, seed) for n in sorted(args.sizes, reverse=True) for seed in args.seeds for variant in VARIANTS]
+    if other := differing(cells, args):
+        print(f"study_team_size: {other}", file=sys.stderr)
+        return 2
     failed = [] if args.only_table else run_all(cells, args)
     report = summary(cells, args.out)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -82,6 +86,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in failed:
         print(line, file=sys.stderr)
     return 1 if failed else 0
+
+
+def differing(cells: Sequence[Cell], args: argparse.Namespace) -> str | None:
+    """The first result of other arguments. Of one that was made before they were written down they are not known."""
+    for cell in cells:
+        path = cell.folder(args.out) / "study.json"
+        before = json.loads(path.read_text()).get("arguments", {}) if path.exists() else {}
+        for name, value in chosen(args).items():
+            if before.get(name, value) != value:
+                option = f"--{name.replace('_', '-')}"
+                return f"{path}: was made with {option} {before[name]}, not {value}; give that, or choose another --out"
+    return None
+
+
+def chosen(args: argparse.Namespace) -> dict[str, int]:
+    """What decides a result, beside its cell."""
+    return {name: getattr(args, name) for name in ("stages", "items", "episodes", "probe_every")}
 
 
 def run_all(cells: Sequence[Cell], args: argparse.Namespace) -> list[str]:
@@ -162,7 +183,7 @@ def run_one(cell: Cell, args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     trainer = TeamTRTrainer.from_recipe(Recipe(**recipe_data(cell, args)).placed_in(Path.cwd()))
     trainer.train(resume=True)
-    write_atomic(cell.folder(args.out) / "study.json", dump_json(measures(cell.folder(args.out))))
+    write_atomic(cell.folder(args.out) / "study.json", dump_json(measures(cell.folder(args.out)) | {"arguments": chosen(args)}))
     return 0
 
 

@@ -41,7 +41,7 @@ _HUB_DESCRIPTION = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 _HUB_FILES = [*_HUB_DESCRIPTION, "*.safetensors"]
 # Sub-folders and `consolidated` files hold the same weights again for other tools.
 _HUB_DUPLICATES = ["*/*", "consolidated*"]
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _WHEEL = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9][A-Za-z0-9.+!_-]*))?")
 
 
@@ -145,7 +145,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _is_hub_id(source: str) -> bool:
-    return _HUB_ID.fullmatch(source) is not None and not source.endswith(".gguf") and not os.path.exists(_path(source))
+    return HUB_ID.fullmatch(source) is not None and not source.endswith(".gguf") and not os.path.exists(_path(source))
 
 
 def _path(source: str) -> Path:

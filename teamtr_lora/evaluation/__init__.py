@@ -8,6 +8,7 @@ Modules:
     statistics  avg@k, pass@k, majorities, errors, intervals, paired tests
     result      what `eval` reports
     compare     two evaluations on the same items
+    contents    what the recipe only names, by its hash
     store       an evaluation on disk, resumable
     commands    what `eval` and `ask` do with a stored team
 """

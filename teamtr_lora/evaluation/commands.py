@@ -13,6 +13,7 @@ from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation.baselines import BaselineOptions, open_baseline, resolve_baseline
 from teamtr_lora.evaluation.compare import Comparison, compare
+from teamtr_lora.evaluation.contents import base_hash, code_hashes
 from teamtr_lora.evaluation.evaluate import evaluation_items, evaluation_purpose
 from teamtr_lora.evaluation.inference import Played, Policy
 from teamtr_lora.evaluation.outcome import judge, problem_digest
@@ -139,7 +140,14 @@ def _settings(
         "engine": engine,
         "seed": recipe.seed,
         "items_per_chunk": max(1, chunk * len(items) // episodes),
+        **_contents(recipe),
     }
+
+
+def _contents(recipe: Recipe) -> dict[str, Any]:
+    """What there is nothing to say of is left out: such an evaluation has the name that it always had."""
+    found = {"code": code_hashes(recipe), "base_sha256": base_hash(recipe)}
+    return {key: value for key, value in found.items() if value}
 
 
 def _chunk_sizes(settings: dict[str, Any]) -> list[int]:

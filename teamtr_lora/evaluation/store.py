@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation.outcome import Attempt, Outcome
 from teamtr_lora.evaluation.result import EvaluationResult, make_result
-from teamtr_lora.files import dump_json, write_atomic
+from teamtr_lora.files import disk_errors, dump_json, remove_temporaries, write_atomic
+from teamtr_lora.registry.locks import locked
 from teamtr_lora.rollout.records import episode_record
 
 SETTINGS, EPISODES, RESULT = "settings.json", "episodes.jsonl", "result.json"
@@ -39,18 +38,11 @@ class EvaluationStore:
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """While this process evaluates here; the lock goes with it, however it ends."""
-        with self._disk_errors():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / ".lock", timeout=0)
-            try:
-                lock.acquire()
-            except Timeout as error:
-                raise UserError(f"{self.folder}: another process is evaluating here; wait for it, or give --out") from error
-        try:
+        busy = "another process is evaluating here; wait for it, or give --out"
+        with locked(self.folder / ".lock", self.folder, busy):
             self._check_settings()
+            remove_temporaries(self.folder)
             yield
-        finally:
-            lock.release()
 
     def _check_settings(self) -> None:
         path = self.folder / SETTINGS
@@ -72,7 +64,7 @@ class EvaluationStore:
 
     def forget(self) -> None:
         """To start again from nothing."""
-        with self._disk_errors():
+        with disk_errors(self.folder):
             (self.folder / RESULT).unlink(missing_ok=True)
             (self.folder / EPISODES).unlink(missing_ok=True)
 
@@ -83,7 +75,7 @@ class EvaluationStore:
             return []
         read: list[Outcome] = []
         ends: list[int] = [0]
-        with self._disk_errors(), open(path, "r+b") as file:
+        with disk_errors(path), open(path, "r+b") as file:
             for line in file:
                 outcome = _outcome(line)
                 if outcome is None:
@@ -102,23 +94,13 @@ class EvaluationStore:
     def append(self, attempts: Sequence[Attempt], outcomes: Sequence[Outcome]) -> None:
         rows = [{**episode_record(a.episode), **o.as_dict()} for a, o in zip(attempts, outcomes, strict=True)]
         text = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)
-        with self._disk_errors(), open(self.folder / EPISODES, "ab") as file:
+        with disk_errors(self.folder / EPISODES), open(self.folder / EPISODES, "ab") as file:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
 
     def finish(self, result: EvaluationResult) -> None:
         write_atomic(self.folder / RESULT, dump_json(result.as_dict()))
-
-    @contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"{self.folder}: cannot be written ({error.strerror or error}); make room or give another folder with --out, and "
-                "the same command continues"
-            ) from error
 
 
 def is_evaluation(folder: Path) -> bool:

@@ -273,6 +273,19 @@ FAMILIES: tuple[type[RewardedTaskSection], ...] = (
     ScriptTaskSection,
 )
 
+# Keys of a recipe by what of this machine they name, for those who carry recipes from machine to machine.
+LOCAL_FILES = ("task.path", "task.test_path", "task.database", "task.policy", "task.split", "task.responder.script")
+LOCAL_CHOICES = (  # where it writes, whom it calls, and which environment variables it sends there
+    "output_dir",
+    "rollout.server.urls",
+    "rollout.server.adapter_root",
+    "rollout.server.api_key_variable",
+    "task.responder.url",
+    "task.responder.api_key_variable",
+    "tracking.trackers",
+)
+PATHS_OR_NAMES = ("task.hub", "task.responder.model")  # others know a name; a path is this machine's
+
 
 def names_of(family: type[RewardedTaskSection]) -> tuple[str, ...]:
     return get_args(family.model_fields["name"].annotation)

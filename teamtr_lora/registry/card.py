@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from teamtr_lora.base.lora_config import read_lora_config
+from teamtr_lora.base.source import HUB_ID, NANO
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe.yaml_text import write
 from teamtr_lora.registry.manifest import BaseIdentity, TeamManifest
 
-EMBEDDED = "nano"  # ships with this package, under its licence
-_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _VLLM_DEFAULT_RANK = 16
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _RESOLVE = "import sys; from teamtr_lora.base.source import resolve; print(resolve(sys.argv[1]))"
@@ -66,8 +65,8 @@ def adapter_card(
 def front_matter(base: BaseIdentity, licence: str, task: str) -> str:
     if licence and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]{0,63}", licence):
         raise UserError(f"licence {licence[:80]!r}: must be an identifier such as apache-2.0, mit or other")
-    data: dict[str, Any] = {"library_name": "peft", "license": licence or ("apache-2.0" if base.source == EMBEDDED else "other")}
-    if _MODEL_ID.fullmatch(base.source):  # a path of somebody's machine is no model
+    data: dict[str, Any] = {"library_name": "peft", "license": licence or ("apache-2.0" if base.source == NANO else "other")}
+    if base.source == NANO or _is_hub(base.source):  # a folder of somebody's machine is no model
         data["base_model"] = base.source
     tags = ["lora", "teamtr-lora", "multi-agent"]
     data |= {"pipeline_tag": "text-generation", "tags": [*tags, task] if re.fullmatch(r"[a-z0-9_-]{1,40}", task) else tags}
@@ -128,7 +127,7 @@ def vllm_lines(base: BaseIdentity, where: Mapping[str, str], rank: int, dora: bo
 
 
 def _is_hub(source: str) -> bool:
-    return "/" in source and _MODEL_ID.fullmatch(source) is not None
+    return HUB_ID.fullmatch(source) is not None
 
 
 def _text(value: str | None) -> str:

@@ -84,8 +84,8 @@ def push(
     if dry_run:
         return Pushed(**result, removed=[])
     head, created = _prepared(hub, private)
-    _check_target(hub, head, manifest, agent)
-    stale = [] if agent else _stale(head, parcel)
+    there = _check_target(hub, head, manifest, agent)
+    stale = [] if agent else _stale(head, parcel, there)
     what = f"{manifest.team}/{agent} {manifest.agents[agent]}" if agent else f"team {manifest.team} version {manifest.number}"
     commit = hub.commit(head, parcel.files, stale, f"teamtr-lora: {what}")
     return Pushed(**result, removed=stale, commit=commit, created=created, unchanged=commit == head.commit)
@@ -152,27 +152,32 @@ def _prepared(hub: HubRepo, private: bool) -> tuple[Remote, bool]:
     return head, created
 
 
-def _check_target(hub: HubRepo, head: Remote, team: TeamManifest, agent: str | None) -> None:
-    """A repository holds one team or one agent: two in one would make both unreadable."""
+def _check_target(hub: HubRepo, head: Remote, team: TeamManifest, agent: str | None) -> TeamManifest | None:
+    """The team that is there already. A repository holds one team or one agent: two in one would make both unreadable."""
     other = "choose another --repo or --revision"
     if agent is not None and TEAM_FILE in head.files:
         raise UserError(f"{hub.where}: holds a team, and --agent asks for a repository of its own; {other}")
     if agent is None and WEIGHTS in head.files:
         raise UserError(f"{hub.where}: holds a single adapter, not a team; {other}")
-    if agent is None and TEAM_FILE in head.files:
-        if head.files[TEAM_FILE].size > MAX_JSON_BYTES:
-            raise UserError(f"{hub.where}: holds a {TEAM_FILE} of another program; {other}")
-        with tempfile.TemporaryDirectory() as folder:
-            data = read_file(hub.fetch(TEAM_FILE, head, Path(folder)), MAX_JSON_BYTES)
-        there = parse_team(data, f"{hub.where}/{TEAM_FILE}")
-        if there.team != team.team:
-            raise UserError(f"{hub.where}: holds the team {there.team!r}, not {team.team!r}; {other}")
+    if agent is not None or TEAM_FILE not in head.files:
+        return None
+    if head.files[TEAM_FILE].size > MAX_JSON_BYTES:
+        raise UserError(f"{hub.where}: holds a {TEAM_FILE} of another program; {other}")
+    with tempfile.TemporaryDirectory() as folder:
+        data = read_file(hub.fetch(TEAM_FILE, head, Path(folder)), MAX_JSON_BYTES)
+    there = parse_team(data, f"{hub.where}/{TEAM_FILE}")
+    if there.team != team.team:
+        raise UserError(f"{hub.where}: holds the team {there.team!r}, not {team.team!r}; {other}")
+    return there
 
 
-def _stale(head: Remote, parcel: Parcel) -> list[str]:
-    """Files of agents that the team no longer has."""
-    ours = [path for path in head.files if path.count("/") == 1 and path.rpartition("/")[2] in VERSION_FILES]
-    return sorted(path for path in ours if path not in parcel.files)
+def _stale(head: Remote, parcel: Parcel, there: TeamManifest | None) -> list[str]:
+    """Files of agents that the team no longer has. Other folders may hold a README.md or a manifest.json of their own."""
+    folders = {path.partition("/")[0] for path in head.files if path.count("/") == 1}
+    whole = {folder for folder in folders if all(f"{folder}/{file}" in head.files for file in VERSION_FILES)}
+    agents = whole | (set(there.agents) if there else set())
+    ours = {f"{agent}/{file}" for agent in agents for file in VERSION_FILES}
+    return sorted(ours & head.files.keys() - parcel.files.keys())
 
 
 def _status(

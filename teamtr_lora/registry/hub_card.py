@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from teamtr_lora.base.lora_config import PlainLora
 from teamtr_lora.base.source import NANO, WHEEL_PREFIX
 from teamtr_lora.registry.card import code, front_matter, lineage_lines, metrics_table, peft_lines, vllm_lines
 from teamtr_lora.registry.hub_client import REPO_NAME
+from teamtr_lora.registry.local_keys import named_code
 from teamtr_lora.registry.manifest import BaseIdentity, TeamManifest
 
 
@@ -88,12 +88,3 @@ def is_shared_name(source: str) -> bool:
     if source == NANO or source.startswith(WHEEL_PREFIX):
         return True
     return REPO_NAME.fullmatch(source) is not None and not source.endswith(".gguf") and not os.path.exists(source)
-
-
-def named_code(recipe: Mapping[str, Any]) -> dict[str, str]:
-    """Python that a recipe names and that no repository brings: recipe key -> module:function."""
-    rewards = recipe.get("task", {}).get("reward") or []
-    found = {"task.reward": rewards} if isinstance(rewards, str) else {f"task.reward.{i}": str(p) for i, p in enumerate(rewards)}
-    if router := recipe.get("team", {}).get("router", {}).get("callable"):
-        found["team.router.callable"] = str(router)
-    return found

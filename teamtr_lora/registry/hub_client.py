@@ -21,12 +21,13 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, co
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from huggingface_hub.utils import logging as client_logging
 
+from teamtr_lora.base.source import HUB_ID
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import NO_SPACE
 
 logger = logging.getLogger(__name__)
 
-REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+REPO_NAME = HUB_ID
 REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,199}", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"

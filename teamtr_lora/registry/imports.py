@@ -23,6 +23,7 @@ from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.words import RecipeError
 from teamtr_lora.registry.fit import check_lora, modules_of, open_contents, understand
 from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
+from teamtr_lora.registry.local_keys import local_files, put
 from teamtr_lora.registry.manifest import AdapterManifest, Replaced, TeamManifest
 from teamtr_lora.registry.pickles import pickles, refuse_pickles
 from teamtr_lora.registry.reader import entries, safe
@@ -234,9 +235,9 @@ def _portable(recipe: Recipe, source: str) -> Recipe:
     """The recipe as it means the same elsewhere on this machine: paths that started at its own folder are written out."""
     data = recipe.model_dump(mode="json")
     data["base"]["source"], data["output_dir"] = source, None
-    for key in ("path", "test_path"):
-        if (value := data["task"].get(key)) and (recipe.folder / value).exists():
-            data["task"][key] = str((recipe.folder / value).resolve())
+    for key, value in local_files(data).items():
+        if (recipe.folder / value).exists():
+            put(data, key, str((recipe.folder / value).resolve()))
     portable, problems = check(data)
     if portable is None:
         raise RecipeError(problems, "the run's recipe")

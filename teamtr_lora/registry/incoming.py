@@ -20,12 +20,13 @@ from teamtr_lora.errors import UserError
 from teamtr_lora.files import TEMPORARY, disk_errors
 from teamtr_lora.recipe import LoraSection
 from teamtr_lora.registry.fit import check_lora, open_contents
-from teamtr_lora.registry.hub_card import is_shared_name, named_code
+from teamtr_lora.registry.hub_card import is_shared_name
 from teamtr_lora.registry.hub_client import HubRepo, Remote
 from teamtr_lora.registry.identity import protocol_hash
+from teamtr_lora.registry.local_keys import leaves_its_folder, local_choices, local_files, local_paths, named_code
 from teamtr_lora.registry.locks import locked
 from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, manifest_bytes
-from teamtr_lora.registry.outgoing import HISTORY_FILE, TEAM_FILE, leaves_its_folder
+from teamtr_lora.registry.outgoing import HISTORY_FILE, TEAM_FILE
 from teamtr_lora.registry.pickles import pickles
 from teamtr_lora.registry.reader import FILES, check_belongs, check_hashes, parse_adapter, parse_team, read_file
 
@@ -122,12 +123,14 @@ def staged_contents(folder: Path, agent: str, manifest: AdapterManifest) -> dict
 
 def advice(team: TeamManifest) -> list[str]:
     """What a pulled team needs that did not come with it."""
-    code, task = named_code(team.recipe), team.recipe.get("task", {})
+    code, responder = named_code(team.recipe), getattr(team.load_recipe().task, "responder", None)
     notes = [f"{key} = {show(path)}: Python code that you must supply; read it before you use it" for key, path in code.items()]
     if not is_shared_name(team.base.source):
         notes.append(f"base.source = {show(team.base.source)}: a base that you must supply, in a folder of that name")
-    files = [key for key in ("path", "test_path") if task.get(key)]
-    return notes + [f"task.{key} = {show(task[key])}: a file that you must supply" for key in files]
+    notes += [f"{key} = {show(value)}: a file that you must supply" for key, value in local_files(team.recipe).items()]
+    if responder is not None and responder.script is None:
+        notes.append("task.responder.url: a server that you must supply; without one nobody answers the team")
+    return notes
 
 
 def _fetched(hub: HubRepo, remote: Remote, path: str, folder: Path) -> bytes:
@@ -145,15 +148,8 @@ def _size(hub: HubRepo, remote: Remote, path: str, limit: int) -> int:
 
 def _check_recipe(recipe: dict[str, Any], where: str) -> None:
     """`push` takes these values out; who put them back wants this machine to do something."""
-    server, task = recipe.get("rollout", {}).get("server", {}), recipe.get("task", {})
-    found = {"output_dir": recipe.get("output_dir"), "rollout.server.urls": server.get("urls")}
-    found |= {"rollout.server.adapter_root": server.get("adapter_root")}
-    paths = {
-        "base.source": recipe.get("base", {}).get("source"),
-        "task.path": task.get("path"),
-        "task.test_path": task.get("test_path"),
-    }
-    found |= {key: value for key, value in paths.items() if isinstance(value, str) and leaves_its_folder(value)}
+    found, source = {**local_choices(recipe), **local_paths(recipe)}, recipe.get("base", {}).get("source")
+    if isinstance(source, str) and leaves_its_folder(source):
+        found["base.source"] = source
     for key, value in found.items():
-        if value:
-            raise UserError(f"{where}: its recipe sets {key} to {show(value)}, which is for this machine to choose; not pulled")
+        raise UserError(f"{where}: its recipe sets {key} to {show(value)}, which is for this machine to choose; not pulled")

@@ -10,18 +10,23 @@ import copy
 import hashlib
 import re
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
 from teamtr_lora.base.lora_config import PlainLora, read_lora_config
 from teamtr_lora.base.versions import CONFIG, MANIFEST, WEIGHTS
 from teamtr_lora.files import dump_json, sha256
 from teamtr_lora.registry.fit import open_contents
 from teamtr_lora.registry.hub_card import is_shared_name, repository_card
+from teamtr_lora.registry.local_keys import forget, local_choices, local_paths, put
 from teamtr_lora.registry.manifest import CARD, AdapterManifest, TeamManifest, manifest_bytes, sealed
 from teamtr_lora.registry.reader import FILES, RegistryReader
 
 TEAM_FILE, HISTORY_FILE = "team.json", "history.json"
 VERSION_FILES = (*FILES, MANIFEST)
+_INSTEAD = {
+    "rollout.server": "; whoever pulls the team samples with rollout.engine=transformers, or servers of their own",
+    "task.responder": "; whoever pulls the team names a server of their own",
+}
 _PATH_IN_TEXT = re.compile(r"(?<![\w.:/<~\\-])(?:~|[A-Za-z]:)?(?:[/\\][\w.+@-]+){2,}[/\\]?")
 
 
@@ -77,19 +82,16 @@ def fingerprint(team: TeamManifest) -> str:
 def portable(team: TeamManifest, parcel: Parcel) -> TeamManifest:
     """A team version without this machine's paths and servers; the very same where it names none."""
     recipe = copy.deepcopy(team.recipe)
-    rollout, task, base = recipe.get("rollout", {}), recipe.get("task", {}), recipe.get("base", {})
-    if recipe.get("output_dir") is not None:
-        recipe["output_dir"] = None
-        parcel.note("output_dir: stays here")
-    server = rollout.get("server", {})
-    if server.get("urls") or server.get("adapter_root") is not None:
-        rollout["server"] = server | {"urls": [], "adapter_root": None}
-        rollout["engine"] = "transformers" if rollout.get("engine") == "vllm_server" else rollout.get("engine")
-        parcel.note("rollout.server: stays here; whoever pulls the team samples with rollout.engine=transformers")
-    for key in ("path", "test_path"):
-        if isinstance(task.get(key), str) and leaves_its_folder(task[key]):
-            task[key] = _last(task[key])
-            parcel.note(f"task.{key}: only the file's name goes up, {task[key]!r}")
+    rollout, base = recipe.get("rollout", {}), recipe.get("base", {})
+    for key in local_choices(recipe):
+        forget(recipe, key)
+        section = key.rpartition(".")[0] or key
+        parcel.note(f"{section}: stays here{_INSTEAD.get(section, '')}")
+    if rollout.get("engine") == "vllm_server":  # which needs its servers
+        rollout["engine"] = "transformers"
+    for key, path in local_paths(recipe).items():
+        put(recipe, key, _last(path))
+        parcel.note(f"{key}: only the last part of the path goes up, {_last(path)!r}")
     if isinstance(base.get("source"), str):
         base["source"] = _cut(base["source"], parcel)
     data = team.model_dump(mode="json") | {"recipe": recipe}
@@ -97,12 +99,6 @@ def portable(team: TeamManifest, parcel: Parcel) -> TeamManifest:
     for step in data["lineage"]:
         step["how"] = _PATH_IN_TEXT.sub(lambda found: _last(found[0]), step["how"])
     return sealed(TeamManifest.model_validate(data))
-
-
-def leaves_its_folder(path: str) -> bool:
-    """An absolute path of any system, or one that climbs."""
-    drive = PureWindowsPath(path).drive or PureWindowsPath(path).root
-    return path.startswith("~") or ".." in re.split(r"[/\\]", path) or PurePosixPath(path).is_absolute() or bool(drive)
 
 
 def _version(

@@ -12,8 +12,11 @@ from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.identity import identify
+from teamtr_lora.registry.local_keys import named_code
 from teamtr_lora.registry.manifest import TeamManifest
 from teamtr_lora.registry.reader import DEFAULT_ROOT, TEAM_FILE, RegistryReader, entries
+
+EVALUATIONS = "evaluations"  # a run's folder for results about it; each has a lock of its own
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ def find_team(source: Path) -> StoredTeam:
     default registry."""
     if os.path.isfile(source / "recipe.yaml"):
         recipe, versions = read_team(source)
-        return StoredTeam(recipe, versions, source / "adapters", source / "evaluations")
+        return StoredTeam(recipe, versions, source / "adapters", source / EVALUATIONS)
     place = source.resolve()
     if is_team_file(source):
         return _registry_team(RegistryReader(place.parent.parent), place.parent.name, int(place.stem.partition("-")[2]))
@@ -66,15 +69,11 @@ def _registry_team(registry: RegistryReader, name: str, number: int | None = Non
 
 def _check_code_is_here(recipe: Recipe, where: str) -> None:
     """A recipe in a registry may be a stranger's: the functions it names must be in files the user has put here."""
-    rewards = getattr(recipe.task, "reward", None) or []
-    for key, named in (("team.router.callable", [recipe.team.router.callable]), ("task.reward", rewards)):
-        for path in [named] if isinstance(named, str) else named:
-            if path is None:
-                continue
-            module = path.partition(":")[0] if ":" in path else path.rpartition(".")[0]
-            file = Path(module.replace(".", "/") + ".py")
-            if not file.is_file():
-                raise UserError(f"{where}: {key} = {path!r}: there is no {file} here; run this where the team's own code is")
+    for key, path in named_code(recipe.model_dump()).items():
+        module = path.partition(":")[0] if ":" in path else path.rpartition(".")[0]
+        file = Path(module.replace(".", "/") + ".py")
+        if not file.is_file():
+            raise UserError(f"{where}: {key} = {path!r}: there is no {file} here; run this where the team's own code is")
 
 
 def _check_base(team: TeamManifest, where: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -179,4 +179,4 @@ def _from_hub(spec: str, name: str, revision: str | None) -> Incoming:
     with tempfile.TemporaryDirectory(prefix="teamtr-lora-") as folder:
         for file in limits.keys() & remote.files.keys():
             repo.fetch(file, remote, Path(folder))
-        return replace(_from_folder(spec, Path(folder), "hub"))
+        return _from_folder(spec, Path(folder), "hub")

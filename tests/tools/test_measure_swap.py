@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import pytest
 
 
 def seed(direct: float, aligned: float, trained_on: float, *, reached: bool = True) -> dict[str, Any]:
@@ -46,3 +51,49 @@ def test_the_table_has_a_line_a_seed_and_every_verdict(tool: Callable[[str], Mod
     lines = module.table(report).splitlines()
     assert [line.split()[0] for line in lines[2:4]] == ["0", "7"] and "+0.2000+-0.0200" in lines[2]
     assert "aligned loses at most a quarter: NO" in lines and len(lines) == 4 + len(report["verdicts"])
+
+
+@pytest.fixture
+def measured(tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The seeds that were measured, in no time."""
+    seeds: list[int] = []
+
+    def measure(args: argparse.Namespace, number: int) -> dict[str, Any]:
+        seeds.append(number)
+        return seed(0.2, 0.04, 0.9)
+
+    monkeypatch.setattr(tool("measure_swap"), "measure", measure)
+    return seeds
+
+
+def test_results_of_other_arguments_are_refused_before_anything_is_trained(
+    tool: Callable[[str], ModuleType], measured: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main, out = tool("measure_swap").main, ["--out", str(tmp_path)]
+    for _ in range(2):
+        assert main([*out, "--seeds", "1"]) == 0, "the same command goes on"
+    for other, words in (
+        (["--agent", "checker"], "agent = 'solver', not 'checker'"),
+        (["--with", "fresh:rank=4"], "not 'fresh:rank=4'"),
+        (["--items", "8"], "items = 512, not 8"),
+        (["training.stages=3"], "overrides = [], not ['training.stages=3']"),
+    ):
+        measured.clear()
+        capsys.readouterr()
+        assert main([*out, "--seeds", "1", *other]) == 2 and not measured
+        (line,) = capsys.readouterr().err.splitlines()
+        assert words in line and "seed-1: was measured with" in line and "choose another --out" in line
+    # a result from before the arguments were written down: nothing is known against it
+    (tmp_path / "seed-2").mkdir()
+    (tmp_path / "seed-2" / "swap-report.json").write_text("{}")
+    assert main([*out, "--seeds", "2", "--items", "8"]) == 0 and measured == [2]
+    assert not (tmp_path / "seed-2" / "arguments.json").exists(), "nor is it known afterwards"
+    assert json.loads((tmp_path / "seed-1" / "arguments.json").read_text())["items"] == 512
+
+
+def test_without_stage0_there_is_nothing_to_measure(
+    tool: Callable[[str], ModuleType], measured: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tool("measure_swap").main(["--out", str(tmp_path / "out"), "swap.stage0=false"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "swap.stage0 = false" in line and not measured and not (tmp_path / "out").exists()

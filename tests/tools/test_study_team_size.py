@@ -57,3 +57,32 @@ def test_unfinished_runs_are_left_out_and_missing_seeds_have_no_exponent(study: 
     (folder / "study.json").write_text(json.dumps(dict.fromkeys(study.MEASURES, 1.0)))
     report = study.summary([study.Cell(n, v, s) for n in (2, 3) for v in study.VARIANTS for s in (0, 1)], tmp_path)
     assert [row["seeds"] for row in report["rows"]] == [1, 0] and report["exponents"]["naive"]["d_occ"] is None
+
+
+def test_finished_runs_of_other_arguments_are_refused(
+    study: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {"stages": 3, "items": 48, "episodes": 3, "probe_every": 5}
+    for variant in study.VARIANTS:
+        folder = study.Cell(2, variant, 0).folder(tmp_path)
+        folder.mkdir(parents=True)
+        (folder / "study.json").write_text(json.dumps(dict.fromkeys(study.MEASURES, 1.0) | {"arguments": made}))
+    monkeypatch.setattr(study, "start", lambda *_: pytest.fail("nothing is to be run"))
+    command = ["--out", str(tmp_path), "--sizes", "2", "--seeds", "0"]
+    assert study.main([*command, "--stages", "3"]) == 0
+    for option, before in (("--items", 48), ("--episodes", 3), ("--probe-every", 5), ("--stages", 3)):
+        capsys.readouterr()
+        assert study.main([*command, "--stages", "3", option, "12"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"was made with {option} {before}, not 12" in line
+
+
+def test_a_run_says_with_what_it_was_made(study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = type("Trained", (), {"train": lambda self, resume: None})
+    monkeypatch.setattr("teamtr_lora.training.trainer.TeamTRTrainer.from_recipe", lambda recipe: trained())
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    monkeypatch.setattr(study, "measures", lambda run: {"accuracy": 0.5})
+    command = ["--out", str(tmp_path), "--stages", "4", "--items", "12", "--episodes", "2", "--probe-every", "1"]
+    assert study.main([*command, "--one", "2", "naive", "0"]) == 0
+    kept = json.loads((study.Cell(2, "naive", 0).folder(tmp_path) / "study.json").read_text())
+    assert kept == {"accuracy": 0.5, "arguments": {"stages": 4, "items": 12, "episodes": 2, "probe_every": 1}}

@@ -21,6 +21,7 @@ from teamtr_lora.cli import main
 from teamtr_lora.files import sha256
 from teamtr_lora.registry.hub import pull, push
 from teamtr_lora.registry.identity import Identity, identify
+from teamtr_lora.registry.manifest import own_hash
 from teamtr_lora.registry.outgoing import fingerprint
 from teamtr_lora.registry.store import Registry
 
@@ -160,9 +161,25 @@ def test_a_repository_holds_one_thing(hub: Any, store: Any, said: Any, identity:
 def test_an_agent_that_left_the_team_leaves_the_repository(hub: Any, store: Any, identity: Identity, tmp_path: Path) -> None:
     here = store(tmp_path / "a", identity)
     push("pair", REPO, root=here.root)
-    hub.add(REPO, {**hub.files(REPO), **{f"gone/{f}": b"x" for f in (WEIGHTS, "manifest.json")}, "docs/notes.md": b"mine"})
+    whole = ["README.md", "adapter_config.json", WEIGHTS, "manifest.json"]
+    mine = ["docs/README.md", "docs/notes.md", "web/manifest.json", f"merged/{WEIGHTS}", "gone/notes.md", "a/gone/README.md"]
+    extra = dict.fromkeys([*(f"gone/{file}" for file in whole), *mine], b"x")
+    hub.add(REPO, {**hub.files(REPO), **extra})
     pushed = push("pair", REPO, root=here.root)
-    assert pushed.removed == [f"gone/{WEIGHTS}", "gone/manifest.json"] and "docs/notes.md" in hub.files(REPO)
+    assert pushed.removed == [f"gone/{file}" for file in whole] and hub.files(REPO).keys() >= set(mine)
+    assert push("pair", REPO, root=here.root).removed == []
+
+
+def test_what_is_left_of_an_agent_named_in_the_team_leaves_too(
+    hub: Any, store: Any, identity: Identity, pushed: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Half a folder is an agent's where the team there says so."""
+    there = json.loads(pushed["team.json"])
+    there["agents"]["gone"] = there["agents"]["solver"]
+    sealed = json.dumps(there | {"manifest_hash": own_hash(there)}).encode()
+    hub.add(REPO, {**pushed, "team.json": sealed, "gone/README.md": b"x", "docs/README.md": b"mine"})
+    assert push("pair", REPO, root=store(tmp_path / "a", identity).root).removed == ["gone/README.md"]
+    assert "docs/README.md" in hub.files(REPO)
 
 
 def test_what_a_repository_ignores_is_not_left_out_silently(
@@ -259,6 +276,41 @@ def test_nothing_of_this_machine_goes_up(hub: Any, store: Any, swapped: Any, mak
         team.agents == here.team("pair").agents and fingerprint(team) == fingerprint(here.team("pair")) and there.verify() == []
     )
     assert pull(REPO, root=here.root).status == "already here", "its owner has it"
+
+
+def test_no_server_or_file_of_a_conversation_goes_up(
+    hub: Any, store: Any, make_recipe: Any, identity: Identity, tmp_path: Path
+) -> None:
+    home, secret = tmp_path / "home", "http://gpu7.internal:8000/v1?token=abc"
+    files = {"path": "tasks.json", "database": "db.json", "policy": "policy.md", "split": "split.json"}
+    task = {"name": "tau2_retail"} | {key: str(home / name) for key, name in files.items()}
+    answers: list[dict[str, Any]] = [
+        {"url": secret, "api_key_variable": "ACME_GPU7_KEY", "model": str(home / "llama")},
+        {"script": str(home / "replies.jsonl")},
+    ]
+    expected: list[dict[str, Any]] = [
+        {"url": None, "api_key_variable": "RESPONDER_API_KEY", "model": "llama"},
+        {"script": "replies.jsonl"},
+    ]
+    server = {"urls": ["http://gpu7.internal:8001"], "api_key_variable": "ACME_GPU7_KEY"}
+    for number, responder in enumerate(answers):
+        made = make_recipe(
+            task=task | {"responder": responder},
+            rollout={"engine": "vllm_server", "server": server},
+            tracking={"trackers": ["wandb"]},
+        )
+        here = store(tmp_path / f"a{number}", identity, made=made)
+        notes = push("pair", f"alice/team{number}", root=here.root).notes
+        for path, data in hub.files(f"alice/team{number}").items():
+            assert not re.search(rb"gpu7|abc\b|GPU7|wandb|" + str(tmp_path).encode(), data), path
+        told = {"task.responder", "task.responder.model"} if number == 0 else {"task.responder.script"}
+        told |= {f"task.{key}" for key in files} | {"rollout.server", "tracking"}
+        assert {note.split(":")[0] for note in notes} == told and not [note for note in notes if "gpu7" in note]
+        pull(f"alice/team{number}", root=tmp_path / f"b{number}")
+        recipe = Registry(tmp_path / f"b{number}").team("pair").load_recipe().model_dump()
+        assert {key: recipe["task"][key] for key in files} == files and recipe["rollout"]["engine"] == "transformers"
+        assert recipe["task"]["responder"] | expected[number] == recipe["task"]["responder"]
+        assert here.team("pair").load_recipe() == made, "at home everything stays"
 
 
 def test_a_password_in_the_endpoint_is_not_shown(

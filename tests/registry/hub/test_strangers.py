@@ -15,6 +15,9 @@ from safetensors.torch import save as save_tensors
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import sha256
+from teamtr_lora.recipe import Recipe
+from teamtr_lora.recipe.sections import Section
+from teamtr_lora.recipe.task_sections import FAMILIES, LOCAL_CHOICES, LOCAL_FILES, PATHS_OR_NAMES
 from teamtr_lora.registry.hub import pull, push
 from teamtr_lora.registry.identity import Identity
 from teamtr_lora.registry.manifest import own_hash
@@ -177,6 +180,73 @@ def test_a_repository_that_was_tampered_with_stores_nothing(
     assert line.startswith(f"teamtr-lora: {REPO}") and "\x1b" not in line
     assert files(tmp_path / "outer") == {} and Registry(root).teams() == []
     assert sorted(p.name for p in root.iterdir()) in ([], [".pull"]), "nothing is left behind"
+
+
+TAU2 = {"name": "tau2_retail", "path": "tasks.json"}
+CHOICES = [  # what a stranger's recipe would have this machine read, write, call or send
+    ("task", "task.responder.url", TAU2 | {"responder": {"url": "https://evil.example/v1", "api_key_variable": "HF_TOKEN"}}),
+    ("task", "task.responder.url", TAU2 | {"responder": {"url": "http://127.0.0.1:8000/v1"}}),
+    ("task", "task.responder.api_key_variable", TAU2 | {"responder": {"api_key_variable": "HF_TOKEN"}}),
+    ("task", "task.responder.script", TAU2 | {"responder": {"script": "../replies.jsonl"}}),
+    ("task", "task.responder.model", TAU2 | {"responder": {"model": "/srv/models/x"}}),
+    ("task", "task.database", TAU2 | {"database": "/etc/x.json"}),
+    ("task", "task.policy", TAU2 | {"policy": "/home/u/.ssh/id_rsa"}),
+    ("task", "task.policy", TAU2 | {"policy": "~/.ssh/id_rsa"}),
+    ("task", "task.split", TAU2 | {"split": "C:\\split.json"}),
+    ("task", "task.path", TAU2 | {"path": "\\\\host\\tasks.json"}),
+    ("task", "task.test_path", TAU2 | {"test_path": "a/../../b.json"}),
+    ("task", "task.hub", {"name": "gsm8k", "hub": "/home/u"}),
+    ("task", "task.responder.api_key_variable", {"name": "arbench_dc", "hub": "a/b", "responder": {"api_key_variable": "X"}}),
+    ("rollout.server.api_key_variable", "rollout.server.api_key_variable", "HF_TOKEN"),
+    ("tracking.trackers", "tracking.trackers", ["wandb"]),
+]
+
+
+@pytest.mark.parametrize(("where", "key", "value"), CHOICES)
+def test_a_strangers_recipe_chooses_nothing_for_this_machine(
+    hub: Any, said: Any, pushed: dict[str, bytes], tmp_path: Path, where: str, key: str, value: Any
+) -> None:
+    repo = dict(pushed)
+    replaced(f"recipe.{where}", value)(repo)
+    hub.add(REPO, repo)
+    line = said("pull", REPO, "--root", tmp_path / "b")
+    assert f"its recipe sets {key} to " in line and "for this machine to choose" in line
+    assert Registry(tmp_path / "b").teams() == []
+
+
+def test_what_a_conversation_needs_is_told(hub: Any, pushed: dict[str, bytes], tmp_path: Path) -> None:
+    task = TAU2 | {"database": "d/db.json", "policy": "policy.md", "split": "split.json"}
+    repo = dict(pushed)
+    replaced("recipe.task", task | {"responder": {"model": "org/model", "api_key_variable": "RESPONDER_API_KEY"}})(repo)
+    hub.add(REPO, repo)
+    needed = ["task.path", "task.database", "task.policy", "task.split"]
+    notes = pull(REPO, root=tmp_path / "b").notes
+    assert [note.split(" = ")[0] for note in notes[:4]] == needed
+    assert len(notes) == 5 and notes[4].startswith("task.responder.url: a server that you must supply")
+    replaced("recipe.task", task | {"responder": {"script": "replies.jsonl"}})(repo)
+    hub.add(REPO, repo)
+    notes = pull(REPO, root=tmp_path / "c").notes
+    assert [note.split(" = ")[0] for note in notes] == [*needed, "task.responder.script"]
+
+
+def test_every_key_that_names_something_of_a_machine_is_known() -> None:
+    """By what the keys say of themselves, so that a new one cannot be forgotten."""
+    known: dict[str, str] = {}
+
+    def look(section: type[Section], prefix: str) -> None:
+        for name, field in section.model_fields.items():
+            known[f"{prefix}{name}"] = field.description or ""
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+                look(field.annotation, f"{prefix}{name}.")
+
+    look(Recipe, "")
+    for family in FAMILIES:
+        look(family, "task.")
+    files = {key for key, text in known.items() if "relative to the recipe" in text}
+    assert files == set(LOCAL_FILES)
+    words = ("Address", "Environment variable", "Folder", "run directory itself", "Trackers")
+    assert {key for key, text in known.items() if text.startswith(words) or words[3] in text} == set(LOCAL_CHOICES)
+    assert known.keys() >= set(PATHS_OR_NAMES)
 
 
 def test_only_files_of_known_names_are_fetched(hub: Any, store: Any, files: Any, identity: Identity, tmp_path: Path) -> None:

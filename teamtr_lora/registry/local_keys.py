@@ -1,0 +1,82 @@
+"""What in a recipe is of one machine: its files, code, servers and environment variables.
+
+Recipes are plain dicts here, as manifests hold them; a section or key that one lacks has its default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+from teamtr_lora.recipe.responder import ResponderSection
+from teamtr_lora.recipe.schema import ServerSection, TrackingSection
+from teamtr_lora.recipe.task_sections import LOCAL_CHOICES, LOCAL_FILES, PATHS_OR_NAMES
+
+_DEFAULTS = {
+    "rollout": {"server": ServerSection().model_dump(mode="json")},
+    "task": {"responder": ResponderSection().model_dump(mode="json")},
+    "tracking": TrackingSection().model_dump(mode="json"),
+}
+
+
+def local_files(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Files that the recipe reads, by their keys."""
+    return dict(_texts(recipe, LOCAL_FILES))
+
+
+def local_choices(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What the recipe chooses for the machine it is on, where it says anything but the default."""
+    found = {key: value_at(recipe, key) for key in LOCAL_CHOICES}
+    return {key: value for key, value in found.items() if value is not None and value != value_at(_DEFAULTS, key)}
+
+
+def local_paths(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Files, and what else may be a path, that lie outside the recipe's folder."""
+    found = _texts(recipe, (*LOCAL_FILES, *PATHS_OR_NAMES))
+    return {key: value for key, value in found if leaves_its_folder(value)}
+
+
+def named_code(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Python that a recipe names and that no repository brings: recipe key -> module:function."""
+    task = recipe.get("task", {})
+    rewards = (task.get("reward") or []) if task.get("name") == "dataset" else []  # other tasks' rewards are words of ours
+    found = {"task.reward": rewards} if isinstance(rewards, str) else {f"task.reward.{i}": str(p) for i, p in enumerate(rewards)}
+    if router := value_at(recipe, "team.router.callable"):
+        found["team.router.callable"] = str(router)
+    return found
+
+
+def forget(recipe: dict[str, Any], key: str) -> None:
+    """The default in place of a choice."""
+    put(recipe, key, value_at(_DEFAULTS, key))
+
+
+def value_at(recipe: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key; None where it is not there."""
+    value: Any = recipe
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def put(recipe: dict[str, Any], key: str, value: Any) -> None:
+    """In place of the value that is there."""
+    *sections, last = key.split(".")
+    for section in sections:
+        recipe = recipe[section]
+    recipe[last] = value
+
+
+def leaves_its_folder(path: str) -> bool:
+    """An absolute path of any system, or one that climbs."""
+    drive = PureWindowsPath(path).drive or PureWindowsPath(path).root
+    return path.startswith("~") or ".." in re.split(r"[/\\]", path) or PurePosixPath(path).is_absolute() or bool(drive)
+
+
+def _texts(recipe: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for key in keys:
+        value = value_at(recipe, key)
+        if isinstance(value, str) and value:
+            yield key, value
