@@ -35,6 +35,7 @@ Rows, or generated:
     autologi        open puzzles checked by programs
     autologi_maker  makes such puzzles
     sandbox         runs checking programs that came with a dataset
+    sandbox_start   the sandbox's process, before it has read anything
     sandbox_child   inside the sandbox's process
     planbench       planbench_blocksworld
     blocksworld     the blocks world: states, actions, plans

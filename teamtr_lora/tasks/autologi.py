@@ -64,6 +64,8 @@ def constraint_source(given: Any, name: str) -> str:
         named = FUNCTION.findall(given)
         listed = re.search(rf"^{CONSTRAINTS}\s*=", given, re.MULTILINE)
         return given if listed or not named else f"{given}\n\n{CONSTRAINTS} = [{', '.join(named)}]\n"
+    if not given:
+        raise UserError(f"item {name}: constraints = [] accepts every answer; give a function at least, or leave the item out")
     parts = []
     for number, code in enumerate(given):
         if not isinstance(code, str):

@@ -8,14 +8,15 @@ from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
 
-from teamtr_lora.tasks.math_units import Measure, measure, no_unit, tight, unwrapped
+from teamtr_lora.tasks.math_units import Measure, measure, no_unit, tight, unwrapped, without_asked
 
 LONGEST = 2_000  # characters of an answer worth looking at; the longest reference of MATH has under 200
 
 BARE_BOX = re.compile(r"\\boxed[ \t]+(-?[0-9a-zA-Z][0-9a-zA-Z.,/]*)(?<![.,])(?=\s*(?:\$|\.?\s|\.?\Z))")  # Hendrycks reads it too
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # grade-school-math's own pattern, and what may stand before the number: a currency, a name, bold type
-HASHES = re.compile(r"####[ \t]*(?:\*\*)?(?:[a-zA-Z]{1,20}[ \t]*=[ \t]*)?(-?[ \t]*(?:\\?\$|[£€¥₹])?[ \t]*-?[0-9.,]*[0-9])")
+# (possessive: three runs of spaces side by side are tried in every way otherwise)
+HASHES = re.compile(r"####[ \t]*+(?:\*\*)?(?:[a-zA-Z]{1,20}[ \t]*+=[ \t]*+)?(-?[ \t]*+(?:\\?\$|[£€¥₹])?[ \t]*+-?[0-9.,]*[0-9])")
 ANSWER_LINE = re.compile(r"(?:answer|答案)[\s*]*[:：][\s*]*([^\n]+)", re.IGNORECASE)
 
 LONGEST_BASE = 100
@@ -25,10 +26,14 @@ _BASE = re.compile(
 _BASES = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]  # from 2 on
 _BASE_NAMES = {2: "binary", 8: "octal", 16: "hexadecimal"}
 _NAME = re.compile(r"[\s$]*(?:[a-zA-Z][a-zA-Z+\s]{0,40}|\\(?:text|mbox|mathrm)\{[^{}]{0,60}\})\s*=")
-_DOUBT = re.compile(r"\b(?:not|isn|wrong|incorrect|half|third|quarter|plus|minus)\b", re.IGNORECASE)
+_DOUBT = re.compile(
+    r"\b(?:not|isn|wrong|incorrect|plus|minus|negative|below|root|factorial|(?:squar|cub|doubl|tripl|quadrupl|halv)ed|dozens?|half|"
+    r"halves|(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth|millionth)s?)\b",
+    re.IGNORECASE,
+)
 _APART = re.compile(r"\s*-?[0-9.]+(?:\s+[0-9.]+)+\s*")  # numbers with nothing between them
 _SEVERAL = re.compile(r";|,(?!\s?\d{3}(?!\d))|\b(?:or|and)\b", re.IGNORECASE)
-_LAST_COMMA = re.compile(r",?\s*\\(?:text|mbox|textrm|mathrm)\{\s*,\s*(?:and|or)?\s*\}")
+_LAST_COMMA = re.compile(r"(?:,|(?<!\s))\s*+\\(?:text|mbox|textrm|mathrm)\{\s*,\s*(?:and|or)?\s*\}")
 _UNSEEN = re.compile(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)")
 _PI_FRACTION = re.compile(r"\\[dtc]?frac\s*\\pi\s*(\d|[a-zA-Z])")
 _ROOT = re.compile(r"√\s*(\d+|[a-zA-Z])")
@@ -109,12 +114,16 @@ def plain(text: str) -> str:
 
 def canonical(text: str) -> str:
     r"""Equal for answers that are plainly the same, such as 1/2, 0.5 and \frac12: what a majority counts."""
+    text = _unnamed(text).strip() or text
     found = measure(text)
     return plain(text) if found is None else f"{found.value}{'%' if found.percent else ''}"
 
 
 def quick(gold: str, answer: str, problem: str = "") -> bool | None:
-    """Whether the two are equal, where that is plain to see; None where algebra must decide. `problem` may name a base."""
+    """Whether the two are equal, where that is plain to see; None where algebra must decide.
+
+    `problem` may name a base, or ask how many dozen.
+    """
     if not re.search("[!^]", gold) and _huge(answer):
         return False  # algebra would run out of time over it
     if _CLOSED_INFINITY.search(answer) and not _CLOSED_INFINITY.search(gold):
@@ -129,6 +138,7 @@ def quick(gold: str, answer: str, problem: str = "") -> bool | None:
         return gold.split() == answer.split()  # 20 4 is not 204
     if plain(gold) == plain(answer) != "":
         return True
+    answer = without_asked(answer, problem)
     golds = [measure(part) for part in gold.split("=", 3)]  # 0.56 = 56\%
     said = [measure(part) for part in (_unnamed(answer) if len(golds) == 1 else answer).split("=", 3)]
     if None in said and None not in golds and (no_unit(answer) or _DOUBT.search(answer)):
@@ -143,7 +153,7 @@ def quick(gold: str, answer: str, problem: str = "") -> bool | None:
 def _names_another(gold: Measure, answer: str) -> bool:
     """Several values are given where one is right, and one of them is another."""
     parts = _SEVERAL.split(unwrapped(answer, " "))
-    said = [measure(_unnamed(part)) for part in parts] if len(parts) > 1 else []
+    said = (measure(_unnamed(part)) for part in (parts if len(parts) > 1 else []))  # read up to the first other one only
     return any(not _same(gold, part) for part in said if part)
 
 
@@ -161,7 +171,7 @@ def _same(first: Measure, second: Measure) -> bool:
     if first.percent != second.percent:  # 5% is 0.05, and also 5 where a question asks how many percent
         share, other = (first, second) if first.percent else (second, first)
         return share.value == 100 * other.value or (share.value == other.value and abs(other.value) >= 1)
-    if first.times != 1 == second.times and first.value == second.value * first.times:
+    if first.times >= 1000 and second.times == 1 and first.value == second.value * first.times:
         return True  # the question may have asked for millions
     apart = abs(first.value - second.value)
     rounded = _ends(first.value) != _ends(second.value) and apart < ROUNDED and apart < 1e-5 * abs(first.value)

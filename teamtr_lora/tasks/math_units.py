@@ -30,16 +30,25 @@ _MEASURE = re.compile(
     rf"\s*(?:(?P<words>/?\s*{_WORDS})(?:\^\{{?(?P<power>\d+)\}}?)?)?[\s.,;]*"
 )
 _LETTERS = re.compile(r"\s*[-+]?[0-9.,]+\s*[a-zA-Z]{1,3}\s*")
-_POWER = re.compile(r"\^\{?([23])\}?|([²³])|\b(?:square|sq)\b|\b(cubic|cu)\b", re.IGNORECASE)
+_POWER = re.compile(r"\^\{?([23])\}?|([²³])|\b(?:squared?|sq)\b|\b(cubic|cu|cubed)\b", re.IGNORECASE)
 _SHORT = re.compile(  # units of one or two letters
     "[mgshlL]|[cdmkn]m|in|ft|yd|mi|lb|oz|[km]g|[mcdk]l|mL|hr|[ap]m|st|nd|rd|th|sq|cu|pt|qt|kW|Hz|[rR]s|[kMGT]B"
 )
 _PERCENT = {"percent", "percentage", "pct"}
-_TIMES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_TIMES: dict[str, int | Fraction] = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_TIMES |= {"dozen": 12, "dozens": 12, "halves": Fraction(1, 2), "quarters": Fraction(1, 4)}
+_ORDINALS = ["third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
+_TIMES |= {f"{word}s": Fraction(1, place + 3) for place, word in enumerate(_ORDINALS)}
+_TIMES |= {"hundredths": Fraction(1, 100), "thousandths": Fraction(1, 1000)}
+_RAISED = {"squared": 2, "cubed": 3}
+_NEGATIVE = re.compile(r"\s*(?:negative|minus)\s+(?=[\d.\\$£€¥₹])", re.IGNORECASE)
+_ASKED = re.compile(r"\bhow many ([a-z]+)", re.IGNORECASE)
 _NO_UNIT = re.compile(
     "and|or|not|isn?|was|are|but|than|plus|minus|over|to|if|nor|pi|sin|cos|tan|log|exp|ln|max|mod|gcd|lcm|choose|sqrt|"
-    "divided|multiplied|half|third|quarter|from|between|approximately|about|maybe|wrong|incorrect|infinity|inf|undefined|"
-    "hundred|thousand|[mbtr]+illion",
+    "divided|multiplied|half|quarter|from|between|approximately|about|maybe|wrong|incorrect|infinity|inf|undefined|"
+    "hundred|thousand|[mbtr]+illion|dozens?|factorial|doubled|tripled|quadrupled|halved|halves|quarters|negative|below|root|"
+    "(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth|millionth)s?|"
+    "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:twen|thir|for|fif|six|seven|eigh|nine)ty",
     re.IGNORECASE,
 )
 
@@ -49,7 +58,7 @@ class Measure:
     value: Fraction
     percent: bool = False
     power: int | None = None  # of the unit, where it is stated
-    times: int = 1  # the value is in millions, or so
+    times: int | Fraction = 1  # the value is in millions, or so
 
 
 def unwrapped(text: str, around: str = "") -> str:
@@ -99,22 +108,32 @@ def measure(text: str) -> Measure | None:
     """A number with at most a currency, percent sign or unit; None where anything else is said."""
     if len(text) > LONGEST:
         return None
-    text = text.rstrip(" .,;")
-    found = _MEASURE.fullmatch(_DEGREES.sub(" ", unwrapped(text, " ").translate(_SIGNS)))
+    text = _NEGATIVE.sub("-", _DEGREES.sub(" ", unwrapped(text.rstrip(" .,;"), " ").translate(_SIGNS)), 1)
+    found = _MEASURE.fullmatch(re.sub(r"\s{3,}", "  ", text))  # five parts of the pattern could share a run of spaces
     value = number(found["value"]) if found else None
     if found is None or value is None:
         return None
     value = -value if found["minus"] else value
     words = re.findall(r"[a-zA-Z]+", found["words"] or "")
-    percent, times = bool(found["percent"]), 1
+    percent, times = bool(found["percent"]), Fraction(1)
+    if words and words[0].lower() in _RAISED:  # after a unit it is the unit's
+        value, words = value ** _RAISED[words[0].lower()], words[1:]
+    while words and words[0].lower() in _TIMES:
+        times, words = times * _TIMES[words[0].lower()], words[1:]
     if words and words[0].lower() in _PERCENT:
         percent, words = True, words[1:]
-    if words and words[0].lower() in _TIMES:
-        times, words = _TIMES[words[0].lower()], words[1:]
     attached = found.string[: found.start("words")][-1:].isdigit() and (found["words"] or "/")[0] != "/"
     if not all(_is_unit(word, attached and place == 0) for place, word in enumerate(words)):
         return None
     return Measure(value * times, percent, _power(found) if words else None, times)
+
+
+def without_asked(text: str, problem: str) -> str:
+    """Without the word for an amount that the problem counts: where it asks how many dozen, 5 dozen is 5."""
+    for word in dict.fromkeys(_ASKED.findall(problem)):
+        if {word.lower(), word.lower().rstrip("s")} & _TIMES.keys():
+            text = re.sub(rf"(?<=[\d\s{{]){word.rstrip('s')}s?(?![a-zA-Z])", "", text, count=1, flags=re.IGNORECASE)
+    return text
 
 
 def no_unit(text: str) -> bool:

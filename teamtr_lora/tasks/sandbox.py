@@ -21,7 +21,7 @@ from pathlib import Path
 
 from teamtr_lora.tasks import sandbox_child
 
-CHILD = Path(__file__).with_name("sandbox_child.py")
+START = Path(__file__).with_name("sandbox_start.py")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Outcome:
 
     @property
     def accepted(self) -> bool:
-        return self.problem is None and all(ok for values in self.verdicts.values() for ok in values)
+        """Every name has verdicts and all are good: an empty list of checks accepts nothing."""
+        return self.problem is None and bool(self.verdicts) and all(said and all(said) for said in self.verdicts.values())
 
 
 DEFAULT_LIMITS = Limits()
@@ -66,7 +67,7 @@ def run_checks(source: str, names: Sequence[str], argument: str, limits: Limits 
         given.write(json.dumps(request).encode())
         given.seek(0)
         child = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(CHILD)],
+            [sys.executable, "-I", "-S", str(START)],
             stdin=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -100,6 +100,14 @@ def test_a_bad_program_costs_its_own_item_only(score: Score) -> None:
         task.row_item({"prompt": "p", "code": {}}, "x")
 
 
+def test_no_constraints_accept_nothing(score: Score) -> None:
+    task = AutoLogi()
+    with pytest.raises(UserError, match="item x: constraints = \\[\\]"):
+        task.row_item({"prompt": "p", "inputs_check": CHECK, "constraints": []}, "x")
+    empty = task.row_item({"prompt": "p", "inputs_check": CHECK, "constraints": "constraint_list = []"}, "x")
+    assert score(task, [(empty, '{"order": ["a", "c", "b"]}')]) == [0.0]
+
+
 def candidates(kind: str, people: list[str]) -> Iterator[Any]:
     size = len(people)
     if kind == "ordering":

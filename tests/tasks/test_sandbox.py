@@ -1,7 +1,9 @@
 """Checking programs: what they may do, and that whatever else they try costs their own item only."""
 
 import contextlib
+import ctypes
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,7 +29,11 @@ def test_a_plain_program_judges_the_answer() -> None:
     assert run_checks(source, ["both"], "[1, 3]", QUICK).verdicts == {"both": [True, False, False]}
     assert run_checks(source, ["first"], "(1, 'it''s')", QUICK).accepted
     assert not run_checks(source, ["third"], "[1]", QUICK).accepted
+    assert not run_checks("none = []", ["none"], "[1]", QUICK).accepted
+    assert not run_checks(source, [], "[1]", QUICK).accepted
     assert not run_checks("def broken(", ["broken"], "[1]", QUICK).accepted
+    assert accepts("import datetime\nreturn datetime.datetime.strptime('2024-01-02', '%Y-%m-%d').day == 2")
+    assert accepts("import dataclasses\n@dataclasses.dataclass\nclass A:\n    a: int = 1\nreturn A() == A(1)")
     assert "cannot be read" in str(run_checks(source, ["first"], "[1", QUICK).problem)
 
 
@@ -68,6 +74,75 @@ def test_reaching_out_fails_the_item(body: str) -> None:
     assert not accepts(body)
 
 
+def test_native_code_is_out_of_reach(tmp_path: Path) -> None:
+    """ctypes calls any address unseen by an audit hook, and how far apart two C functions are is the same in every process."""
+    secret = tmp_path / "secret"
+    secret.write_text("a")
+    apart = (ctypes.cast(ctypes.CDLL(None).open, ctypes.c_void_p).value or 0) - ctypes._memmove_addr  # type: ignore[attr-defined]
+    loaded = "import collections\nmodules = collections._sys.modules\n"
+    call = f"ct = modules['ctypes']\nf = ct.CFUNCTYPE(ct.c_int, ct.c_char_p, ct.c_int)(ct._memmove_addr + {apart})\n"
+    assert not accepts(f"{loaded}{call}return modules['os'].read(f({os.fsencode(secret)!r}, 0), 1) == b'a'")
+    assert accepts(f"{loaded}return not [name for name in modules if 'ctypes' in name]")
+    assert accepts(
+        "todo, seen = [object], set()\nwhile todo:\n    kind = todo.pop()\n    seen.add(kind)\n"
+        "    todo += [sub for sub in type.__subclasses__(kind) if sub not in seen]\n"
+        "return len(seen) > 300 and not [kind for kind in seen if 'ctypes' in str(kind.__module__)]"
+    )
+    for name in ("ctypes", "_ctypes", "mmap"):
+        assert not accepts(f"import {name}\nreturn True")
+        assert not accepts(f"{loaded}modules['importlib'].import_module({name!r})\nreturn True")
+        assert not accepts(f"{loaded}modules['builtins'].__import__({name!r})\nreturn True")
+    library = getattr(sys.modules["_ctypes"], "__file__", "_ctypes")
+    disguised = f"machinery = modules['importlib.machinery']\nloader = machinery.ExtensionFileLoader('json', {library!r})\n"
+    assert not accepts(f"{loaded}{disguised}loader.create_module(machinery.ModuleSpec('json', loader))\nreturn True")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "code.replace(co_consts=(2,))",
+        "code.replace(co_code=code.co_code)",
+        "type(f)(code, {})",
+        "modules['marshal'].loads(modules['marshal'].dumps(code))",
+    ],
+)
+def test_no_code_is_made_of_parts(made: str) -> None:
+    """Crafted bytecode reaches any memory."""
+    assert not accepts(
+        f"import collections\nmodules = collections._sys.modules\nf = lambda: 1\ncode = f.__code__\nreturn {made} is not None"
+    )
+    assert accepts("return eval('lambda y: y + 1')(x[0]) == 2")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "modules['__main__'].HARMLESS.update(['open', 'os.listdir'])",
+        "modules['__main__'].guard = modules['__main__'].os._exit = print",
+        "os.path._joinrealpath = lambda *a, **k: (os.getcwd() + '/note', True)",
+        "os.path.realpath = lambda *a, **k: os.getcwd() + '/note'",
+        "modules['builtins'].isinstance = modules['builtins'].type = lambda *a: str",
+        "modules['_signal'].signal(14, print)",
+        "name = type('S', (str,), {'__contains__': lambda *a: False, 'startswith': lambda *a: True})(name)",
+    ],
+)
+def test_the_guard_cannot_be_talked_round(before: str, tmp_path: Path) -> None:
+    """What the program puts in the place of modules' functions and tables is nothing the guard relies on."""
+    secret = tmp_path / "secret"
+    secret.write_text("a")
+    reach = f"import collections\nmodules = collections._sys.modules\nos = modules['os']\nname = {str(secret)!r}\n{before}\n"
+    assert not accepts(f"{reach}return open(name).read() == 'a'")
+    assert not accepts(f"{reach}return bool(os.listdir('/'))")
+
+
+def test_no_guard_is_lost_where_the_stack_ends() -> None:
+    """The hook must not let an event through, nor hand out a way to change it, when it runs out of stack."""
+    assert not accepts(
+        "import collections\nos = collections._sys.modules['os']\nfound = []\ndef deep():\n    try:\n        deep()\n"
+        "    except RecursionError:\n        found.append(os.listdir('/'))\ndeep()\nreturn bool(found)"
+    )
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -95,9 +170,11 @@ def running_in(folder: Path) -> list[str]:
     return [place for place in places if place.startswith(str(folder))]
 
 
-def test_nothing_is_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("before", ["", "collections._sys.modules['os'].setsid()\n"])
+def test_nothing_is_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str) -> None:
+    """Also not what has left the process group."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert not accepts("import time\ntime.sleep(60)\nreturn True")
+    assert not accepts(f"import collections, time\n{before}time.sleep(60)\nreturn True")
     deadline = time.monotonic() + 5  # a killed process takes a moment to be gone
     while (left := running_in(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.05)
