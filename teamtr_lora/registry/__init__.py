@@ -21,4 +21,5 @@ The hub:
     hub_card     the README of a team's repository
     outgoing     what a push uploads
     incoming     what a pull takes
+    local_keys   what in a recipe is of one machine
 """
