@@ -64,7 +64,7 @@ def guard() -> None:
                 return
             if event == "open" and exactly(args[0]) is text and "/" not in args[0] and args[0] not in folders:
                 return  # in the working folder, which it cannot leave
-        except:  # noqa: E722 - no more stack, for example
+        except:  # noqa: E722 - no more stack, for example: whatever it is, the program ends
             leave(status)
         leave(status)  # not an exception: the program could catch that
 

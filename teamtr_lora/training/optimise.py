@@ -66,7 +66,8 @@ def optimise(
             report.steps += 1
     with torch.no_grad():  # the last step has not been seen by any pass yet
         last = [_accumulate(accelerator, scorer, *minibatch, config, report.beta, scaler) for minibatch in minibatches]
-    report.kl, report.clip_rate = (sum(values) / len(last) for values in ([s.kl for s in last], [s.clip_rate for s in last]))
+    report.kl = sum(seen.kl for seen in last) / len(last)
+    report.clip_rate = sum(seen.clip_rate for seen in last) / len(last)
     if policy.adapts_beta:
         report.beta = adapt_beta(report.beta, report.kl, delta)
     return report
