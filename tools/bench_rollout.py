@@ -31,6 +31,7 @@ from rollout_measures import (
     make_bank,
     make_base,
     open_engine,
+    open_twice,
     publish_latency,
     sleep_and_wake,
     text_episodes,
@@ -40,7 +41,7 @@ from rollout_measures import (
 
 from teamtr_lora.recipe import RolloutSection
 
-PARTS = ("transformers", "plain", "vllm", "disk", "eight")
+PARTS = ("transformers", "plain", "vllm", "disk", "eight", "again")
 MODEL_SHAPES = {
     "qwen3-1.7b": {"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
                    "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": True},
@@ -116,6 +117,12 @@ def part_eight(args: argparse.Namespace) -> Measures:
     sampler = open_engine(base, bank, args, engine="vllm", vllm=args.vllm)
     yield "one turn, 8 adapters", lambda: timed(sampler, bank.agents, args, turns=1)
     yield "even, 8 adapters", lambda: timed(sampler, bank.agents, args, turns=args.turns)
+
+
+def part_again(args: argparse.Namespace) -> Measures:
+    base = make_base(args)
+    bank = make_bank(base, args, 3)
+    yield "a second engine", lambda: open_twice(base, bank, args)
 
 
 def make_random_base(shape: str, folder: Path, device: str) -> None:

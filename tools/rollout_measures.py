@@ -170,6 +170,22 @@ def sleep_and_wake(sampler: Any, bank: AdapterBank, args: argparse.Namespace) ->
     return {"sleep_seconds": slept, "wake_seconds": woken, "freed_gib": freed / 2**30, "same_tokens": before == after}
 
 
+def open_twice(base: FrozenBase, bank: AdapterBank, args: argparse.Namespace) -> dict:
+    """Two engines one after the other in this process: what closing each leaves allocated, and whether both say the same."""
+    found: dict[str, Any] = {}
+    said = []
+    free = torch.cuda.mem_get_info()[0] if base.device.type == "cuda" else 0
+    for which in ("first", "second"):
+        started = time.perf_counter()
+        sampler = open_engine(base, bank, args, engine="vllm", vllm=args.vllm)
+        found[f"{which}_start_seconds"] = time.perf_counter() - started
+        said.append(same_completions(sampler, bank, args))
+        sampler.close()
+        if base.device.type == "cuda":
+            found[f"{which}_left_gib"] = (free - torch.cuda.mem_get_info()[0]) / 2**30
+    return {**found, "same_tokens": said[0] == said[1]}
+
+
 def same_completions(sampler: Sampler, bank: AdapterBank, args: argparse.Namespace) -> list[list[int]]:
     asked = [Request([9] * 16, agent, SamplingParams(0.1, args.message_tokens, ()), 0) for agent in bank.agents]
     tickets = [sampler.submit(request) for request in asked]
