@@ -40,8 +40,9 @@ from rollout_measures import (
 )
 
 from teamtr_lora.recipe import RolloutSection
+from teamtr_lora.rollout import vllm_internals
 
-PARTS = ("transformers", "plain", "vllm", "disk", "eight", "again")
+PARTS = ("transformers", "public", "plain", "vllm", "disk", "eight", "again")
 MODEL_SHAPES = {
     "qwen3-1.7b": {"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
                    "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": True},
@@ -102,6 +103,19 @@ def part_vllm(args: argparse.Namespace) -> Measures:
             name = f"uneven, {episodes} episodes, {'' if barrier else 'no '}barrier"
             how = {"turns": args.turns, "uneven": True, "barrier": barrier}
             yield name, lambda some=some, how=how: timed(sampler, bank.agents, some, **how)
+
+
+def part_public(args: argparse.Namespace) -> Measures:
+    """Without anything of ours inside vLLM: what a loop over its public calls reaches, one turn of all episodes after another."""
+    vllm_internals.KNOWN = ()
+    base = make_base(args)
+    bank = make_bank(base, args, 3)
+    sampler = open_engine(base, bank, args, engine="vllm", vllm=args.vllm)
+    yield (
+        "even, 3 adapters, apart, barrier",
+        lambda: timed(sampler, bank.agents, args, turns=args.turns, apart=True, barrier=True),
+    )
+    yield "text, 3 adapters", lambda: text_episodes(base, bank, sampler, args)
 
 
 def part_disk(args: argparse.Namespace) -> Measures:

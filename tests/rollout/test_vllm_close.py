@@ -55,7 +55,7 @@ def test_a_models_tensors_are_its_parameters_buffers_and_what_its_modules_hold()
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed (tools/setup --all installs it)")
 def test_a_closed_engine_keeps_no_memory_though_its_tensors_are_held() -> None:
-    base = load_base("nano", device="cpu")
+    base = load_base("nano")  # on the GPU where there is one
     bank = AdapterBank(base.model, {"a": LoraSection(rank=4)}, base_name="nano", seed=0)
     weights = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
     said = []

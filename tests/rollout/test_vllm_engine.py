@@ -1,4 +1,5 @@
-"""The real vLLM, in this process on a CPU, against the transformers engine: same tokens, never a stale one, failures alone."""
+"""The real vLLM in this process, on the device there is, against the transformers engine: same tokens, never a stale one,
+failures alone."""
 
 from __future__ import annotations
 
@@ -44,13 +45,13 @@ def move(bank: AdapterBank, agent: str, size: float, seed: int) -> AdapterVersio
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in bank.parameters(agent).items():
         if "lora_B" in name:
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * size)
+            parameter.copy_((torch.randn(parameter.shape, generator=generator) * size).to(parameter.device))
     return bank.commit(agent)
 
 
 @pytest.fixture(scope="module")
 def base() -> FrozenBase:
-    return load_base("nano", device="cpu")
+    return load_base("nano", precision="fp32")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def test_sampled_log_probabilities_are_at_the_sampling_temperature(sampler: Any,
     asked = request(PROMPTS[2], "wide", temperature=temperature, seed=3, tokens=10, stop=0)
     sampled = run(sampler, [asked])[0]
     bank.activate("wide")
-    ids = torch.tensor([asked.prompt_ids + sampled.token_ids])
+    ids = torch.tensor([asked.prompt_ids + sampled.token_ids], device=bank.model.device)
     with torch.no_grad():
         logits = bank.model(input_ids=ids, use_cache=False).logits[0, len(asked.prompt_ids) - 1 : -1].double()
     expected = torch.log_softmax(logits / temperature, -1).gather(1, ids[0, len(asked.prompt_ids) :, None])[:, 0]
@@ -330,5 +331,6 @@ def test_a_quantised_base_that_vllm_cannot_serve_is_refused(base: Any, bank: Any
     from dataclasses import replace
 
     monkeypatch.setattr(vllm_start.importlib.util, "find_spec", lambda name: object())
+    quantised = replace(base, device=torch.device("cpu"), quantization=quantization)
     with pytest.raises(UserError, match="base.quantization=none, or rollout.engine=transformers"):
-        VllmSampler(replace(base, quantization=quantization), bank, RolloutSection(engine="vllm"), context_tokens=CONTEXT)
+        VllmSampler(quantised, bank, RolloutSection(engine="vllm"), context_tokens=CONTEXT)

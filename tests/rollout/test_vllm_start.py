@@ -89,13 +89,21 @@ def test_measuring_an_update_keeps_the_peak_of_the_run(gpu: Gpu) -> None:
 
 def test_what_the_user_set_stays_and_what_we_set_follows_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_start, "_ours", {})
-    for name in default_environment(RolloutSection(), on_gpu=False):
+    for name in default_environment(RolloutSection(), False, torch.float32):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     import os
 
     for gib in (1, 2):
-        vllm_start._set_environment(RolloutSection.model_validate({"vllm": {"kv_cache_gib": gib}}), on_gpu=False)
+        section = RolloutSection.model_validate({"vllm": {"kv_cache_gib": gib}})
+        vllm_start._set_environment(section, on_gpu=False, dtype=torch.float32)
         assert os.environ["VLLM_CPU_KVCACHE_SPACE"] == str(gib)
     assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG" and os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_fp32_is_no_tf32_in_vllms_kernels(on_gpu: bool, dtype: torch.dtype) -> None:
+    wanted = "ieee" if on_gpu and dtype == torch.float32 else None
+    assert default_environment(RolloutSection(), on_gpu, dtype).get("TRITON_F32_DEFAULT") == wanted
