@@ -63,7 +63,9 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
         options |= _lora_options(bank)
     from vllm import __version__
 
-    dense = lora and knows(__version__)
+    if dense := lora and knows(__version__):
+        # vLLM keeps compiled models by their settings: one with its own layers must not stand in for one with ours
+        options["additional_config"] = {"teamtr_lora": "adapters side by side"}
     try:
         with lora_side_by_side(options["max_loras"], options["max_lora_rank"]) if dense else nullcontext():
             engine = LLMEngine.from_engine_args(EngineArgs(**options))

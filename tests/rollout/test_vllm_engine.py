@@ -31,6 +31,7 @@ installed = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vllm is not installed (tools/setup --all installs it)"
 )
 CONTEXT = 192
+ROLLOUT = RolloutSection(engine="vllm", requests_per_batch=32)
 SPECS = {
     "base": LoraSection(rank=8),  # B stays zero: the base itself
     "wide": LoraSection(rank=8, alpha=16),
@@ -65,8 +66,7 @@ def bank(base: FrozenBase) -> AdapterBank:
 @pytest.fixture(scope="module")
 def sampler(base: FrozenBase, bank: AdapterBank) -> Iterator[VllmSampler]:
     environment, threads = dict(os.environ), torch.get_num_threads()
-    rollout = RolloutSection(engine="vllm", requests_per_batch=32)
-    sampler = VllmSampler(base, bank, rollout, context_tokens=CONTEXT)
+    sampler = VllmSampler(base, bank, ROLLOUT, context_tokens=CONTEXT)
     for agent in bank.agents:
         sampler.publish(bank.version(agent))
     yield sampler
@@ -274,13 +274,16 @@ def test_an_unknown_vllm_gets_folders_and_public_calls(
     """The same answers as from memory; said once. Last of the engine's tests: one engine at a time in a process."""
     with pytest.raises(UserError, match="vLLM cannot run two"):
         VllmSampler(base, bank, RolloutSection(engine="vllm"), context_tokens=CONTEXT)
+    settings = sampler._engine.vllm_config.compute_hash()
     sampler.close()
     with pytest.raises(RuntimeError, match="closed"):
         sampler.submit(request(PROMPTS[0], "wide"))
-    monkeypatch.setattr(vllm_engine, "knows", lambda version: False)
+    for module in (vllm_engine, vllm_start):
+        monkeypatch.setattr(module, "knows", lambda version: False)
     with caplog.at_level(logging.WARNING):
-        public = VllmSampler(base, bank, RolloutSection(engine="vllm", requests_per_batch=8), context_tokens=CONTEXT)
+        public = VllmSampler(base, bank, ROLLOUT, context_tokens=CONTEXT)
     try:
+        assert public._engine.vllm_config.compute_hash() != settings, "compiled models of other layers would be taken for ours"
         assert sum("through a folder" in record.getMessage() for record in caplog.records) == 1
         for agent in bank.agents:
             public.publish(bank.version(agent))
