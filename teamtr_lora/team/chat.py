@@ -38,6 +38,8 @@ class ChatPieces:
         template is given none, and puts there what it puts by default."""
         self._tokenizer, self._reasoning = tokenizer, reasoning
         self._encoded: dict[str, list[int]] = {}
+        self._special = self._special_ids()
+        self._decoded: tuple[tuple[bool, tuple[int, ...]] | None, str] = (None, "")
         self._turn_ids: set[int] = set()  # what contents must not contain; known once the template is taken apart
         self._system_role = system_turn and self._accepts_system()
         if system_turn and not self._system_role:
@@ -97,7 +99,11 @@ class ChatPieces:
         return list(self._encoded[text])
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special))
+        """The last answer is kept: a message is read for its reasoning, then its tool calls, then its text."""
+        what = (skip_special and not self._special.isdisjoint(ids), tuple(ids))
+        if self._decoded[0] != what:
+            self._decoded = (what, str(self._tokenizer.decode(ids, skip_special_tokens=what[0])))
+        return self._decoded[1]
 
     def _end_ids(self) -> list[int]:
         """Tokens that end a message: the one that closes a turn, then the tokenizer's own end of sequence."""
@@ -105,7 +111,7 @@ class ChatPieces:
         if not close:
             self._refuse("a turn ends with nothing, so no token says that a message is over")
         eos = self._tokenizer.eos_token_id
-        if close and close[0] in self._special_ids():
+        if close and close[0] in self._special:
             return list(dict.fromkeys([close[0], *([eos] if eos is not None else [])]))
         if eos is None:
             self._refuse("a turn ends without a special token and the tokenizer has no end-of-sequence token")
@@ -125,7 +131,7 @@ class ChatPieces:
         """
         written = set(self.encode(conversation)) & set(getattr(self._tokenizer, "added_tokens_decoder", {}))
         unknown = {self._tokenizer.unk_token_id} & set(self.encode(RARE))
-        return (self._special_ids() | written | set(self.end_ids)) - unknown
+        return (self._special | written | set(self.end_ids)) - unknown
 
     def _accepts_system(self) -> bool:
         turns = [{"role": "system", "content": MARK}, {"role": "user", "content": "q"}]

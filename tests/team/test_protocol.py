@@ -113,6 +113,14 @@ def test_an_agent_that_speaks_twice_in_a_row_sees_two_turns_of_its_own(protocol:
     )
 
 
+def test_a_kept_reading_is_of_the_same_tokens_with_the_same_special_ones(protocol: Callable[..., TeamProtocol]) -> None:
+    chat, ids = protocol().chat, protocol().chat.encode(f"1{END}2")
+    assert [chat.decode(ids, skip_special=skip) for skip in (False, True, False, True)] == [f"1{END}2", "12"] * 2
+    ids.pop()
+    assert [chat.decode(ids, skip_special=skip) for skip in (True, False)] == ["1", f"1{END}"]
+    assert [chat.decode(ids[:1], skip_special=skip) for skip in (True, False)] == ["1", "1"]
+
+
 @pytest.mark.parametrize("view", ["shared", "per_agent"])
 def test_sampled_tokens_are_never_retokenised(protocol: Callable[..., TeamProtocol], view: str) -> None:
     team = protocol(view)
