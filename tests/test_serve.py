@@ -119,6 +119,22 @@ def test_an_agent_called_like_the_base_keeps_its_name(team: Path, for_cpu: None,
     assert option(command, "--served-model-name") == ["nano-base"] and option(command, "--max-lora-rank") == ["16"]
 
 
+@pytest.mark.parametrize(("visible", "given"), [(None, "1"), ("", "1"), ("2,3", "3"), ("GPU-a, GPU-b", "GPU-b")])
+def test_a_gpu_is_the_nth_that_is_visible(monkeypatch: pytest.MonkeyPatch, visible: str | None, given: str) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert serve._environment({}, ServeOptions(device="cuda:1"), "")["CUDA_VISIBLE_DEVICES"] == given
+
+
+def test_on_a_gpu_a_team_of_fp32_is_served_in_fp16(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(serve, "resolve_device", torch.device)
+    told = []
+    for precision, device in (("fp32", "cpu"), ("auto", "cuda"), ("bf16", "cuda"), ("fp32", "cuda")):
+        told.append((serve._dtype(precision, device), "served in fp16" in caplog.text))
+    assert told == [(torch.float32, False), (torch.float16, False), (torch.bfloat16, False), (torch.float16, True)]
+
+
 # --- what is refused
 
 

@@ -44,6 +44,13 @@ class PlayableTeam:
         memory: SharedMemory | None = getattr(self.sampler, "memory", None)
         return memory.lent() if memory else nullcontext()
 
+    def renew_sampler(self, rollout: RolloutSection) -> None:
+        """Another engine in place of one that an error or an interrupt has ended in the middle of a step."""
+        if getattr(self.sampler, "failed", None) is not None:
+            self.sampler.close()
+            self.sampler = open_sampler(self.base, self.bank, rollout, context_tokens=self.team.context_tokens)
+            self.publish_all()
+
     def close(self) -> None:
         self.sampler.close()
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import ipaddress
 import json
+import logging
 import os
 import shlex
 import socket
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+
 from teamtr_lora.base.load import base_facts, load_tokenizer, resolve_device, resolve_dtype
 from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import read_version, version_folder
@@ -22,6 +25,8 @@ from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.stored import find_team, is_recipe_file
 from teamtr_lora.rollout.vllm_start import DTYPES, GRAPH_SIZES, RANKS, TOKENS_PER_STEP, default_environment
+
+logger = logging.getLogger(__name__)
 
 MIDDLEWARE = "teamtr_lora.rollout.adapter_upload."
 
@@ -84,7 +89,7 @@ def plan_launch(team: Path, options: ServeOptions) -> Launch:
     # the version that replaces another.
     slots = len(adapters) + 1 + (len(agents) + 1 if options.accept_adapters else 0)
     device = "cuda" if on_gpu else "cpu"
-    dtype = resolve_dtype(recipe.base.precision, resolve_device(device))
+    dtype = _dtype(recipe.base.precision, device)
     # fmt: off
     flags = [
         "--model", str(folder), "--served-model-name", name, "--host", options.host, "--port", str(options.port),
@@ -167,6 +172,14 @@ def _on_gpu(device: str) -> bool:
     return not cpu_build
 
 
+def _dtype(precision: str, device: str) -> torch.dtype:
+    dtype = resolve_dtype(precision, resolve_device(device))
+    if device == "cuda" and dtype == torch.float32:
+        logger.warning("base.precision = fp32: on a GPU vLLM's LoRA kernels take 16 bits only; the team is served in fp16")
+        return torch.float16
+    return dtype
+
+
 def _is_cpu_build() -> bool:
     """vLLM's own rule: by the version or the name of the package."""
     try:
@@ -180,8 +193,9 @@ def _environment(defaults: Mapping[str, str], options: ServeOptions, key: str) -
     environment = {**defaults, **os.environ, "VLLM_API_KEY": key}
     environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = str(options.accept_adapters)
     _, _, index = options.device.partition(":")
-    if index:
-        environment["CUDA_VISIBLE_DEVICES"] = index
+    if index:  # counts those that are visible here
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        environment["CUDA_VISIBLE_DEVICES"] = seen.split(",")[int(index)].strip() if seen else index
     return environment
 
 

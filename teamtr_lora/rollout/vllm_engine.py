@@ -12,6 +12,8 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,12 +53,8 @@ class VllmSampler:
         self, base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *, context_tokens: int, lora: bool = True
     ) -> None:
         self._bank, self._vocab_size, self._context = bank, base.vocab_size, context_tokens
-        self._engine = start_engine(base, bank, rollout, context_tokens=context_tokens, lora=lora)
         self._lora = lora
-        self._failed: Exception | None = None
-        known = _known()
-        self._queue: Any = DirectQueue(self._engine, _sampling_params) if known else PublicQueue(self._engine)
-        self._writer = SlotWriter(self._engine) if lora and known and rollout.vllm.publish == "auto" else None
+        self.failed: BaseException | None = None  # what ended a step in the middle
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ids = self._tickets = 0
         self._live: dict[str, _Published] = {}
@@ -69,8 +67,19 @@ class VllmSampler:
         self._new: list[tuple[int, Request, _Published]] = []
         self._waited = 0
         self._message_tokens = 0.0  # of a usual message, by those that finished
+        self._engine = start_engine(base, bank, rollout, context_tokens=context_tokens, lora=lora)
         offload = rollout.vllm.offload if self._engine.model_config.enable_sleep_mode else "never"
         self.memory = SharedMemory(self._engine, base.device, offload, before_sleep=self._drain)
+        self._queue: Any = None
+        self._writer: SlotWriter | None = None
+        try:
+            known = _known()
+            self._queue = DirectQueue(self._engine, _sampling_params) if known else PublicQueue(self._engine)
+            if lora and known and rollout.vllm.publish == "auto":
+                self._writer = _writer(self._engine)
+        except BaseException:
+            self.close()
+            raise
 
     def publish(self, version: AdapterVersion) -> None:
         if self._engine is None:
@@ -137,6 +146,7 @@ class VllmSampler:
             self._folder.cleanup()
         self._owner.clear()
         self._done.clear()
+        self.failed = None
 
     def registered(self) -> set[int]:
         """LoRA ids the engine holds: the live versions, and superseded ones that still sample."""
@@ -146,7 +156,8 @@ class VllmSampler:
         """Finishes what is in flight (a rollout that failed may have left requests), and the step scheduled ahead of it."""
         while self._owner:
             self._step()
-        self._queue.settle()
+        with self._not_in_halves():
+            self._queue.settle()
 
     def _admit(self) -> None:
         running = len(self._owner) - len(self._new)
@@ -171,14 +182,22 @@ class VllmSampler:
             self._prompt_tokens += len(request.prompt_ids)
 
     def _step(self) -> None:
-        if self._failed:  # in the middle of a step: what it holds now, nobody knows
-            raise RuntimeError("the vLLM engine has failed before; open a new one") from self._failed
-        self._admit()
+        with self._not_in_halves():
+            self._admit()
+            self._take(self._queue.step())
+
+    @contextmanager
+    def _not_in_halves(self) -> Iterator[None]:
+        """An engine that was interrupted is not used again: blocks that were never computed may be in its prefix cache."""
+        if self.failed is not None:
+            raise RuntimeError("the vLLM engine has failed before; open a new one") from self.failed
         try:
-            finished = self._queue.step()
-        except Exception as failure:
-            self._failed = failure
+            yield
+        except BaseException as failure:
+            self.failed = failure
             raise
+
+    def _take(self, finished: list[Sampled]) -> None:
         for sampled in finished:
             published = self._owner.pop(sampled.ticket)
             self._running[published.lora_id] -= 1
@@ -217,7 +236,8 @@ class VllmSampler:
                 self._writer.drop(lora_id)
             elif self._lora:
                 self._engine.remove_lora(lora_id)
-                shutil.rmtree(retired.lora_request.lora_path, ignore_errors=True)
+                if retired.version not in {p.version for p in (*self._live.values(), *self._retired.values())}:
+                    shutil.rmtree(retired.lora_request.lora_path, ignore_errors=True)
 
 
 class PublicQueue:
@@ -242,6 +262,14 @@ class PublicQueue:
                 logprobs = [entry[token].logprob for token, entry in zip(said.token_ids, said.logprobs, strict=True)]
                 finished.append(Sampled(int(output.request_id), list(said.token_ids), logprobs, str(said.finish_reason)))
         return finished
+
+
+def _writer(engine: Any) -> SlotWriter | None:
+    try:
+        return SlotWriter(engine)
+    except RuntimeError as other:
+        logger.warning("adapters go to vLLM through a folder, which is slower: %s", other)
+        return None
 
 
 def _known() -> bool:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from teamtr_lora.errors import UserError
 from teamtr_lora.rollout.sampler import Request
 
 KNOWN = ("0.26", "0.32")
@@ -144,7 +145,7 @@ class SlotWriter:
         for name, tensor in tensors.items():
             module, is_a = parse_fine_tuned_lora_name(name, self._mapper)
             if module not in self._parts:
-                raise ValueError(f"vLLM has no LoRA layer for {name} on this base; leave that module out of lora.targets")
+                raise UserError(f"lora.targets: vLLM has no LoRA layer for {name} on this base; leave that module out")
             target = self._parts[module][0 if is_a else 1][slot, 0]
             rows, columns = tensor.shape
             fits = (rows <= target.shape[0] and columns == target.shape[1]) if is_a else (

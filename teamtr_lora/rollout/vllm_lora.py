@@ -22,6 +22,10 @@ DENSE_COLUMNS = 256  # slots x rank of a layer up to which products over all slo
 FEW_TOKENS = 4096  # up to here the joined product and the kernel win; above it, products of their own are as fast
 
 
+def fits_side_by_side(slots: int, rank: int) -> bool:
+    return slots * rank <= DENSE_COLUMNS
+
+
 @contextmanager
 def lora_side_by_side(slots: int, rank: int) -> Iterator[None]:
     """While an engine with room for `slots` adapters up to `rank` starts in this process: its layers get this layout, before
@@ -50,7 +54,7 @@ def lora_side_by_side(slots: int, rank: int) -> Iterator[None]:
                 lay_out(module)
         return model
 
-    if slots * rank > DENSE_COLUMNS:
+    if not fits_side_by_side(slots, rank):
         yield
         return
     Plain.create_weights, Runner.load_lora_model = with_room, laid_out

@@ -107,8 +107,9 @@ class ServerSampler:
             return
         self._names += 1
         published = _Published(version, f"{version.agent}.{version.name}.{self._run}-{self._names}")
+        self._retired[published.model] = published  # until it is everywhere: what an interrupt leaves of it is taken off again
         self._deliver_everywhere(published)
-        self._live[version.agent] = published
+        self._live[version.agent] = self._retired.pop(published.model)
         if before:
             self._retired[before.model] = before
             self._unload_retired()
@@ -220,7 +221,8 @@ class ServerSampler:
             published = self._retired.pop(model)
             for server in self._alive():
                 self._forget(server, published)
-            if self._root is not None:
+            still = {other.version for other in (*self._live.values(), *self._retired.values())}
+            if self._root is not None and published.version not in still:
                 shutil.rmtree(version_folder(self._root, published.version), ignore_errors=True)
 
     def _forget(self, server: Server, *versions: _Published) -> None:

@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.vllm_close import pool_allocator
 from teamtr_lora.rollout.vllm_internals import knows
-from teamtr_lora.rollout.vllm_lora import lora_side_by_side
+from teamtr_lora.rollout.vllm_lora import DENSE_COLUMNS, fits_side_by_side, lora_side_by_side
 
 if TYPE_CHECKING:  # peft takes seconds to import, and `serve` needs none of it
     from teamtr_lora.base.bank import AdapterBank
@@ -46,6 +46,11 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
             f"{'on a CPU' if not on_gpu else 'in flight'}; use base.quantization={'4bit or none' if on_gpu else 'none'}, "
             "or rollout.engine=transformers"
         )
+    if base.device.index:
+        raise UserError(
+            f"base.device = {base.device}: vLLM in this process takes the first GPU it sees; use base.device=cuda and "
+            f"CUDA_VISIBLE_DEVICES={base.device.index}"
+        )
     if _live:
         raise UserError(
             "rollout.engine = vllm: an engine is open in this process already, and vLLM cannot run two; close it first"
@@ -63,14 +68,17 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
         options |= _lora_options(bank)
     from vllm import __version__
 
-    if dense := lora and knows(__version__):
+    dense = lora and knows(__version__)
+    if dense:
         # vLLM keeps compiled models by their settings: one with its own layers must not stand in for one with ours
         options["additional_config"] = {"teamtr_lora": "adapters side by side"}
+    if lora and on_gpu and base.dtype == torch.float32:
+        _check_fp32(options, dense)
     try:
         with lora_side_by_side(options["max_loras"], options["max_lora_rank"]) if dense else nullcontext():
             engine = LLMEngine.from_engine_args(EngineArgs(**options))
-    except (ValueError, RuntimeError) as error:
-        text = " ".join(str(error).split())
+    except (ValueError, RuntimeError, AssertionError) as error:
+        text = " ".join(str(error).split()) or f"{type(error).__name__}, without a word"
         hint = "; change rollout.vllm.memory_share" if "memory" in text else ""
         raise UserError(f"rollout.engine = vllm: the engine did not start: {text[:400]}{hint}") from error
     # every step makes thousands of small objects: the collector must not walk the libraries' millions each time
@@ -78,6 +86,15 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
     gc.freeze()
     _live.add(id(engine))
     return engine
+
+
+def _check_fp32(options: Mapping[str, Any], dense: bool) -> None:
+    slots, rank = options["max_loras"], options["max_lora_rank"]
+    if not (dense and fits_side_by_side(slots, rank)):
+        raise UserError(
+            f"base.precision = fp32: vLLM's own LoRA kernels take 16 bits only, and ours at most {DENSE_COLUMNS} columns "
+            f"(here {slots} slots of rank {rank}); use base.precision=fp16, or rollout.engine=transformers"
+        )
 
 
 def _import_vllm(on_gpu: bool) -> None:
@@ -239,5 +256,5 @@ class SharedMemory:
         if not self.asleep:
             self._before_sleep()
             self._engine.reset_prefix_cache()  # the blocks are given up
+            self.asleep = True  # first: vLLM may fail when it has half gone to sleep, and is to be woken then
             self._engine.sleep(level=1)  # weights, adapters among them, wait in CPU memory
-            self.asleep = True

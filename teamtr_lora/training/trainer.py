@@ -174,6 +174,7 @@ class TeamTRTrainer:
             if self._start_from is not None:
                 stored = find_team(self._start_from)
                 load_versions(self.playable, stored.versions, stored.adapters)
+        self.playable.renew_sampler(self.recipe.rollout)
         return self.playable
 
     def train(self, *, resume: bool = False, name: str = "team") -> TrainSummary:

@@ -450,6 +450,41 @@ def test_a_version_that_some_servers_do_not_take(
         sampler.publish(version)
 
 
+def test_what_an_interrupt_leaves_of_a_version_is_taken_off_again(
+    start: Callable[..., Fake], open_sampler: Any, bank: AdapterBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = start()
+    sampler = open_sampler(fake)
+    deliver = sampler._deliver_everywhere
+
+    def interrupted(published: Any) -> None:
+        deliver(published)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sampler, "_deliver_everywhere", interrupted)
+    with moved(bank, "a") as version, pytest.raises(KeyboardInterrupt):
+        sampler.publish(version)
+    assert len(fake.models) == 4 and run(sampler, [request(1)])[0].version == bank.version("a").name
+    assert len(fake.models) == 3 == len(fake.uploads)
+
+
+def test_the_folder_of_a_version_that_came_back_stays(
+    start: Callable[..., Fake], open_sampler: Any, bank: AdapterBank, tmp_path: Path
+) -> None:
+    fake = start(takes_uploads=False)
+    sampler = open_sampler(fake, adapter_root=str(tmp_path))
+    before = bank.version("a")
+    fake.go.clear()
+    ticket = sampler.submit(request(1))
+    wait_for(lambda: fake.waiting == 1)
+    with moved(bank, "a") as version:
+        sampler.publish(version)
+    sampler.publish(before)
+    fake.go.set()
+    collect(sampler, [ticket])
+    assert [path.name for path in tmp_path.glob("teamtr-*/a/*")] == [before.name] and len(fake.models) == 3
+
+
 def test_versions_go_through_a_shared_folder(
     start: Callable[..., Fake], open_sampler: Any, bank: AdapterBank, tmp_path: Path
 ) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from teamtr_lora.base import memory
+from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout import vllm_start
 from teamtr_lora.rollout.vllm_start import SharedMemory, default_environment
@@ -107,3 +110,29 @@ def test_what_the_user_set_stays_and_what_we_set_follows_the_recipe(monkeypatch:
 def test_fp32_is_no_tf32_in_vllms_kernels(on_gpu: bool, dtype: torch.dtype) -> None:
     wanted = "ieee" if on_gpu and dtype == torch.float32 else None
     assert default_environment(RolloutSection(), on_gpu, dtype).get("TRITON_F32_DEFAULT") == wanted
+
+
+@pytest.mark.parametrize(("slots", "rank", "ours", "works"), [(4, 64, True, True), (5, 64, True, False), (2, 8, False, False)])
+def test_fp32_needs_our_layers(slots: int, rank: int, ours: bool, works: bool) -> None:
+    options = {"max_loras": slots, "max_lora_rank": rank}
+    with nullcontext() if works else pytest.raises(UserError, match="base.precision=fp16, or rollout.engine=transformers"):
+        vllm_start._check_fp32(options, ours)
+
+
+def test_only_the_first_gpu_of_the_process_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_start.importlib.util, "find_spec", lambda name: object())
+    base: Any = SimpleNamespace(device=torch.device("cuda:1"), quantization="none")
+    with pytest.raises(UserError, match="base.device=cuda and CUDA_VISIBLE_DEVICES=1"):
+        vllm_start.start_engine(base, object(), RolloutSection(), context_tokens=64, lora=True)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_failed_while_it_went_to_sleep_is_woken(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(level: int) -> None:
+        raise RuntimeError("Memory usage increased after sleeping")
+
+    memory = shared(gpu, "always")
+    monkeypatch.setattr(gpu, "sleep", fails)
+    with pytest.raises(RuntimeError, match="after sleeping"), memory.lent():
+        pass
+    memory.wake()
+    assert gpu.calls[-1] == "wake" and not memory.asleep
