@@ -250,6 +250,15 @@ def test_a_start_that_failed_can_be_resumed(team: dict[str, Any], config: Callab
     assert TeamTRTrainer(team, even, config(), ROWS, ROWS).train(resume=True).updates > 0
 
 
+def test_a_sampler_that_was_stopped_in_the_middle_is_replaced(team: dict[str, Any], config: Callable[..., TeamTRConfig]) -> None:
+    with TeamTRTrainer(team, even, config(), ROWS, ROWS) as trainer:
+        first: Any = trainer.open().sampler
+        wanted = trainer.evaluate(items=2)
+        assert trainer.open().sampler is first
+        first.failed = KeyboardInterrupt()
+        assert trainer.evaluate(items=2).avg_at_k == wanted.avg_at_k and trainer.open().sampler is not first
+
+
 def test_a_team_goes_on_from_an_earlier_run(
     tiny_base: Path, config: Callable[..., TeamTRConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

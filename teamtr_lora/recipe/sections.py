@@ -73,7 +73,9 @@ class BaseSection(Section):
     )
     device: str = Field(default="auto", pattern=DEVICE, description="Where the base runs: auto, cpu, cuda or cuda:N.")
     quantization: Literal["none", "4bit", "8bit"] = Field(
-        default="none", description="Bits per base weight, through bitsandbytes; adapters stay in fp32."
+        default="none",
+        description="Bits per base weight, through bitsandbytes; adapters stay in fp32. vLLM multiplies 4-bit weights in bf16 "
+        "whatever base.precision says, so its log-probabilities are further from the trainer's.",
     )
 
 

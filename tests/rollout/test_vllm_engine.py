@@ -197,6 +197,16 @@ def test_every_full_block_of_a_message_is_in_the_prefix_cache(sampler: Any) -> N
 
 
 @installed
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU's memory can be lent; test_vllm_start.py has when it is")
+def test_adapters_survive_sleep(sampler: Any) -> None:
+    requests = [request(prompt, agent, tokens=12) for prompt in PROMPTS for agent in SPECS]
+    before = [c.token_ids for c in run(sampler, requests)]
+    with sampler.memory.lent():
+        assert sampler.memory.asleep
+    assert [c.token_ids for c in run(sampler, requests)] == before and not sampler.memory.asleep
+
+
+@installed
 def test_bad_requests_fail_alone(sampler: Any, reference: Any) -> None:
     good = request(PROMPTS[1], "stable")
     bad = [
