@@ -274,8 +274,9 @@ def test_a_team_goes_on_from_an_earlier_run(
     assert {agent: versions.version(agent).content_hash for agent in versions.agents} == first.adapters
 
 
-def test_tensorboard_through_the_recipe(tiny_base: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+@pytest.fixture
+def recipe_file(tiny_base: Path, tmp_path: Path) -> Path:
+    """One agent, one stage, a dataset and a reward of the user's own."""
     (tmp_path / "api_rewards.py").write_text(
         "def even(completions, **_):\n    return [float(sum(t.encode()) % 2) for t in completions]\n"
     )
@@ -287,9 +288,34 @@ def test_tensorboard_through_the_recipe(tiny_base: Path, tmp_path: Path) -> None
         "rollout: {items_per_stage: 8, episodes_per_item: 2, max_message_tokens: 4}\n"
         "training: {stages: 1, inner_epochs: 1}\n"
         "evaluation: {items: 4}\n"
-        "tracking: {trackers: [tensorboard], project: my-project}\n"
         f"output_dir: {tmp_path / 'run'}\n"
     )
+    return tmp_path / "recipe.yaml"
+
+
+def test_a_run_whose_reward_or_data_changed_says_so(recipe_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def stages(count: int) -> str:
+        caplog.clear()
+        with TeamTRTrainer.from_recipe(load_recipe(recipe_file, [f"training.stages={count}"])) as trainer:
+            trainer.train(resume=count > 1)
+        return " ".join(record.getMessage() for record in caplog.records if "not comparable" in record.getMessage())
+
+    assert stages(1) == stages(2) == ""
+    origin = recipe_file.parent / "run" / "origin.json"  # a process loads a module once, so it is the other end that changes
+    held = json.loads(origin.read_text())
+    (reward,) = [key for key in held["contents"] if key.startswith("task.reward")]
+    origin.write_text(json.dumps(held | {"contents": held["contents"] | {reward: "0" * 64}}))
+    assert f"what {reward} names" in stages(3)
+    assert stages(4) == "", "once is enough"
+    rows = recipe_file.with_name("rows.jsonl")
+    rows.write_text(rows.read_text() + json.dumps(ROWS[0] | {"prompt": "one more"}) + "\n")
+    assert "task.path and task.test_path names" in stages(5)
+
+
+def test_tensorboard_through_the_recipe(recipe_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with recipe_file.open("a") as file:
+        file.write("tracking: {trackers: [tensorboard], project: my-project}\n")
     TeamTRTrainer.from_recipe(load_recipe(tmp_path / "recipe.yaml")).train()
     files = list((tmp_path / "run").rglob("events.out.tfevents.*"))
     assert files and all("my-project" in str(path) for path in files)

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from pathlib import Path
 
 from teamtr_lora.base.load import base_identity
 from teamtr_lora.base.source import NANO, beside, resolve
 from teamtr_lora.code_paths import code_hash
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.registry.local_keys import named_code
+from teamtr_lora.registry.local_keys import local_files, named_code
 
 
 def code_hashes(recipe: Recipe) -> dict[str, str]:
     """Of the user's own Python that the recipe names, by its key."""
     named = named_code(recipe.model_dump(mode="json"))
     return {key: code_hash(path, key=key, folder=recipe.folder) for key, path in named.items()}
+
+
+def data_hashes(recipe: Recipe) -> dict[str, str]:
+    """Of the files that the recipe reads, by their keys; of a folder, all that is in it."""
+    named = local_files(recipe.model_dump(mode="json"))
+    return {key: _tree_hash(recipe.folder / Path(path).expanduser()) for key, path in named.items()}
+
+
+def _tree_hash(place: Path) -> str:
+    files = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
+    digest = hashlib.sha256()
+    for path in files:
+        with open(path, "rb") as file:
+            digest.update(str(path.relative_to(place)).encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def base_hash(recipe: Recipe) -> str | None:

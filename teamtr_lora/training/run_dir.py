@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from teamtr_lora.rollout.records import episode_record
 from teamtr_lora.team import Episode
 from teamtr_lora.training.checkpoint import CheckpointStore
 from teamtr_lora.training.metrics import MetricsLog
+
+logger = logging.getLogger(__name__)
 
 ORIGIN = "origin.json"  # where the recipe was; what makes a folder a run's
 BASELINE = "baseline.json"  # what `teamtr-lora baseline` leaves in its runs, which train must not go on from
@@ -79,16 +83,32 @@ class RunDir:
         remove_temporaries(self.path, apart=EVALUATIONS)
         return lock
 
-    def claim(self, recipe: Recipe) -> FileLock:
-        """Makes the folder this run's own."""
+    def claim(self, recipe: Recipe, contents: Mapping[str, str]) -> FileLock:
+        """Makes the folder this run's own. `contents`: hashes of what the recipe only names (code, data), by key. A user may
+        repair those and go on, and is told that the run is of two kinds then."""
         lock = self.lock()
-        self.write_recipe(recipe)
+        before = self._origin().get("contents", {})
+        if changed := [key for key, digest in contents.items() if before.get(key, digest) != digest]:
+            logger.warning(
+                "%s: what %s names is not what it was when this run was last started: accuracies, rewards and certificates from "
+                "here on are not comparable with those before", self.path, " and ".join(changed),
+            )  # fmt: skip
+        self.write_recipe(recipe, contents)
         return lock
 
-    def write_recipe(self, recipe: Recipe) -> None:
+    def write_recipe(self, recipe: Recipe, contents: Mapping[str, str] | None = None) -> None:
         # the folder is a run's from the first of these on
-        write_atomic(self.path / ORIGIN, dump_json({"recipe_folder": str(recipe.folder.resolve())}))
+        origin = self._origin() | {"recipe_folder": str(recipe.folder.resolve())} | ({"contents": contents} if contents else {})
+        write_atomic(self.path / ORIGIN, dump_json(origin))
         write_atomic(self.path / "recipe.yaml", dump_recipe(recipe))
+
+    def _origin(self) -> dict[str, Any]:
+        place = self.path / ORIGIN
+        try:
+            found = json.loads(place.read_text()) if place.exists() else {}
+        except ValueError:  # whoever reads the recipe's folder from it will say so; here it is written anew
+            found = {}
+        return found if isinstance(found, dict) else {}
 
     def with_swaps(self, recipe: Recipe) -> Recipe:
         """The recipe with the adapters that swaps have put in place of the ones it names. A recipe that names something an

@@ -17,6 +17,7 @@ from transformers.trainer_callback import TrainerCallback
 from teamtr_lora.base.source import beside
 from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation import Evaluation, evaluate
+from teamtr_lora.evaluation.contents import code_hashes, data_hashes
 from teamtr_lora.recipe import (
     AgentSection,
     BaseSection,
@@ -193,7 +194,7 @@ class TeamTRTrainer:
         run_dir.check(recipe, resume=resume)
         recipe = self.recipe = run_dir.with_swaps(recipe)
         playable = self.open()
-        lock = run_dir.claim(recipe)
+        lock = run_dir.claim(recipe, {**code_hashes(recipe), **data_hashes(recipe)})
         try:
             accelerator = _accelerator(recipe, playable, run_dir)
             events = Events(self._callbacks, recipe, updates=recipe.training.stages * len(playable.team.names))
