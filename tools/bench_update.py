@@ -8,13 +8,14 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 
+from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.rollout import transformers_engine
 from teamtr_lora.rollout.collector import PlayPlan
@@ -59,11 +60,14 @@ def decode_seconds(playable: PlayableTeam, prompt: list[int], rows: int, tokens:
 
 
 def main() -> None:
-    if sys.argv[1:2] in (["-h"], ["--help"]):
-        print(__doc__)
-        return
-    named = bool(sys.argv[1:]) and "=" not in sys.argv[1]
-    recipe = load_recipe(sys.argv[1] if named else ROOT / "recipes/quickstart.yaml", sys.argv[2:] if named else sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", metavar="RECIPE | section.key=value")
+    settings = parser.parse_args().settings
+    named = bool(settings) and "=" not in settings[0]
+    try:
+        recipe = load_recipe(settings[0] if named else ROOT / "recipes" / "quickstart.yaml", settings[named:])
+    except UserError as error:
+        parser.error(str(error))
     trainer = TeamTRTrainer.from_recipe(recipe)
     playable, rollout = trainer.open(), recipe.rollout
     items = [trainer.task.items("train")[i] for i in range(rollout.items_per_stage)]

@@ -23,11 +23,10 @@ class Key:
 
 
 def recipe_keys(word: str = "") -> list[Key]:
-    """In the order of a recipe; with a word, the keys in whose name or meaning it occurs, and all of a section it names."""
+    """In the order of a recipe; with a word, the keys in whose name it occurs (all of a section it names), else those in whose
+    meaning it does."""
     keys = _merge([*_walk(recipe_schema(), "")])
-    found = [key for key in keys if f".{word.lower()}." in f".{key.name}."] or [
-        key for key in keys if word.lower() in f"{key.name} {key.meaning}".lower()
-    ]
+    found = [key for key in keys if word.lower() in key.name] or [key for key in keys if word.lower() in key.meaning.lower()]
     if not found:
         meant = nearest(word, [part for key in keys for part in (key.name, key.name.rsplit(".", 1)[-1])])
         raise UserError(f"no recipe key has {word!r} in its name or meaning" + (f"; did you mean {meant!r}?" if meant else ""))

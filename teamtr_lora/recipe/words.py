@@ -164,6 +164,7 @@ def explain(kind: str, context: dict[str, Any], loc: Loc, node: Node, parent: No
     if kind == "union_tag_invalid":
         names = [name for task in node["oneOf"] for name in task_names(resolve(task))]
         name = value["name"]
+        names = [known for known in names if known != "script"]  # a script's own function, which no file can name
         return Problem("task.name", name, f"must be one of {', '.join(names)}", "", nearest(str(name), names))
     suggestion = nearest(value, _choices(node)) if isinstance(value, str) else None
     return Problem(key, value, f"must be {_wanted(kind, node)}", _FIX.get(general) or _default(node), suggestion)
