@@ -18,11 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed (tools/setup --all installs it)")
 def test_the_quickstart_team_learns_with_vllm(tmp_path: Path) -> None:
-    """Two stages of it (tools/claims.py rollout.engine=vllm runs the whole recipe)."""
+    """Two small stages of it (tools/claims.py rollout.engine=vllm runs the whole recipe)."""
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "teamtr_lora", "train", str(ROOT / "recipes" / "quickstart.yaml"), "--json"]
-    options = ["rollout.engine=vllm", "training.stages=2", "evaluation.every_stages=0", "--run-dir", str(run_dir)]
-    ran = subprocess.run([*command, *options], capture_output=True, text=True, timeout=400)
+    smaller = ["training.stages=2", "rollout.items_per_stage=24", "evaluation.every_stages=0"]
+    ran = subprocess.run(
+        [*command, "rollout.engine=vllm", *smaller, "--run-dir", str(run_dir)], capture_output=True, text=True, timeout=400
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     summary = json.loads(ran.stdout)
     before, after, n = summary["accuracy_before"], summary["accuracy_after"], summary["episodes_evaluated"]
