@@ -58,7 +58,11 @@ def even(prompts, completions, **columns):
     return [sum(b % 2 == 0 for b in text.encode()) / max(1, len(text.encode())) for text in completions]
 
 def raises(prompts, **columns):
+    print("no JSON")
     raise ValueError("no reward today")
+
+def leaves(prompts, **columns):
+    raise SystemExit(0)
 
 def nan(prompts, **columns):
     return [float("nan")] * len(prompts)
@@ -327,6 +331,8 @@ def test_recipe_mistakes(work: Path, user_error: Callable[..., str], override: s
         (["task.reward=cli_reward:even"], ["task.reward", "cannot import"]),
         (["task.reward=os:system"], ["task.reward", "part of Python itself"]),
         (["task.reward=cli_rewards:raises"], ["no reward today", "test-0", "on_reward_error"]),
+        (["task.reward=cli_rewards:leaves"], ["it called sys.exit(0)", "test-0", "on_reward_error"]),
+        (["task.reward=torch.utils.collect_env:run"], ["task.reward", "beside the recipe", "TEAMTR_LORA_TRUST=torch"]),
         (["task.reward=cli_rewards:nan"], ["nan", "test-0", "on_reward_error"]),
         (
             ["team.router.kind=custom", "team.router.callable=cli_rewards:nobody"],
@@ -554,6 +560,22 @@ def test_validate_schema_is_a_json_schema_that_accepts_our_recipes(work: Path, c
         validator(schema).validate(yaml.safe_load(path.read_text()))
     with pytest.raises(jsonschema.ValidationError):
         validator(schema).validate({"team": {"agents": [{"name": "a"}]}, "training": {"stagess": 1}})
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("task.path=row.jsonl", ["task.path = 'row.jsonl': no such file", "did you mean 'rows.jsonl'?"]),
+        ("task.reward=nosuch:f", ["task.reward = 'nosuch:f': cannot import it: there is no nosuch.py beside the recipe"]),
+        ("task.reward=os:system", ["task.reward = 'os:system': os is part of Python itself"]),
+        ("task.reward=[cli_rewards:even, torch.utils.collect_env:run]", ["task.reward.1 = ", "TEAMTR_LORA_TRUST=torch"]),
+    ],
+)
+def test_validate_looks_for_what_a_recipe_names(
+    work: Path, user_error: Callable[..., str], override: str, parts: list[str]
+) -> None:
+    line = user_error("validate", work / "recipe.yaml", override)
+    assert [part for part in parts if part not in line] == [], line
 
 
 def test_validate_needs_a_recipe(user_error: Callable[..., str]) -> None:

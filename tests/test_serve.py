@@ -74,8 +74,8 @@ def option(command: list[str], name: str, count: int = 1) -> list[str]:
 
 def test_the_base_and_every_agent_are_served(team: Path, for_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True")
-    monkeypatch.setenv("TEAM_KEY", KEY)
-    launch = plan_launch(team, ServeOptions(port=8123, api_key_variable="TEAM_KEY"))
+    monkeypatch.setenv("TEAM_API_KEY", KEY)
+    launch = plan_launch(team, ServeOptions(port=8123, api_key_variable="TEAM_API_KEY"))
     command = launch.command
     _, versions = read_team(team)
     folders = [str((team / "adapters" / agent / versions[agent].name).resolve()) for agent in AGENTS]
@@ -91,7 +91,7 @@ def test_the_base_and_every_agent_are_served(team: Path, for_cpu: None, monkeypa
     assert launch.environment["VLLM_API_KEY"] == KEY
     assert KEY not in " ".join(command) + launch.greeting, "other users can read a command line"
     assert "http://127.0.0.1:8123/v1/chat/completions" in launch.greeting and '"model": "planner"' in launch.greeting
-    assert "Bearer $TEAM_KEY" in launch.greeting
+    assert "Bearer $TEAM_API_KEY" in launch.greeting
 
 
 def test_a_recipe_can_wait_for_its_adapters(for_cpu: None) -> None:
@@ -206,10 +206,10 @@ def real(team: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], 
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "teamtr_lora", "serve", str(team), "--port", str(port), "--accept-adapters"]
-    environment = {**os.environ, "TEAM_KEY": KEY, "OMP_NUM_THREADS": "1", "TEAMTR_LORA_UPLOADS": str(tmp_path / "uploads")}
+    environment = {**os.environ, "TEAM_API_KEY": KEY, "OMP_NUM_THREADS": "1", "TEAMTR_LORA_UPLOADS": str(tmp_path / "uploads")}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, "--api-key-variable", "TEAM_KEY"], env=environment, stdout=log, stderr=log, start_new_session=True
+            [*command, "--api-key-variable", "TEAM_API_KEY"], env=environment, stdout=log, stderr=log, start_new_session=True
         )
     yield process, f"http://127.0.0.1:{port}"
     with contextlib.suppress(ProcessLookupError):
@@ -271,7 +271,7 @@ def check_the_client(url: str, greedy: list[Completion], prompts: list[list[int]
 @pytest.mark.skipif(not serve._is_cpu_build(), reason="compares at fp32 accuracy, on vLLM's CPU build")
 def test_a_real_server_to_its_end(team: Path, real: tuple[subprocess.Popen[bytes], str], monkeypatch: pytest.MonkeyPatch) -> None:
     process, url = real
-    monkeypatch.setenv("TEAM_KEY", KEY)
+    monkeypatch.setenv("TEAM_API_KEY", KEY)
     # while it starts: the same team here
     recipe, versions = read_team(team)
     base = load_base("nano", device="cpu")
@@ -287,7 +287,7 @@ def test_a_real_server_to_its_end(team: Path, real: tuple[subprocess.Popen[bytes
     wait_until_ready(process, url)
     check_the_client(url, trained, prompts)
 
-    section = {"urls": [url], "api_key_variable": "TEAM_KEY"}
+    section = {"urls": [url], "api_key_variable": "TEAM_API_KEY"}
     rollout = RolloutSection.model_validate({"engine": "vllm_server", "temperature": 1.5, "server": section})
     there = ServerSampler(base, bank, rollout, context_tokens=512)
     references: list[list[Completion]] = []

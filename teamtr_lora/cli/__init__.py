@@ -26,6 +26,7 @@ from teamtr_lora.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # on some CPUs torch leaves a file in /tmp for every process without it
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
     # argparse takes positionals in one run only: overrides that follow an option are collected here

@@ -77,7 +77,7 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _validate(args: argparse.Namespace) -> None:
-    from teamtr_lora.recipe import dump_recipe, load_recipe, recipe_schema
+    from teamtr_lora.recipe import check_named, dump_recipe, load_recipe, recipe_schema
 
     if args.schema:
         print_json(recipe_schema())
@@ -85,6 +85,7 @@ def _validate(args: argparse.Namespace) -> None:
     if args.recipe is None:
         raise UserError("validate needs a RECIPE (or --schema); `keys` explains the keys")
     recipe = load_recipe(args.recipe, args.overrides)
+    check_named(recipe, args.recipe)
     if args.json:
         print_json(recipe.model_dump(mode="json"))
         return

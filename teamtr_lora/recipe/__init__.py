@@ -1,6 +1,7 @@
 """Typed recipes: what a run is made of, before any tensor exists. Imports neither torch nor transformers."""
 
 from teamtr_lora.recipe.load import dump_recipe, first_difference, load_recipe, load_run_recipe, recipe_schema
+from teamtr_lora.recipe.named import check_named
 from teamtr_lora.recipe.problems import problems
 from teamtr_lora.recipe.schema import (
     AgentSection,
@@ -71,6 +72,7 @@ __all__ = [
     "TrainingSection",
     "TrustRegionSection",
     "ZebraTaskSection",
+    "check_named",
     "dump_recipe",
     "first_difference",
     "load_recipe",

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from teamtr_lora.recipe.sections import DATA_FILE, SERVER_URL, Section, Text, refuse
+from teamtr_lora.recipe.sections import DATA_FILE, SERVER_URL, ApiKeyVariable, Section, Text, refuse
 
 
 class ResponderSection(Section):
@@ -22,8 +22,9 @@ class ResponderSection(Section):
         description="File of replies instead of a server, relative to the recipe: rows {when, reply}; the first whose `when` is "
         "in what was said, or that has none, answers.",
     )
-    api_key_variable: Text = Field(
-        default="RESPONDER_API_KEY", description="Environment variable that holds the server's API key, if it asks for one."
+    api_key_variable: ApiKeyVariable = Field(
+        default="RESPONDER_API_KEY",
+        description="Environment variable that holds the server's API key, if it asks for one; its name ends in API_KEY.",
     )
     timeout_seconds: float = Field(default=120.0, gt=0, description="Longest wait for one reply, in seconds.")
     retries: int = Field(default=4, ge=0, description="Further tries when the server fails or is busy, after growing pauses.")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from teamtr_lora.recipe.sections import SERVER_URL, Section, Text, refuse
+from teamtr_lora.recipe.sections import SERVER_URL, ApiKeyVariable, Section, Text, refuse
 
 ServerUrl = Annotated[str, Field(pattern=SERVER_URL)]
 
@@ -51,8 +51,9 @@ class ServerSection(Section):
         "started by `teamtr-lora serve` accept.",
     )
     timeout_seconds: float = Field(default=600.0, gt=0, description="Longest wait for one answer before a server counts as dead.")
-    api_key_variable: Text = Field(
-        default="VLLM_API_KEY", description="Environment variable that holds the servers' API key, if they ask for one."
+    api_key_variable: ApiKeyVariable = Field(
+        default="VLLM_API_KEY",
+        description="Environment variable that holds the servers' API key, if they ask for one; its name ends in API_KEY.",
     )
 
 

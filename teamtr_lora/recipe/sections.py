@@ -18,6 +18,7 @@ DOTTED_PATH = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*[:.][A-Za-z_][
 DATA_FILE = r"\.(jsonl|jsonl\.gz|json|json\.gz|csv|parquet)$"
 
 SERVER_URL = r"^https?://[^/\s@]+(/[^\s]*)?$"
+API_KEY_VARIABLE = r"^([A-Za-z_][A-Za-z0-9_]*)?API_KEY$"  # a stranger's recipe could send any other secret to its own server
 
 # What a value that misses the pattern should have been, in words.
 PATTERN_WORDS = {
@@ -25,11 +26,13 @@ PATTERN_WORDS = {
     DEVICE: "auto, cpu, cuda or cuda:N",
     DOTTED_PATH: "a Python callable written module:function",
     SERVER_URL: "an address such as http://host:8000",
+    API_KEY_VARIABLE: "the name of an environment variable that ends in API_KEY (letters, digits and _)",
     DATA_FILE: "a file that ends in .jsonl, .json, .jsonl.gz, .json.gz, .csv or .parquet",
 }
 
 CallablePath = Annotated[str, Field(pattern=DOTTED_PATH)]
 Text = Annotated[str, Field(min_length=1)]
+ApiKeyVariable = Annotated[str, Field(pattern=API_KEY_VARIABLE)]
 
 
 class Section(BaseModel):
@@ -133,7 +136,9 @@ class RouterSection(Section):
         "null: the answer that most agents hold at the end (of equally many, the one held by the agent listed first).",
     )
     callable: CallablePath | None = Field(
-        default=None, description="kind: custom only, and required then. The router as module:function."
+        default=None,
+        description="kind: custom only, and required then. The router as module:function, in a file beside the recipe or in a "
+        "package that TEAMTR_LORA_TRUST names.",
     )
 
     @model_validator(mode="after")

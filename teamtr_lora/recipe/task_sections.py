@@ -126,8 +126,8 @@ class DatasetTaskSection(ItemSource):
     prompt_column: Text = Field(default="prompt", description="Column that holds the prompt.")
     answer_column: Text | None = Field(default=None, description="Column that holds the reference answer, if there is one.")
     reward: CallablePath | Annotated[list[CallablePath], Field(min_length=1)] = Field(
-        description="Reward function as module:function, or a list of them, summed. TRL's signature: "
-        "f(prompts, completions, **columns) -> list[float]."
+        description="Reward function as module:function, or a list of them, summed; in a file beside the recipe, or in a package "
+        "that TEAMTR_LORA_TRUST names. TRL's signature: f(prompts, completions, **columns) -> list[float]."
     )
     success_at_least: float = Field(default=1.0, description="Reward from which an episode counts as right, in reward units.")
 
@@ -272,6 +272,10 @@ FAMILIES: tuple[type[RewardedTaskSection], ...] = (
     Tau2TaskSection,
     ScriptTaskSection,
 )
+
+# Tasks whose reward is the user's, so that nothing says how to read the answer of one message; what earlier releases wrote down
+# of their single messages compared whole texts and means nothing.
+OWN_REWARDS = ("dataset", "script")
 
 # Keys of a recipe by what of this machine they name, for those who carry recipes from machine to machine.
 LOCAL_FILES = ("task.path", "task.test_path", "task.database", "task.policy", "task.split", "task.responder.script")

@@ -32,9 +32,7 @@ class RowItems:
         row = dict(self._rows[self._positions[position]])
         for column in (self._prompt, self._answer):
             if column and row.get(column) is None:
-                raise UserError(
-                    f"row {self._positions[position]} of the {self._split} dataset has no {column!r}; every row needs one"
-                )
+                raise UserError(_lacks(self._positions[position], self._split, column))
         data = {key: value for key, value in row.items() if key != self._prompt}
         data["prompt"] = row[self._prompt]
         if self._answer:
@@ -77,7 +75,7 @@ class DatasetTask(Task):
     ) -> None:
         for rows, key in ((train, "train"), (test, "test")):
             if rows is not None:
-                _check_rows(rows, key, prompt_column, answer_column)
+                _check_rows(rows, key, (prompt_column, answer_column), rewards.needed_columns())
         self.reward_range, self._success_at_least = reward_range, success_at_least
         self._rewards, self._answer = rewards, answer
         if test is not None:
@@ -117,8 +115,12 @@ class DatasetTask(Task):
     def success(self, reward: float) -> bool:
         return reward >= self._success_at_least
 
+    @property
+    def reads_answers(self) -> bool:
+        return self._answer is not None  # the reward alone knows where in its messages a team says its answer
+
     def answer(self, text: str) -> str | None:
-        return self._answer(text) if self._answer else text.strip() or None
+        return self._answer(text) if self._answer else None
 
 
 def read_rows(path: Path, key: str) -> Any:
@@ -215,19 +217,38 @@ def read_hub(name: str, config: str | None, split: str, key: str) -> Any:
         raise UserError(f"{key} = {name!r} (split {split!r}): cannot be loaded from the hub: {reason}") from error
 
 
-def _check_rows(rows: Any, key: str, prompt_column: str, answer_column: str | None) -> None:
+def _check_rows(rows: Any, key: str, own: tuple[str, str | None], needed: Mapping[str, str]) -> None:
+    """Every row, before anything is played: `own` are the prompt's column and the answer's, `needed` those that rewards take."""
+    columns = [column for column in own if column]
+    needed = {column: reward for column, reward in needed.items() if column != "answer" or not own[1]}
     if isinstance(rows, Mapping) or not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
         raise UserError(
             f"the {key} dataset is a {type(rows).__name__}; give a list of dicts or a datasets.Dataset (one split, not streamed)"
         )
     if len(rows) == 0:
-        raise UserError(f"the {key} dataset is empty; it needs at least one row with a {prompt_column!r} column")
+        raise UserError(f"the {key} dataset is empty; it needs at least one row with a {own[0]!r} column")
     first = rows[0]
-    if not isinstance(first, Mapping):
-        raise UserError(f"the {key} dataset holds {type(first).__name__}, not rows; give a list of dicts or a datasets.Dataset")
-    for column in (prompt_column, answer_column):
-        if column and column not in first:
-            raise UserError(f"the {key} dataset has no column {column!r}; it has {', '.join(map(str, first))}")
+    if isinstance(first, Mapping):
+        for column in (*columns, *needed):
+            if column not in first:
+                why = f", which reward {needed[column]} takes" if column in needed else ""
+                raise UserError(f"the {key} dataset has no column {column!r}{why}; it has {', '.join(map(str, first))}")
+    if hasattr(rows, "select_columns"):  # reads nothing of a Dataset that is not looked at
+        rows = rows.select_columns(list(dict.fromkeys([*columns, *needed])))
+    each = rows if hasattr(rows, "__iter__") else map(rows.__getitem__, range(len(rows)))
+    for number, row in enumerate(each):
+        if not isinstance(row, Mapping):
+            raise UserError(f"the {key} dataset holds {type(row).__name__}, not rows; give a list of dicts or a datasets.Dataset")
+        lacks = next((column for column in columns if row.get(column) is None), None)
+        if lacks is not None:
+            raise UserError(_lacks(number, key, lacks))
+        lacks = next((column for column in needed if column not in row), None)
+        if lacks is not None:
+            raise UserError(f"{_lacks(number, key, lacks)}, if only null, as reward {needed[lacks]} takes it")
+
+
+def _lacks(row: int, split: str, column: str) -> str:
+    return f"row {row} (counted from 0) of the {split} dataset has no {column!r}; every row needs one"
 
 
 def _text(prompt: Any) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+from teamtr_lora.code_paths import user_code
 from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.task import item_of
 from teamtr_lora.team import Episode
@@ -21,6 +22,7 @@ RewardFunction = Callable[..., Any]
 
 # What TRL also passes; a run's own log is metrics.jsonl, so these take what they are given and keep nothing.
 TRL_EXTRAS: dict[str, Any] = {"trainer_state": None, "log_extra": lambda *_, **__: None, "log_metric": lambda *_, **__: None}
+OURS = frozenset({"prompt", "prompts", "completions", "completion_ids", "messages", "episodes", *TRL_EXTRAS})
 
 
 class RewardError(UserError):
@@ -42,6 +44,19 @@ class Rewards:
     ) -> None:
         self._functions, self._on_error, self._within = list(functions), on_error, within
 
+    def needed_columns(self) -> dict[str, str]:
+        """Columns of the dataset that a function cannot be called without, and which function that is."""
+        found: dict[str, str] = {}
+        for function in self._functions:
+            try:
+                parameters = inspect.signature(function).parameters
+            except (TypeError, ValueError):  # it says nothing of its arguments: calling it will show
+                continue
+            for p in parameters.values():
+                if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in OURS:
+                    found[p.name] = _name(function)
+        return found
+
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:
         if not episodes:
             return []
@@ -57,9 +72,9 @@ class Rewards:
         return [self._noted(sum(values), episode) for values, episode in zip(totals, episodes, strict=True)]
 
     def _call(self, function: RewardFunction, columns: dict[str, Any], episodes: Sequence[Episode]) -> list[float | None]:
-        name = getattr(function, "__name__", type(function).__name__)
+        name = _name(function)
         try:
-            values = _settled(function(**_accepted(function, columns)))
+            values = _called(function, columns)
         except Exception as error:
             return self._one_by_one(name, function, columns, episodes, error)
         if not isinstance(values, (list, tuple)) and hasattr(values, "tolist"):
@@ -78,7 +93,7 @@ class Rewards:
         for index, episode in enumerate(episodes):
             row = {key: [column[index]] for key, column in columns.items()}
             try:
-                values.append(self._number(name, _settled(function(**_accepted(function, row)))[0], episode))
+                values.append(self._number(name, _called(function, row)[0], episode))
             except RewardError:
                 raise
             except Exception as error:
@@ -115,6 +130,15 @@ class Rewards:
         if self._on_error == "stop":
             raise RewardError(f"{line}; fix the reward, or set task.on_reward_error=zero to count such episodes as 0") from error
         logger.warning("%s; counted as 0 (task.on_reward_error=zero)", line)
+
+
+def _name(function: RewardFunction) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _called(function: RewardFunction, columns: dict[str, Any]) -> Any:
+    with user_code():
+        return _settled(function(**_accepted(function, columns)))
 
 
 def _settled(value: Any) -> Any:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from teamtr_lora.code_paths import user_code
 from teamtr_lora.errors import UserError
 from teamtr_lora.team.episode import Message
 
@@ -109,7 +110,8 @@ def _role_play(instructor: str, assistant: str, rounds: int, done_marker: str) -
 def _checked(custom: Callable[..., str | None], agents: list[str]) -> Callable[[Sequence[Message]], str | None]:
     def choose(messages: Sequence[Message]) -> str | None:
         try:
-            name = custom(messages=list(messages), agents=list(agents))
+            with user_code():
+                name = custom(messages=list(messages), agents=list(agents))
         except Exception as error:
             raise UserError(
                 f"team.router.callable raised {type(error).__name__} after {len(messages)} messages: {error}"

@@ -87,6 +87,19 @@ ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
     ),
     ({"team": {"agents": [{"name": "a"}, {"name": "a"}]}}, "team.agents.1.name = 'a': team.agents.0 has the same name"),
     ({"team": {"agents": AGENTS, "router": {"kind": "custom"}}}, "team.router.callable: is not given"),
+    (
+        {"rollout": {"server": {"api_key_variable": "AWS_SECRET_ACCESS_KEY"}}},
+        "rollout.server.api_key_variable = 'AWS_SECRET_ACCESS_KEY': must be the name of an environment variable that ends in",
+    ),
+    ({"rollout": {"server": {"api_key_variable": "A-API_KEY"}}}, "must be the name of an environment variable"),
+    (
+        {"task": {"name": "arbench_dc", "path": "a.json", "responder": {"api_key_variable": "HF_TOKEN"}}},
+        "task.responder.api_key_variable = 'HF_TOKEN': must be the name of an environment variable that ends in API_KEY",
+    ),
+    (
+        {"task": {"name": "arbench_dc", "path": "a.json", "responder": {"api_key_variable": "API_KEY\n"}}},
+        "must be the name of an environment variable",
+    ),
     ({"team": {"agents": AGENTS, "router": {"kind": "sequence"}}}, "is empty, but router.kind is sequence"),
     ({"team": {"agents": AGENTS, "router": {"kind": "robin"}}}, "did you mean 'round_robin'?"),
     (
@@ -166,6 +179,7 @@ def test_problems_are_empty_exactly_when_the_recipe_is_valid() -> None:
         with pytest.raises(ValidationError):
             Recipe.model_validate({"team": {"agents": AGENTS}, **sections})
     assert lines() == []
+    assert lines(rollout={"server": {"api_key_variable": "TEAM_2_API_KEY"}}) == []
     assert lines(task=dataset(reward=["a.b:c", "d.e"]), base={"device": "cuda:1"}, training={"discount": 1}) == []
 
 

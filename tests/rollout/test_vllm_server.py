@@ -582,9 +582,9 @@ def test_the_key_is_sent_and_never_told(
 ) -> None:
     """Even a server that repeats it in its errors does not get it into ours."""
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setenv("MY_KEY", f"{KEY}\n")
+    monkeypatch.setenv("MY_API_KEY", f"{KEY}\n")
     fake = start(key=KEY)
-    sampler = open_sampler(fake, api_key_variable="MY_KEY")
+    sampler = open_sampler(fake, api_key_variable="MY_API_KEY")
     assert run(sampler, [request(1)])[0].token_ids == expected(1, 4)
     assert fake.keys == {f"Bearer {KEY}"}
     fake.statuses = [400]
@@ -595,9 +595,9 @@ def test_the_key_is_sent_and_never_told(
     with pytest.raises(UserError, match="trouble with") as caught:
         sampler.poll()
     assert KEY not in str(caught.value) + refused + caplog.text
-    monkeypatch.setenv("MY_KEY", f"{KEY}\nX-Other: 1")
-    with pytest.raises(UserError, match="MY_KEY") as caught:
-        open_sampler(start(), api_key_variable="MY_KEY")
+    monkeypatch.setenv("MY_API_KEY", f"{KEY}\nX-Other: 1")
+    with pytest.raises(UserError, match="MY_API_KEY") as caught:
+        open_sampler(start(), api_key_variable="MY_API_KEY")
     assert KEY not in str(caught.value)
 
 

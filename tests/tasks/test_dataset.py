@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from teamtr_lora.errors import UserError
 from teamtr_lora.tasks import DataOrder, Item, Rewards, build_task
 from teamtr_lora.tasks.dataset import DatasetTask, read_rows
-from teamtr_lora.team import Message
+from teamtr_lora.team import Episode, Message, build_router
 
 ROWS = [{"prompt": f"question {i}", "answer": f"{i}", "level": i} for i in range(20)]
 ZERO = Rewards([lambda prompts, **_: [0.0] * len(prompts)])
@@ -174,6 +174,38 @@ def test_a_row_without_a_prompt_is_refused_and_not_played_as_null(tmp_path: Path
         [task.items("train")[i].prompt for i in range(3)]
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_a_row_without_an_answer_is_found_before_anything_is_played(split: str, as_dataset: bool) -> None:
+    spoilt: list[dict[str, Any]] = [dict(row) for row in ROWS]
+    spoilt[5]["answer"] = None
+    sides = {"train": ROWS, "test": ROWS, split: datasets.Dataset.from_list(spoilt) if as_dataset else spoilt}
+    with pytest.raises(UserError, match=rf"^row 5 \(counted from 0\) of the {split} dataset has no 'answer';"):
+        DatasetTask(sides["train"], sides["test"], ZERO, answer_column="answer")
+
+
+def test_columns_that_a_reward_takes_are_in_every_row() -> None:
+    class Rows:
+        """A length and integers to index by; it never ends by itself."""
+
+        def __len__(self) -> int:
+            return len(ROWS)
+
+        def __getitem__(self, i: int) -> dict[str, Any]:
+            return {key: value for key, value in ROWS[i % 20].items() if (i, key) != (7, "level")}
+
+    def by_level(completions: list[str], level: list[int]) -> list[float]:
+        return [0.0 for _ in level]
+
+    rewards = Rewards([by_level])
+    assert DatasetTask(ROWS, ROWS, rewards).items("train").size == DatasetTask(Rows(), Rows(), ZERO).items("train").size == 20
+    with pytest.raises(UserError, match=r"row 7 \(counted from 0\) of the test dataset has no 'level'.*reward by_level takes it"):
+        DatasetTask(ROWS, Rows(), rewards)
+    without = [{"prompt": row["prompt"]} for row in ROWS]
+    with pytest.raises(UserError, match=r"the train dataset has no column 'level', which reward by_level takes; it has prompt$"):
+        DatasetTask(without, None, rewards)
+
+
 def test_half_a_character_in_a_prompt_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "whole \\ud83d\\ude00"}\n{"prompt": "half \\ud83d emoji"}\n')
@@ -203,7 +235,7 @@ def test_the_held_out_share_is_near_the_fraction_and_does_not_move_when_rows_are
 
 
 def test_success_and_answers() -> None:
-    task = DatasetTask(ROWS, ROWS, ZERO, answer_column="answer", success_at_least=0.5)
+    task = DatasetTask(ROWS, ROWS, ZERO, answer_column="answer", success_at_least=0.5, answer=lambda text: text.strip() or None)
     assert task.success(0.5) and not task.success(0.49)
     said = Message("a", 0, [], [], [], "", "stop", " 3 ")
     assert task.answer(said.text) == "3" and task.answer("  ") is None
@@ -211,6 +243,21 @@ def test_success_and_answers() -> None:
     assert task.message_correct(task.items("train")[4], said) is False
     plain = DatasetTask([{"prompt": "x"}], [{"prompt": "y"}], ZERO)
     assert plain.message_correct(plain.items("train")[0], said) is None
+
+
+def test_without_a_reader_of_answers_nothing_is_known_of_a_message() -> None:
+    """The reward may read `so it is 3`, or several messages: comparing whole messages would call right ones wrong."""
+    task = DatasetTask(ROWS, ROWS, ZERO, answer_column="answer")
+    read = DatasetTask(ROWS, ROWS, ZERO, answer_column="answer", answer=lambda text: text.split()[-1])
+    debate = build_router("debate", ["a", "b", "c"])
+    for text, right in (("3", True), ("so it is 3", True), ("4", False)):
+        said, item = Message("a", 0, [], [], [], "", "stop", text), task.items("train")[3]
+        episode = Episode(item.id, 0, item.prompt, 0, item, [said])
+        assert task.message_correct(item, said) is None and task.vote(episode) is None
+        assert read.message_correct(item, said) is right and read.vote(episode) == text.split()[-1]
+    read.check_router(debate)
+    with pytest.raises(UserError, match="dataset reads no answers from messages.*name a team.router.judge"):
+        task.check_router(debate)
 
 
 def test_build_task_looks_beside_the_recipe(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -172,6 +173,47 @@ def test_an_error_message_of_several_lines_stays_one_line() -> None:
         Rewards([chatty])(EPISODES)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value.__cause__, ValueError), "the traceback is there under --debug"
+
+
+@pytest.mark.parametrize("code", [None, 0, 3, "bye"])
+@pytest.mark.parametrize("awaited", [False, True])
+def test_an_exit_is_an_error_like_any_other(code: Any, awaited: bool) -> None:
+    """A command would end there, with the exit code of a success."""
+
+    def leaves(prompts: list[str], **_: Any) -> list[float]:
+        if "p1" in prompts:
+            sys.exit(code)
+        return [1.0] * len(prompts)
+
+    async def leaves_later(prompts: list[str], **_: Any) -> list[float]:
+        return leaves(prompts)
+
+    function = leaves_later if awaited else leaves
+    with pytest.raises(RewardError, match=r"raised RuntimeError: it called sys.exit\(.*\) for item 'item-1'"):
+        Rewards([function])(EPISODES)
+    assert Rewards([function], "zero")(EPISODES) == [1.0, 0.0, 1.0]
+
+
+def test_what_a_reward_prints_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    """Stdout may be one JSON object."""
+
+    def chatty(prompts: list[str], **_: Any) -> list[float]:
+        print(prompts[0])
+        return [1.0] * len(prompts)
+
+    assert Rewards([chatty])(EPISODES) == [1.0] * 3
+    print("after")
+    assert capsys.readouterr() == ("after\n", "p0\n")
+
+
+def test_columns_that_functions_cannot_do_without() -> None:
+    def one(prompts: list[str], level: list[int], other: int = 1, *, trainer_state: Any, **_: Any) -> list[float]:
+        return [0.0] * len(prompts)
+
+    def two(completions: list[str], *, solution: list[str]) -> list[float]:
+        return [0.0] * len(solution)
+
+    assert Rewards([one, two]).needed_columns() == {"level": "one", "solution": "two"}
 
 
 def test_what_trl_passes_beside_the_columns_is_there() -> None:

@@ -65,6 +65,18 @@ def test_a_router_that_changes_its_arguments_changes_nothing() -> None:
     assert order(router) == ["a", "a", "a"]
 
 
+def test_custom_callable_that_exits_or_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command would end there as if all were well; and its stdout may be one JSON object."""
+
+    def leaves(messages: Any, agents: Any) -> str:
+        print("leaving")
+        raise SystemExit(0)
+
+    with pytest.raises(UserError, match=r"team.router.callable raised RuntimeError after 0 messages: it called sys.exit\(0\)"):
+        order(build_router("custom", AGENTS, custom=leaves))
+    assert capsys.readouterr() == ("", "leaving\n")
+
+
 def test_custom_callable_errors_are_the_users_to_fix() -> None:
     def broken(messages: list[Message], agents: list[str]) -> str:
         raise KeyError("who")

@@ -285,14 +285,14 @@ def test_no_server_or_file_of_a_conversation_goes_up(
     files = {"path": "tasks.json", "database": "db.json", "policy": "policy.md", "split": "split.json"}
     task = {"name": "tau2_retail"} | {key: str(home / name) for key, name in files.items()}
     answers: list[dict[str, Any]] = [
-        {"url": secret, "api_key_variable": "ACME_GPU7_KEY", "model": str(home / "llama")},
+        {"url": secret, "api_key_variable": "ACME_GPU7_API_KEY", "model": str(home / "llama")},
         {"script": str(home / "replies.jsonl")},
     ]
     expected: list[dict[str, Any]] = [
         {"url": None, "api_key_variable": "RESPONDER_API_KEY", "model": "llama"},
         {"script": "replies.jsonl"},
     ]
-    server = {"urls": ["http://gpu7.internal:8001"], "api_key_variable": "ACME_GPU7_KEY"}
+    server = {"urls": ["http://gpu7.internal:8001"], "api_key_variable": "ACME_GPU7_API_KEY"}
     for number, responder in enumerate(answers):
         made = make_recipe(
             task=task | {"responder": responder},

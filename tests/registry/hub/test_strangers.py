@@ -184,9 +184,9 @@ def test_a_repository_that_was_tampered_with_stores_nothing(
 
 TAU2 = {"name": "tau2_retail", "path": "tasks.json"}
 CHOICES = [  # what a stranger's recipe would have this machine read, write, call or send
-    ("task", "task.responder.url", TAU2 | {"responder": {"url": "https://evil.example/v1", "api_key_variable": "HF_TOKEN"}}),
+    ("task", "task.responder.url", TAU2 | {"responder": {"url": "https://evil.example/v1", "api_key_variable": "MY_API_KEY"}}),
     ("task", "task.responder.url", TAU2 | {"responder": {"url": "http://127.0.0.1:8000/v1"}}),
-    ("task", "task.responder.api_key_variable", TAU2 | {"responder": {"api_key_variable": "HF_TOKEN"}}),
+    ("task", "task.responder.api_key_variable", TAU2 | {"responder": {"api_key_variable": "OPENAI_API_KEY"}}),
     ("task", "task.responder.script", TAU2 | {"responder": {"script": "../replies.jsonl"}}),
     ("task", "task.responder.model", TAU2 | {"responder": {"model": "/srv/models/x"}}),
     ("task", "task.database", TAU2 | {"database": "/etc/x.json"}),
@@ -196,8 +196,12 @@ CHOICES = [  # what a stranger's recipe would have this machine read, write, cal
     ("task", "task.path", TAU2 | {"path": "\\\\host\\tasks.json"}),
     ("task", "task.test_path", TAU2 | {"test_path": "a/../../b.json"}),
     ("task", "task.hub", {"name": "gsm8k", "hub": "/home/u"}),
-    ("task", "task.responder.api_key_variable", {"name": "arbench_dc", "hub": "a/b", "responder": {"api_key_variable": "X"}}),
-    ("rollout.server.api_key_variable", "rollout.server.api_key_variable", "HF_TOKEN"),
+    (
+        "task",
+        "task.responder.api_key_variable",
+        {"name": "arbench_dc", "hub": "a/b", "responder": {"api_key_variable": "A_API_KEY"}},
+    ),
+    ("rollout.server.api_key_variable", "rollout.server.api_key_variable", "OPENAI_API_KEY"),
     ("tracking.trackers", "tracking.trackers", ["wandb"]),
 ]
 

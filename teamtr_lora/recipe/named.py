@@ -1,0 +1,55 @@
+"""What a recipe names and must be on this machine: data files and functions. Looked at, never read or run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from operator import attrgetter
+
+from teamtr_lora.code_paths import misnamed
+from teamtr_lora.recipe.schema import Recipe
+from teamtr_lora.recipe.sections import nearest
+from teamtr_lora.recipe.task_sections import LOCAL_FILES, DatasetTaskSection
+from teamtr_lora.recipe.words import Problem, RecipeError
+
+
+def check_named(recipe: Recipe, source: str) -> None:
+    """Refuses a recipe whose files or functions are not there, or whose success is out of its reward's reach; all at once."""
+    problems = [*_files(recipe), *_functions(recipe), *_success(recipe)]
+    if problems:
+        raise RecipeError(problems, source)
+
+
+def _files(recipe: Recipe) -> Iterator[Problem]:
+    for key in LOCAL_FILES:
+        try:
+            named = attrgetter(key)(recipe)
+        except AttributeError:  # a key of another task
+            continue
+        path = recipe.folder / os.path.expanduser(named or "")
+        if named and not os.path.isfile(path):
+            there = sorted(file.name for file in path.parent.glob("[!.]*")) if os.path.isdir(path.parent) else []
+            wrong = "no such file" if there else f"no such file; there is nothing in {path.parent}"
+            yield Problem(key, named, wrong, "paths are relative to the recipe", nearest(path.name, there))
+
+
+def _functions(recipe: Recipe) -> Iterator[Problem]:
+    named: dict[str, str | None] = {"team.router.callable": recipe.team.router.callable}
+    if isinstance(recipe.task, DatasetTaskSection):
+        reward = recipe.task.reward
+        named |= {"task.reward": reward} if isinstance(reward, str) else {f"task.reward.{i}": r for i, r in enumerate(reward)}
+    for key, name in named.items():
+        wrong = misnamed(name, recipe.folder) if name else None
+        if wrong:
+            yield Problem(key, name, *wrong)
+
+
+def _success(recipe: Recipe) -> Iterator[Problem]:
+    """Where the recipe itself says both: who gives a range alone may look at rewards only, whatever counts as right."""
+    task = recipe.task
+    if isinstance(task, DatasetTaskSection) and {"success_at_least", "reward_range"} <= task.model_fields_set:
+        low, high = task.reward_range
+        if not low <= task.success_at_least <= high:
+            count = "no episode" if task.success_at_least > high else "every episode"
+            wrong = f"is outside task.reward_range = [{low:g}, {high:g}]: {count} would count as right"
+            yield Problem("task.success_at_least", task.success_at_least, wrong, f"set it between {low:g} and {high:g}")

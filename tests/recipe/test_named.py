@@ -1,0 +1,75 @@
+"""Files and functions that a recipe names are looked for, and never read or run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from teamtr_lora.recipe import Recipe, RecipeError, check_named
+
+TEAM = {"agents": [{"name": "solver"}]}
+
+
+def found(folder: Path, task: dict[str, Any], router: dict[str, Any] | None = None) -> list[str]:
+    recipe = Recipe.model_validate({"team": TEAM | ({"router": router} if router else {}), "task": task}).placed_in(folder)
+    try:
+        check_named(recipe, "r.yaml")
+    except RecipeError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "rows.jsonl").write_text("not even JSON")
+    (tmp_path / "mine.py").write_text("raise SystemExit('this was run')\n")
+    return tmp_path
+
+
+def test_what_is_there_is_not_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = {"name": "dataset", "path": "rows.jsonl", "test_path": str(folder / "rows.jsonl"), "reward": ["mine:f", "mine.g"]}
+    router = {"kind": "custom", "callable": "mine:r"}
+    assert found(folder, task, router) == []
+    (folder / "packages").mkdir()
+    (folder / "packages" / "trusted_mine.py").write_text("raise SystemExit('this was run')\n")
+    monkeypatch.syspath_prepend(folder / "packages")
+    task["reward"] = "trusted_mine.deeper:f"
+    assert ["TEAMTR_LORA_TRUST=trusted_mine" in line for line in found(folder, task)] == [True]
+    monkeypatch.setenv("TEAMTR_LORA_TRUST", "trusted_mine")
+    assert found(folder, task) == []
+
+
+def test_all_that_is_missing_at_once(folder: Path) -> None:
+    task = {"name": "dataset", "path": "row.jsonl", "test_path": "no/rows.csv", "reward": ["mine:f", "mime:f"]}
+    lines = found(folder, task, {"kind": "custom", "callable": "subprocess:run"})
+    assert [line.split(":")[0] for line in lines] == [
+        "task.path = 'row.jsonl'",
+        "task.test_path = 'no/rows.csv'",
+        "team.router.callable = 'subprocess",
+        "task.reward.1 = 'mime",
+    ]
+    assert lines[0].endswith("did you mean 'rows.jsonl'?") and all("\n" not in line for line in lines)
+
+
+def test_files_of_other_tasks(folder: Path) -> None:
+    task = {"name": "tau2_retail", "path": "rows.jsonl", "policy": "policy.md", "responder": {"script": "replies.jsonl"}}
+    keys = [line.split(" = ")[0] for line in found(folder, task)]
+    assert keys == ["task.policy", "task.responder.script"]
+    for odd in ("\0.jsonl", "a" * 5000 + ".jsonl", "~nobody-here/x.jsonl"):
+        assert len(found(folder, {"name": "gsm8k", "path": odd})) == 1
+    assert found(folder, {"name": "gsm8k", "hub": "a/b"}) == found(folder, {"name": "column_sum"}) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"reward_range": [0, 1], "success_at_least": 1.5}, "no episode would count"),
+        ({"reward_range": [0, 2], "success_at_least": -1}, "every episode would count"),
+        ({"reward_range": [0, 2], "success_at_least": 2}, None),
+        ({"reward_range": [-2, 0]}, None),
+        ({"success_at_least": 7}, None),
+    ],
+)
+def test_success_is_within_the_range_where_both_are_given(folder: Path, keys: dict[str, Any], words: str | None) -> None:
+    lines = found(folder, {"name": "dataset", "path": "rows.jsonl", "reward": "mine:f", **keys})
+    assert ["task.success_at_least" in line and str(words) in line for line in lines] == ([] if words is None else [True])
