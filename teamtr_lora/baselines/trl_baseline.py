@@ -150,7 +150,7 @@ class BaselineRun:
         version = self.state.adapter_version(self.agent)
         load_versions(self.playable, {self.agent: version}, self.run_dir.adapters)
         self.run_dir.metrics.truncate(self.state.metrics_bytes)
-        self.events.state.global_step = self.state.stage
+        self.events.state.global_step = self.events.state.epoch = self.state.stage
 
     def _run_trl(self) -> None:
         from datasets import Dataset

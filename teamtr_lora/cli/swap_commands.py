@@ -102,13 +102,13 @@ def _swap(args: argparse.Namespace) -> None:
 
 def _undo(place: Any, as_json: bool) -> None:
     with place.changing():
-        changed = place.undo()
+        undone = place.undo()
     if as_json:
-        print_json({agent: {"from": gone, "to": back} for agent, (gone, back) in changed.items()})
+        print_json({agent: {"from": gone, "to": back} for agent, (gone, back) in undone.changed.items()})
         return
     from teamtr_lora.report.swap import print_undo
 
-    print_undo(place.where, changed)
+    print_undo(place.where, undone)
 
 
 def _rebase(args: argparse.Namespace) -> None:

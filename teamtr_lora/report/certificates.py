@@ -40,7 +40,9 @@ def print_certificates(run: RunCertificates) -> None:
         console.print(f"after stage {r.after_stage} {what}; not certified{found}")
     for name, calibration in (("bound", run.calibration), ("by turns", run.by_turns_calibration)):
         if calibration:
-            console.print(f"{name}: {_words(calibration)}")
+            console.print(f"{name}{run.since and ', ' + run.since}: {_words(calibration)}")
+    if run.since and not run.calibration:
+        console.print(f"bound: no stage {run.since} has a measured improvement")
 
 
 def _number(value: float | None) -> str:
@@ -54,8 +56,14 @@ def _legend(run: RunCertificates, certain: str) -> str:
     )
     if all(s.improvement is None for s in run.stages):
         words += " No stage was evaluated at both of its ends, so no gain is known; train with evaluation.every_stages=1."
-    elif run.end_discount < 1:
-        words += f" gain: measured mean reward after less before, times {run.end_discount:.4g}, what a reward at the end counts."
+    elif run.gamma < 1:
+        words += " gain: measured mean discounted return, after less before"
+        words += "." if run.end_discount is None else f"; every reward counts {run.end_discount:.4g}."
+        if any(s.return_improvement is None and s.improvement is not None for s in run.stages):
+            words += (
+                " A gain is not known (-) where this run, of an older version, has only mean rewards: its episodes end at "
+                "different turns, so that they cannot be discounted; --json has the gain in mean reward (improvement)."
+            )
     return words
 
 
@@ -89,8 +97,9 @@ def _by_turns(run: RunCertificates) -> Table:
 def _words(c: Calibration) -> str:
     correlation = "-" if c.rank_correlation is None else f"{c.rank_correlation:+.2f}"
     shares = ", ".join(f"{name} {share:.0%}" for name, share in c.penalty_shares.items() if share)
+    stages = "1 stage" if c.rows == 1 else f"{c.rows} stages"
     return (
-        f"{c.rows} stages with a measured improvement; vacuous {c.vacuous_rate:.0%}, could certify {c.can_certify_rate:.0%}, "
+        f"{stages} with a measured improvement; vacuous {c.vacuous_rate:.0%}, could certify {c.can_certify_rate:.0%}, "
         f"violated {c.violation_rate:.0%} ({c.significant_violation_rate:.0%} beyond the noise of the measurement); mean slack "
         f"{c.mean_slack:.4f}; rank correlation {correlation}; penalties: {shares or 'none'}"
     )

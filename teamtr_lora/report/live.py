@@ -34,7 +34,7 @@ class LiveView(TrainerCallback):
         self._estimator = args.trust_region.estimator
         self._bar = self._progress.add_task("starting", total=max(1, state.max_steps), completed=state.global_step, note="")
         stages = args.training.stages
-        if state.global_step and state.global_step >= state.max_steps:
+        if state.epoch and state.epoch >= stages:  # updates are no measure: a stage that a swap cut short has more
             self._console.print(f"already finished ({stages} of {stages} stages); to go on, add training.stages={2 * stages}")
         if self._console.is_terminal:
             self._progress.start()

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from teamtr_lora.rollout.collector import Progress as ProgressCall
 from teamtr_lora.swap.compatibility import Check
+from teamtr_lora.swap.places import Undone
 from teamtr_lora.swap.rebase import RebaseReport
 from teamtr_lora.swap.report import Listener, SwapReport
 from teamtr_lora.swap.shock import Shock, TeamScore
@@ -91,11 +92,13 @@ def print_rebase(report: RebaseReport) -> None:
     console.print(f"{escape(report.team)} on {escape(report.old_base)} -> {escape(report.out)} on {escape(report.new_base)}")
 
 
-def print_undo(where: str, changed: dict[str, tuple[str, str]]) -> None:
+def print_undo(where: str, undone: Undone) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    for agent, (gone, back) in changed.items():
+    for agent, (gone, back) in undone.changed.items():
         console.print(f"{escape(where)}: {escape(agent)} {gone} -> {back}")
-    if not changed:
+    if undone.trained:
+        console.print(f"what {escape(', '.join(undone.trained))} learned after the swap is undone with it")
+    if not undone.changed:
         console.print(f"{escape(where)}: the team is the one before the swap already")
 
 

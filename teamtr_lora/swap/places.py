@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from teamtr_lora.registry.store import Registry
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.swap.incoming import Incoming
 from teamtr_lora.training.checkpoint import RunState
-from teamtr_lora.training.metrics import SwapRow
+from teamtr_lora.training.metrics import MetricsRow, StageRow, SwapRow, read_rows
 from teamtr_lora.training.run_dir import BASELINE, RunDir
 
 WORK = ".swap"  # unfinished work of a run directory
@@ -49,6 +49,12 @@ class Replacement:
     how: str  # stage0 or direct
     source: str
     measured: dict[str, Any] = field(default_factory=dict)  # the remaining fields of a SwapRow
+
+
+@dataclass(frozen=True)
+class Undone:
+    changed: dict[str, tuple[str, str]]  # by agent, the version that went and the one that is back
+    trained: list[str] = field(default_factory=list)  # the agents that were updated after the swap; that is undone with it
 
 
 class Place(Protocol):
@@ -77,8 +83,8 @@ class Place(Protocol):
         """The team's versions afterwards. Killed before it returns, the old team or the new one is there, whole."""
         ...
 
-    def undo(self) -> dict[str, tuple[str, str]]:
-        """The team before the last replacement; by agent, the version that went and the one that is back."""
+    def undo(self) -> Undone:
+        """Puts the team from before the last replacement back."""
         ...
 
 
@@ -148,24 +154,28 @@ class RunPlace:
         self._save(held, after, record, replacement.measured)
         return _names(after)
 
-    def undo(self) -> dict[str, tuple[str, str]]:
+    def undo(self) -> Undone:
         held = self.read()
-        if self._completed is not None and self._completed["how"] == "undo":
-            return _changed(_versions(self._completed["before"]), held.versions)
         done = self.run.checkpoints.state().swaps if self.run.checkpoints.exists() else []
+        completed = self._completed if self._completed is not None and self._completed["how"] == "undo" else None
+        if completed:
+            done = done[:-1]
         standing: list[dict[str, Any]] = []
         for record in done:
             standing = standing[:-1] if record["how"] == "undo" else [*standing, record]
         if not standing:
             raise UserError(f"{self.where}: there is no swap to undo")
         last = standing[-1]
-        after = _versions(last["before"])
+        gone, after = _versions(completed["before"]) if completed else held.versions, _versions(last["before"])
+        undone = Undone(_changed(gone, after), list(_changed(_versions(last["after"]), gone)))
+        if completed:
+            return undone
         record = {
             "how": "undo", "source": f"before the swap of {last['agent']}", "agent": last["agent"], "lora_before": last["lora"],
             "lora": last["lora_before"], "before": _plain(held.versions), "after": _plain(after),
         }  # fmt: skip
         self._save(held, after, record, {})
-        return _changed(held.versions, after)
+        return undone
 
     def _version(self, replacement: Replacement, old: AdapterVersion) -> AdapterVersion:
         return AdapterVersion(replacement.agent, old.number + 1, content_hash(replacement.tensors, replacement.config))
@@ -192,8 +202,12 @@ class RunPlace:
         row = _row(state, record, held.versions, after, measured)
         state.sampled_tokens += row.sampled_tokens
         state.seconds += row.seconds
-        if row.evaluation:
-            state.accuracy_after, state.episodes_evaluated = row.evaluation["avg_at_k"], row.evaluation["episodes"]
+        known = row.evaluation
+        if record["how"] == "undo":  # what was measured last is not the team that is back
+            known = _evaluation_of(row.versions, read_rows(run.path / "metrics.jsonl")) if state.started else None
+            state.accuracy_after, state.episodes_evaluated = None, 0
+        if known:
+            state.accuracy_after, state.episodes_evaluated = known["avg_at_k"], known["episodes"]
         if state.started:
             run.metrics.append(row)
         state.metrics_bytes = run.metrics.size
@@ -286,9 +300,9 @@ class RegistryPlace:
         )
         return agents
 
-    def undo(self) -> dict[str, tuple[str, str]]:
+    def undo(self) -> Undone:
         team = self.registry.undo(self.team)
-        return {step.agent: (step.old or "-", step.new) for step in team.lineage}
+        return Undone({step.agent: (step.old or "-", step.new) for step in team.lineage})
 
 
 def _from_outside(source: str) -> bool:
@@ -319,6 +333,15 @@ def _row(
         time=time.time(),
         **(fields | measured),
     )
+
+
+def _evaluation_of(versions: dict[str, str], rows: Sequence[MetricsRow]) -> dict[str, Any] | None:
+    """The last one of the team of these versions; one that a swap made of it, on items of its own, where there is no other."""
+    stages = [row.evaluation for row in rows if isinstance(row, StageRow) and row.evaluation and row.versions == versions]
+    swaps = [row for row in rows if isinstance(row, SwapRow)]
+    left = [row.evaluation for row in swaps if row.evaluation and row.versions == versions]
+    met = [row.evaluation_before for row in swaps if row.evaluation_before and row.versions | {row.agent: row.old} == versions]
+    return next(reversed([*met, *left, *stages]), None)
 
 
 def _metrics(measured: dict[str, Any]) -> dict[str, float]:

@@ -166,9 +166,15 @@ class _Rebase:
         if any(c.verdict == "fail" for c in checks):
             self.listener.checks(checks)
             stop_on_failure(checks)
+        bases = [base_identity(old), base_identity(new)]
+        if _hashes(bases[0]) == _hashes(bases[1]):
+            raise UserError(
+                f"--to {self.options.base}: {self.where} is on this base already (the same weights and tokenizer); give another "
+                "one, or replace single adapters with swap"
+            )
         self.new_recipe, self.checks = self._on_new_base(loras), checks
         # With other weights or code under the same names it is another rebase.
-        self.contents = {"bases": [base_identity(old), base_identity(new)], "code": code_hashes(self.recipe)}
+        self.contents = {"bases": bases, "code": code_hashes(self.recipe)}
 
     def _early_strings(self) -> list[str]:
         protocol = self.recipe.team.protocol
@@ -342,6 +348,11 @@ class _Rebase:
         checks = [Check(**c) for c in report["checks"]]
         self.listener.checks(checks)
         return RebaseReport(**{**report, **scores, **shocks, "alignments": alignments, "checks": checks})
+
+
+def _hashes(identity: dict[str, str]) -> dict[str, str]:
+    """A base is what it holds, not what its folder is called."""
+    return {key: value for key, value in identity.items() if key != "name"}
 
 
 def _heads(old: BaseFacts, new: BaseFacts) -> Check:

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.evaluation.evaluate import Evaluation, plan_in_training, summarise
+from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
+from teamtr_lora.evaluation.returns import with_return
 from teamtr_lora.evaluation.statistics import standard_error
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.collector import Progress, play
@@ -88,12 +89,14 @@ def score_team(
         versions[agent] = version.name
         sampler = _StandIn(sampler, agent, adapter)
     episodes = play(playable.team, task, sampler, plan, versions, progress)
-    return _scored(episodes, summarise(episodes, task, split="test", k=plan.episodes_per_item, temperature=plan.temperature))
+    evaluation = summarise(episodes, task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
+    discount = recipe.training.discount_for(playable.team.router.max_messages)
+    return _scored(episodes, with_return(evaluation, episodes, discount))
 
 
-def _scored(episodes: list[Episode], evaluation: Evaluation) -> TeamScore:
+def _scored(episodes: list[Episode], evaluation: dict[str, Any]) -> TeamScore:
     by_item: dict[int, list[bool]] = {}
     for episode in episodes:
         by_item.setdefault(episode.group, []).append(episode.success)
     rates = [sum(successes) / len(successes) for successes in by_item.values()]
-    return TeamScore(evaluation.avg_at_k, evaluation.standard_error, rates, evaluation.as_dict())
+    return TeamScore(evaluation["avg_at_k"], evaluation["standard_error"], rates, evaluation)

@@ -44,7 +44,7 @@ class StageCertificate:
     zeta: dict[str, float]  # mean proxies of the stage's updates, in units of the normalised advantage
     improvement: float | None  # measured mean reward after minus before, held-out items: what `by_turns` is about
     improvement_standard_error: float | None
-    return_improvement: float | None  # the same as `certificate` counts it, discounted: see RunCertificates.end_discount
+    return_improvement: float | None  # of the discounted return, which `certificate` is about; None: not evaluated, or not known
     return_improvement_standard_error: float | None
     achievable: Certificate | None = None  # thm:info-lower-stage; None where a probe measured no local gains in this stage
 
@@ -86,15 +86,24 @@ class RunCertificates:
     gamma: float
     confidence: float
     advantage_bound: float  # A_max
-    end_discount: float  # gamma^(H - 1): what a reward that comes with the last of H messages counts in the discounted return
+    end_discount: float | None  # what every reward counts in the discounted return; None: they come at various turns
     return_range: float  # largest less smallest return: a bound below minus that is vacuous
     stages: list[StageCertificate]
     calibration: Calibration | None  # of `certificate`; None where no stage has both ends evaluated
     by_turns_calibration: Calibration | None  # both are of the stages since the last replacement
     replacements: list[Replacement]
 
+    @property
+    def since(self) -> str:
+        """Which stages the calibrations are of, where not of all."""
+        if not self.replacements:
+            return ""
+        last = self.replacements[-1]
+        return f"since the {'undo' if last.how == 'undo' else 'swap'} after stage {last.after_stage}"
+
     def as_dict(self) -> dict[str, Any]:
-        return _plain(asdict(self) | {"stages": [stage.as_dict() for stage in self.stages]})
+        stages = [stage.as_dict() for stage in self.stages]
+        return _plain(asdict(self) | {"stages": stages, "calibrated": self.since or "all stages"})
 
 
 def read_run(folder: Path) -> tuple[Recipe, list[MetricsRow]]:
@@ -117,18 +126,18 @@ def certify_run(folder: Path) -> RunCertificates:
         made = f"none of {len(updates)} updates has been accepted" if updates else "no update has been made yet"
         raise UserError(f"{folder}: {made}, so there is nothing to certify")
     gamma = terms[0].gamma
-    messages = most_messages(recipe.team)
-    end_discount = gamma ** (messages - 1)
+    end_discount = _end_discount(rows, recipe, gamma)
     low, high = recipe.task.reward_range
     _check_range(folder, updates, low, high)
     raw = whole = Setting(high - low, 1.0, high - low)
     if gamma < 1:
-        full = _all_played_to_the_end(updates, messages)
-        whole = Setting(high - low, gamma, end_discount * (high - low)) if full else episode_setting(1, low, high, gamma)
+        longest = gamma ** (most_messages(recipe.team) - 1)
+        full = end_discount == longest  # else other teams' rewards may come earlier, and count more
+        whole = Setting(high - low, gamma, longest * (high - low)) if full else episode_setting(1, low, high, gamma)
     confidence = Confidence(failure=1 - recipe.trust_region.confidence, method="normal")
     swaps = [row for row in rows if isinstance(row, SwapRow)]
     stages = [
-        _stage(end.stage, own, recipe, (whole, raw), confidence, _improvement(before, end.evaluation), end_discount)
+        _stage(end.stage, own, recipe, (whole, raw), confidence, (before, end.evaluation), end_discount)
         for before, own, end in _complete_stages(rows)
     ]
     if not stages:
@@ -157,16 +166,26 @@ def _check_range(folder: Path, updates: Sequence[UpdateRow], low: float, high: f
             )
 
 
-def _all_played_to_the_end(updates: Sequence[UpdateRow], messages: int) -> bool:
-    """Whether every episode had all the messages that the router can give it, as far as the counts of the rows tell. Only then
-    is every reward discounted alike, and the range of returns smaller than that of rewards."""
-    spoken: list[float] = []
+def _end_discount(rows: Sequence[MetricsRow], recipe: Recipe, gamma: float) -> float | None:
+    """gamma^(T - 1), where every episode had T messages and its whole reward with the last, as far as the rows tell: the counts
+    of messages are the same in all of them, and discounted returns are that much of plain ones in L and in evaluations."""
+    updates = [row for row in rows if isinstance(row, UpdateRow)]
+    if gamma == 1:
+        return 1.0
+    if recipe.rollout.truncated_messages == "mask" and any(row.truncated_messages for row in updates):
+        return None  # those are not among the counts
+    spoken = 0.0
     for agent in {row.agent for row in updates}:
-        per_episode = {row.messages / row.episodes for row in updates if row.agent == agent and row.messages}
+        per_episode = {row.messages / max(1, row.episodes) for row in updates if row.agent == agent}
         if len(per_episode) > 1 or any(count % 1 for count in per_episode):
-            return False
-        spoken += per_episode
-    return sum(spoken) == messages
+            return None
+        spoken += per_episode.pop()
+    found = gamma ** (max(1.0, spoken) - 1)  # where nobody speaks the reward comes at once
+    pairs = [(row.certificate.surrogate, row.certificate.surrogate_undiscounted) for row in updates if row.certificate]
+    evaluations = [row.evaluation for row in rows if not isinstance(row, UpdateRow) and row.evaluation]
+    pairs += [(e["mean_return"], e["mean_reward"]) for e in evaluations if "mean_return" in e]
+    alike = all(math.isclose(discounted, found * plain, rel_tol=1e-6, abs_tol=1e-9) for discounted, plain in pairs)
+    return found if alike else None
 
 
 def _complete_stages(rows: list[MetricsRow]) -> Iterator[tuple[dict[str, Any] | None, list[UpdateRow], StageRow]]:
@@ -194,10 +213,10 @@ def _stage(
     recipe: Recipe,
     settings: tuple[Setting, Setting],
     confidence: Confidence,
-    measured: tuple[float | None, float | None],
-    end_discount: float,
+    evaluations: tuple[dict[str, Any] | None, dict[str, Any] | None],
+    end_discount: float | None,
 ) -> StageCertificate:
-    """`settings` are of the discounted and of the undiscounted return."""
+    """`settings` are of the discounted and of the undiscounted return, `evaluations` before and after."""
     setting, undiscounted = settings
     rollout = list(accumulate(int(row.fresh_episodes > 0) for row in rows))
     fresh = len(set(rollout)) == len(rows)
@@ -205,7 +224,6 @@ def _stage(
     accepted = [row.certificate for row in rows if row.certificate]
     zeta = {n: math.fsum(getattr(t, f"zeta_{n}") for t in accepted) / max(1, len(accepted)) for n in ("clip", "ratio", "norm")}
     turns = [_terms(row.certificate, discounted=False) for row in rows]
-    improvement, error = measured
     return StageCertificate(
         stage,
         "thm:stage" if fresh else "cached episodes",
@@ -215,10 +233,8 @@ def _stage(
         None if fresh else certify_stale_stage(terms, setting, None, rollout),
         certify_by_turns(turns, undiscounted, confidence) if fresh else None,
         zeta,
-        improvement,
-        error,
-        None if improvement is None else end_discount * improvement,
-        None if error is None else end_discount * error,
+        *_improvement(*evaluations),
+        *_return_improvement(*evaluations, end_discount),
         _achievable(rows, recipe, setting, confidence),
     )
 
@@ -272,13 +288,27 @@ def _terms(logged: CertificateTerms | None, *, discounted: bool) -> UpdateTerms:
     )
 
 
-def _improvement(before: dict[str, Any] | None, after: dict[str, Any] | None) -> tuple[float | None, float | None]:
+Found = tuple[float | None, float | None]  # a difference and its standard error, where they are known
+
+
+def _improvement(before: dict[str, Any] | None, after: dict[str, Any] | None, what: str = "mean_reward") -> Found:
     """The standard error takes the two evaluations as independent; on common seeds it is smaller."""
     if before is None or after is None:
         return None, None
-    errors = [evaluation["mean_reward_standard_error"] for evaluation in (before, after)]
+    errors = [evaluation[f"{what}_standard_error"] for evaluation in (before, after)]
     known = all(error is not None for error in errors)
-    return after["mean_reward"] - before["mean_reward"], math.hypot(*errors) if known else None
+    return after[what] - before[what], math.hypot(*errors) if known else None
+
+
+def _return_improvement(before: dict[str, Any] | None, after: dict[str, Any] | None, end_discount: float | None) -> Found:
+    """Of the discounted return, which L and the bound are about. Evaluations of older runs have only mean rewards: those can be
+    discounted where every reward counts the same, and say nothing in these units where not."""
+    if all(evaluation is not None and "mean_return" in evaluation for evaluation in (before, after)):
+        return _improvement(before, after, "mean_return")
+    gain, error = _improvement(before, after)
+    if gain is None or end_discount is None:
+        return None, None
+    return end_discount * gain, None if error is None else end_discount * error
 
 
 def _calibration(stages: Sequence[tuple[Certificate | None, float | None, float | None]]) -> Calibration | None:

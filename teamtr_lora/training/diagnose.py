@@ -13,9 +13,10 @@ import numpy as np
 
 from teamtr_lora.algorithm.occupancy import Subsample, order_sensitivity, reliability, stability
 from teamtr_lora.errors import UserError
+from teamtr_lora.recipe.task_sections import OWN_REWARDS
 from teamtr_lora.training.certify import StageCertificate, certify_run, read_run
 from teamtr_lora.training.gate import ESTIMATORS
-from teamtr_lora.training.metrics import StageRow, UpdateRow
+from teamtr_lora.training.metrics import MetricsRow, StageRow, SwapRow, UpdateRow
 from teamtr_lora.training.run_dir import BASELINE
 
 HALF_NORMAL = math.sqrt(2 / math.pi)  # E|x| of x ~ N(0, 1)
@@ -81,7 +82,7 @@ def diagnose_run(folder: Path) -> RunDiagnosis:
             "advantage_overflow": _mean([row.advantage_overflow for row in updates]),
         },
         stability=known("stability", evaluated, lambda: _stability(stages)),
-        coordination=known("coordination", "the task does not judge single messages", lambda: _coordination(stages)),
+        coordination=known("coordination", _not_judged(rows), lambda: _coordination(_evaluated(rows), recipe.task.name)),
         token_shift=known("token_shift", f"{PROBE} and diagnostics.token_shift_ranks", lambda: _token_shift(updates)),
         order=known("order", "needs accepted updates at two places of the order", lambda: _order(updates)),
         local_gain=known("local_gain", f"{PROBE} and diagnostics.fisher_messages", lambda: _local_gain(updates)),
@@ -261,9 +262,20 @@ def _stability(stages: list[StageRow]) -> dict[str, float]:
     return {"deviation": found.deviation, "floor": found.floor, "excess": found.excess, "evaluations": len(evaluations)}
 
 
-def _coordination(stages: list[StageRow]) -> dict[str, Any]:
-    last = next((row for row in reversed(stages) if row.evaluation), None)
-    if last is None or last.evaluation is None or not last.evaluation["coordination"]:
+def _evaluated(rows: Sequence[MetricsRow]) -> list[StageRow | SwapRow]:
+    """What was evaluated; where a swap or an undo came last, of the team it left: another one is gone."""
+    teams = [row for row in rows if not isinstance(row, UpdateRow)]
+    swapped = bool(teams) and isinstance(teams[-1], SwapRow)
+    return [row for row in teams if row.evaluation and (not swapped or row.versions == teams[-1].versions)]
+
+
+def _not_judged(rows: Sequence[MetricsRow]) -> str:
+    return "the task does not judge single messages" if _evaluated(rows) else "this team was not evaluated"
+
+
+def _coordination(evaluated: list[StageRow | SwapRow], task: str) -> dict[str, Any]:
+    last = evaluated[-1] if evaluated else None
+    if last is None or last.evaluation is None or not last.evaluation["coordination"] or task in OWN_REWARDS:
         return {}
     keys = ("coordination", "coordination_given_success")
     return {"stage": last.stage, "accuracy": last.evaluation["avg_at_k"], **{key: last.evaluation[key] for key in keys}}

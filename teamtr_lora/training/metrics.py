@@ -126,7 +126,10 @@ class StageRow(_Row):
     stage: int = Field(description="0 is the team before training")
     order: list[str] = Field(description="agents in the order they were updated")
     versions: dict[str, str] = Field(description="each agent's version after the stage")
-    evaluation: dict[str, Any] | None = Field(description="Evaluation.as_dict(); null where evaluation.every_stages skips it")
+    evaluation: dict[str, Any] | None = Field(
+        description="Evaluation.as_dict(), and mean_return with its standard error: the rewards discounted by certificate.gamma, "
+        "each from the turn that earned it; null where evaluation.every_stages skips it"
+    )
     floors: dict[str, float] | None = Field(
         description="stage 0: KL floors of the training and gate passes, in the recipe's reduction"
     )
@@ -162,7 +165,7 @@ class SwapRow(_Row):
     kl_before: KLReading | None = Field(description="KL(old || new) on held-out probe contexts before alignment")
     kl_after: KLReading | None = Field(description="the same after alignment; both null without one")
     steps: int = Field(description="of the alignment's optimiser")
-    evaluation: dict[str, Any] | None = Field(description="of the team afterwards: Evaluation.as_dict(); null after an undo")
+    evaluation: dict[str, Any] | None = Field(description="of the team afterwards, as a stage's; null after an undo")
     evaluation_before: dict[str, Any] | None = Field(description="of the team before, on the same items; null after an undo")
     sampled_tokens: int = Field(description="of the probe and of all evaluations of the swap")
     trained_tokens: int = Field(description="of the alignment, over all its steps, tokens of contexts included; 0 without one")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from teamtr_lora.algorithm.surrogate import sum_by_message, surrogate_terms
 from teamtr_lora.algorithm.trust_region import REGION_POLICIES, adapt_beta
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.training.scoring import CurrentPolicy, MessageBatch, Scorer
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 @dataclass

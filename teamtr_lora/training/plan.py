@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import accelerate.optimizer  # noqa: F401  (what a run imports, so that this process is as large as a run's own libraries make it)
+import peft  # noqa: F401  (likewise)
 import torch
 
 from teamtr_lora.base.load import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype

@@ -13,8 +13,8 @@ from teamtr_lora.algorithm.occupancy import weight_degeneracy
 from teamtr_lora.algorithm.radii import KEPT_SHARE
 from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.versions import AdapterVersion, read_version, write_version
-from teamtr_lora.evaluation import Evaluation
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
+from teamtr_lora.evaluation.returns import with_return
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, versions_in_place
@@ -86,7 +86,7 @@ class TrainingRun:
         if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
             self.updater.scaler.load_state_dict(self.state.loss_scaler)
         self.run_dir.metrics.truncate(self.state.metrics_bytes)
-        self.events.state.global_step = self.state.counts["updates"]
+        self.events.state.global_step, self.events.state.epoch = self.state.counts["updates"], self.state.stage
 
     def begin(self) -> None:
         self.events.fire("on_train_begin", run_dir=str(self.run_dir.path))
@@ -108,7 +108,7 @@ class TrainingRun:
             )
         smallest = region.delta * (KEPT_SHARE if region.radii == "gain_weighted" else 1.0)
         check_floors(floors, smallest, tf32=region.gate_precision == "tf32")
-        self.state.accuracy_before = self.state.accuracy_after = evaluation.avg_at_k
+        self.state.accuracy_before = self.state.accuracy_after = evaluation["avg_at_k"]
         self.state.started = True
         self._log_stage(0, [], evaluation, floors)
         self.checkpoint()
@@ -220,7 +220,7 @@ class TrainingRun:
         every, last = self.config.evaluation.every_stages, stage >= self.config.training.stages
         evaluation = self._evaluate()[0] if last or (every and stage % every == 0) else None
         if evaluation:
-            self.state.accuracy_after = evaluation.avg_at_k
+            self.state.accuracy_after = evaluation["avg_at_k"]
         self.updater.share_radii()
         self.state.stage, self.state.update = stage, 0
         self.state.cursor += self.config.rollout.items_per_stage
@@ -258,23 +258,26 @@ class TrainingRun:
         bank = self.playable.bank
         write_version(self.run_dir.adapters, bank.version(agent), bank.tensors(agent), bank.config(agent))
 
-    def _evaluate(self) -> tuple[Evaluation, list[Episode]]:
+    def _evaluate(self) -> tuple[dict[str, Any], list[Episode]]:
         plan = plan_in_training(self.task, self.config)
         episodes = self.playable.play(self.task, plan, lambda d, n, t: self.events.progress("evaluation", d, n, t))
         evaluation = summarise(episodes, self.task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
         self.state.episodes_evaluated = evaluation.episodes
         self.state.sampled_tokens += evaluation.sampled_tokens
-        self.events.fire("on_evaluate", metrics=evaluation.as_dict())
-        return evaluation, episodes
+        record = with_return(evaluation, episodes, self.updater.discount)
+        self.events.fire("on_evaluate", metrics=record)
+        return record, episodes
 
-    def _log_stage(self, stage: int, order: list[str], evaluation: Evaluation | None, floors: dict[str, float] | None) -> None:
+    def _log_stage(
+        self, stage: int, order: list[str], evaluation: dict[str, Any] | None, floors: dict[str, float] | None
+    ) -> None:
         state = self.state
         counts: dict[str, Any] = dict(state.counts)
         row = StageRow(
             stage=stage,
             order=order,
             versions=self.playable.versions(),
-            evaluation=evaluation.as_dict() if evaluation else None,
+            evaluation=evaluation,
             floors=floors,
             items_seen=state.cursor,
             **counts,

@@ -122,6 +122,14 @@ class RunDir:
         now = {agent: state.loras.get(agent, loras[0]) for agent, loras in had.items()}
         return recipe.with_loras({a.name: now[a.name] for a in recipe.team.agents if a.lora.model_dump() in had.get(a.name, [])})
 
+    def with_stages_done(self, recipe: Recipe) -> Recipe:
+        """The recipe with no fewer stages than are complete: a run does not become shorter."""
+        done = self.checkpoints.state().stage if self.checkpoints.exists() else 0
+        if recipe.training.stages >= done:
+            return recipe
+        training = recipe.training.model_copy(update={"stages": done})
+        return recipe.model_copy(update={"training": training}).placed_in(recipe.folder)
+
     def _check_same(self, recipe: Recipe) -> None:
         saved = self.with_swaps(load_recipe(self.path / "recipe.yaml"))
         difference = first_difference(saved, self.with_swaps(recipe), ignore=MAY_CHANGE)

@@ -173,7 +173,7 @@ class TeamTRTrainer:
             recipe = self.recipe
             self.playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
             if self._start_from is not None:
-                stored = find_team(self._start_from)
+                stored = find_team(self._start_from, scored=False)
                 load_versions(self.playable, stored.versions, stored.adapters)
         self.playable.renew_sampler(self.recipe.rollout)
         return self.playable
@@ -192,7 +192,7 @@ class TeamTRTrainer:
         else:
             run_dir = RunDir(latest_run_dir(name) if resume else default_run_dir(name))
         run_dir.check(recipe, resume=resume)
-        recipe = self.recipe = run_dir.with_swaps(recipe)
+        recipe = self.recipe = run_dir.with_stages_done(run_dir.with_swaps(recipe))
         playable = self.open()
         lock = run_dir.claim(recipe, {**code_hashes(recipe), **data_hashes(recipe)})
         try:
@@ -248,7 +248,7 @@ class TeamTRTrainer:
 def _team_parts(team: TeamSpec | dict[str, Any] | str | Path) -> tuple[dict[str, Any], dict[str, Any], Path | None]:
     """base section, team section, and the run or stored team whose adapters the team starts from."""
     if isinstance(team, (str, Path)):
-        recipe = find_team(Path(team)).recipe
+        recipe = find_team(Path(team), scored=False).recipe
         base = recipe.base.model_dump() | {"source": beside(recipe.base.source, recipe.folder)}
         return base, recipe.team.model_dump(), Path(team)
     if not isinstance(team, (TeamSpec, dict)):

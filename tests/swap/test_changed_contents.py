@@ -118,6 +118,7 @@ def test_an_interrupted_rebase_starts_anew_on_other_weights(
         raise SystemExit("killed")
 
     monkeypatch.setattr(_Rebase, "_leave_old_base", killed)
+    saved_again(other / "model.safetensors")  # the team's own base would be refused
     interrupted()
     work.put("direct", {"accuracy": 0.5})
     assert interrupted() == {"accuracy": 0.5}

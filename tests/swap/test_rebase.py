@@ -252,3 +252,12 @@ def test_between_two_nano_bases_of_different_width(
     assert moved.base.source == str(tmp_path / "nano64") and {a.lora.rank for a in moved.team.agents} == {16}
     tensors, config = read_adapter_folder(tmp_path / "run-nano64" / "adapters" / "solver" / versions["solver"].name)
     assert {t.shape[1] for n, t in tensors.items() if "q_proj.lora_A" in n} == {64}
+
+
+def test_a_team_is_not_moved_to_the_base_it_is_on(trained: Path, tiny_base: Path, tmp_path: Path, capsys: Any) -> None:
+    copy = Path(shutil.copytree(tiny_base, tmp_path / "by-another-name"))
+    for base in (tiny_base, copy):
+        assert main(["rebase", str(trained), "--to", str(base), "--out", str(tmp_path / "out"), *RADIUS]) == 2
+        error = capsys.readouterr().err.strip()
+        assert f"--to {base}: {trained} is on this base already" in error and len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
