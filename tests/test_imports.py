@@ -96,6 +96,19 @@ def test_validating_a_recipe_needs_no_torch(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_commands_that_only_read_files_start_without_the_training_libraries(tmp_path: Path) -> None:
+    """They take seconds to import."""
+    code = (
+        "import sys; from teamtr_lora.cli import main\n"
+        "codes = [main(line.split()) for line in sys.argv[1:]]\n"
+        "found = {'peft', 'transformers', 'accelerate', 'datasets'} & set(sys.modules)\n"
+        "assert not found and codes == [0, 2, 2, 2, 2], (found, codes)"
+    )
+    lines = ["adapters list", "adapters show nobody", "diagnose nowhere", "certify nowhere", "ask nowhere hello"]
+    result = subprocess.run([sys.executable, "-c", code, *lines], capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
 def test_public_names_are_there() -> None:
     import teamtr_lora
 

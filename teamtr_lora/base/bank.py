@@ -6,14 +6,16 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
 from teamtr_lora.base.versions import AdapterVersion, content_hash
 from teamtr_lora.errors import UserError
+
+if TYPE_CHECKING:  # peft takes seconds to import, and commands that only read files come by here
+    from peft import LoraConfig, PeftModel
 
 Snapshot = dict[str, Tensor]
 
@@ -40,6 +42,8 @@ class AdapterBank:
     """
 
     def __init__(self, model: nn.Module, specs: Mapping[str, LoraSpec], *, base_name: str, seed: int) -> None:
+        from peft import get_peft_model
+
         self.base_name = base_name
         self._configs = {agent: lora_config(spec) for agent, spec in specs.items()}
         for agent, config in self._configs.items():
@@ -185,6 +189,8 @@ def exported_config(config: LoraConfig, base_name: str) -> dict[str, Any]:
 
 
 def lora_config(spec: LoraSpec) -> LoraConfig:
+    from peft import LoraConfig
+
     return LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,  # type: ignore[arg-type]

@@ -10,19 +10,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
-from transformers.configuration_utils import PretrainedConfig
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from teamtr_lora.base.precision import HALF_DTYPES, decoder_layers, keep_activations_unquantised
 from teamtr_lora.base.source import Progress, StoredWeights, cache_root, check_folder, one_line, quiet_transformers, resolve
 from teamtr_lora.errors import UserError
 from teamtr_lora.files import write_atomic
+
+if TYPE_CHECKING:  # transformers takes seconds to import, and commands that only read files come by here
+    from transformers import BitsAndBytesConfig
+    from transformers.configuration_utils import PretrainedConfig
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 QUANTIZATIONS = ("none", "4bit", "8bit")
@@ -148,6 +150,8 @@ def quantization_config(quantization: str, dtype: torch.dtype) -> BitsAndBytesCo
     if quantization == "none":
         return None
     _need_bitsandbytes(quantization)
+    from transformers import BitsAndBytesConfig
+
     if quantization == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
@@ -159,6 +163,8 @@ def load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a base folder; it must have a chat template, by which the team's messages are laid out."""
     if not any((folder / name).is_file() for name in _VOCABULARY_FILES) and not any(folder.glob("*.tiktoken")):
         raise UserError(f"base.source: '{source}' has no tokenizer; put tokenizer.json and tokenizer_config.json in '{folder}'")
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -176,6 +182,8 @@ def base_facts(folder: Path, stored: StoredWeights | None = None) -> BaseFacts:
 
     `stored`: what the headers say, where the folder holds a description without weights (`source.describe`).
     """
+    from transformers import AutoModelForCausalLM
+
     source = str(folder)
     config = _read_config(folder, source, weights=stored is None)
     text = _text(config)
@@ -221,6 +229,8 @@ def base_identity(folder: Path, name: str | None = None) -> dict[str, str]:
 
 
 def _load_model(folder: Path, source: str, dtype: torch.dtype, place: torch.device, quantization: str, wanted: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
     # Straight to the device where accelerate has to place it anyway, so that a GPU base needs no second copy in RAM.
     placed = quantization != "none" or place.type != "cpu"
     extra: dict[str, Any] = {"device_map": {"": str(place)}} if placed else {}
@@ -252,6 +262,8 @@ def _loading(source: str) -> Iterator[None]:
 
 
 def _read_config(folder: Path, source: str, *, weights: bool = True) -> PretrainedConfig:
+    from transformers import AutoConfig
+
     if weights:
         check_folder(folder, source)
     with _loading(source):

@@ -5,6 +5,7 @@ Modules:
     inference   who answers: the team, or an inference-time baseline
     baselines   those baselines by name, and their settings
     outcome     what the statistics need of one answer
+    returns     the discounted return, which certificates are about
     statistics  avg@k, pass@k, majorities, errors, intervals, paired tests
     result      what `eval` reports
     compare     two evaluations on the same items

@@ -18,7 +18,6 @@ from teamtr_lora.evaluation.inference import (
     Tree,
     TreeOfThoughts,
     answers_once,
-    has_answers,
 )
 from teamtr_lora.recipe import AgentSection, Recipe, RouterSection, TeamSection
 from teamtr_lora.rollout.playable import load_versions, open_team
@@ -61,7 +60,7 @@ def resolve_baseline(options: BaselineOptions, recipe: Recipe, task: Task) -> di
         tree.check()
         return {**settings, "breadth": tree.breadth, "depth": tree.depth, "beam": tree.beam, "tokens": tree.budget}
     if options.kind == "self_consistency":
-        if not has_answers(task):
+        if not task.reads_answers:
             raise UserError(f"--baseline self_consistency: {task.name} has no single answer that could be voted on")
         votes = options.votes or max(FEWEST_VOTES, spoken // messages)
         whole = votes * messages * recipe.rollout.max_message_tokens  # every voter may speak as long as an agent of the team

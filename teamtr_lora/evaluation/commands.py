@@ -53,18 +53,20 @@ class EvalOptions:
     reuse: bool = False  # whether a finished evaluation is read instead of played again
 
 
-def read_source(source: str | Path) -> StoredTeam:
+def read_source(source: str | Path, *, scored: bool = True) -> StoredTeam:
     """A run or team and its versions, or a recipe file, whose team has fresh adapters."""
     source = Path(source)
     if is_recipe_file(source):
         return StoredTeam(load_recipe(source), {}, source.parent, Path("evaluations") / source.stem)
-    return find_team(source)
+    return find_team(source, scored=scored)
 
 
 @contextmanager
-def open_stored(source: str | Path, engine: Engine | None = None) -> Iterator[tuple[Recipe, PlayableTeam]]:
-    """A stored team, ready to play on the engine of its recipe or on another one."""
-    stored = read_source(source)
+def open_stored(
+    source: str | Path, engine: Engine | None = None, *, scored: bool = True
+) -> Iterator[tuple[Recipe, PlayableTeam]]:
+    """A stored team, ready to play on the engine of its recipe or on another one; `scored`: its own task, with the rewards."""
+    stored = read_source(source, scored=scored)
     recipe = stored.recipe
     rollout = recipe.rollout if engine is None else recipe.rollout.model_copy(update={"engine": engine})
     playable = open_team(recipe.base, recipe.team, rollout, seed=recipe.seed, folder=recipe.folder)
@@ -195,10 +197,11 @@ def _open_policy(source: Path, task: Task, options: EvalOptions, settings: dict[
 
 
 def ask_team(folder: str | Path, question: str, *, temperature: float | None = None, seed: int = 0) -> Episode:
-    """One unscored episode on the user's own question."""
+    """One unscored episode on the user's own question; the task's items and rewards need not be here."""
     if not question.strip():
         raise UserError("the question is empty")
-    with open_stored(folder, "transformers") as (recipe, playable):  # one question does not pay for starting an engine
+    # one question does not pay for starting an engine
+    with open_stored(folder, "transformers", scored=False) as (recipe, playable):
         rollout = recipe.rollout
         plan = PlayPlan(
             [Item("question", question)],

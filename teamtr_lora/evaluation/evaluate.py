@@ -27,8 +27,8 @@ class Measure:
 @dataclass(frozen=True)
 class Evaluation:
     """`avg_at_k` is what is called accuracy elsewhere: the share of episodes that are right; `standard_error` is its own.
-    `coordination`: all agents' own answers are right together; `..._given_success`: among episodes the team got right. Both, and
-    `agents`, are None / empty where the task cannot judge single messages."""
+    `agents`: how often each one's own answer is right; `coordination`: all of them are right together; `..._given_success`: among
+    episodes the team got right. All are None where the task cannot judge single messages."""
 
     split: str
     items: int
@@ -41,7 +41,7 @@ class Evaluation:
     pass_at_k_standard_error: float | None
     mean_reward: float
     mean_reward_standard_error: float | None
-    agents: dict[str, Measure]
+    agents: dict[str, Measure | None]
     coordination: Measure | None
     coordination_given_success: Measure | None
     sampled_tokens: int
@@ -123,7 +123,7 @@ def summarise_outcomes(outcomes: Sequence[Outcome], *, split: str, k: int, tempe
         pass_at_k_standard_error=standard_error(passes),
         mean_reward=sum(rewards) / len(rewards),
         mean_reward_standard_error=standard_error(rewards),
-        agents={agent: measure for agent, values in agents.items() if (measure := _over_items(values)) is not None},
+        agents={agent: _over_items(values) for agent, values in agents.items()},
         coordination=_over_items(together),
         coordination_given_success=_over_items(given),
         sampled_tokens=sum(o.sampled_tokens for o in outcomes),
@@ -138,10 +138,9 @@ def _message_judgements(groups: list[list[Outcome]]) -> tuple[dict[str, list[lis
         rows: list[bool] = []
         per_agent: dict[str, list[bool]] = defaultdict(list)
         for outcome in group:
-            known = {agent: verdict for agent, verdict in outcome.verdicts.items() if verdict is not None}
-            for agent, verdict in known.items():
-                per_agent[agent].append(verdict)
-            rows.append(bool(known) and all(outcome.verdicts.values()))
+            for agent, verdict in outcome.verdicts.items():
+                per_agent[agent] += [] if verdict is None else [verdict]
+            rows.append(bool(outcome.verdicts) and all(outcome.verdicts.values()))
         judged = any(per_agent.values())
         together.append(rows if judged else [])
         for agent, values in per_agent.items():

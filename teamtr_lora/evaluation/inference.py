@@ -217,7 +217,3 @@ def one_message(playable: PlayableTeam) -> PlayableTeam:
 def answers_once(task: Task) -> bool:
     """Whether an episode is a question and an answer, with no environment that talks back."""
     return type(task).open is Task.open
-
-
-def has_answers(task: Task) -> bool:
-    return type(task).answer is not Task.answer or type(task).vote is not Task.vote

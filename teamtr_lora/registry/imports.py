@@ -179,7 +179,7 @@ def _import_run(registry: Registry, path: Path, team: str, base: str | None, pro
     contents = {agent: read_folder(folder) for agent, folder in folders.items()}
     for agent, version in versions.items():
         open_contents(contents[agent], str(folders[agent]), version.content_hash)
-    history = read_history(path, versions)
+    history = read_history(path, versions, recipe.task.name)
     recipe = _portable(recipe, base or beside(recipe.base.source, recipe.folder))
     source, revision = recipe.base.source, recipe.base.revision
     folder = resolve(source, revision, progress)

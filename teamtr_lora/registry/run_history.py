@@ -11,6 +11,7 @@ from typing import Any
 from teamtr_lora.base.adapter_files import parse_json, read_regular
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.errors import UserError
+from teamtr_lora.recipe.task_sections import OWN_REWARDS
 from teamtr_lora.registry.manifest import MadeBy, Replaced, one_line, version_name
 
 MAX_METRICS_BYTES = 1 << 30
@@ -26,8 +27,8 @@ class RunHistory:
     stale: bool  # the run was evaluated, but not as it is now
 
 
-def read_history(run: Path, versions: Mapping[str, AdapterVersion]) -> RunHistory:
-    """`versions`: the run's team."""
+def read_history(run: Path, versions: Mapping[str, AdapterVersion], task: str) -> RunHistory:
+    """`versions`: the run's team; `task`: the name of what it was trained on."""
     names = {agent: version.name for agent, version in versions.items()}
     rebase = _record(run / REBASE_RECORD)
     try:
@@ -37,7 +38,10 @@ def read_history(run: Path, versions: Mapping[str, AdapterVersion]) -> RunHistor
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{run}: its checkpoint, {REBASE_RECORD} or metrics.jsonl is damaged ({type(error).__name__})") from error
     own = [evaluation for of, evaluation in evaluations if of == names]
-    return RunHistory(made_by, lineage, _flat(own[-1], "") if own else {}, bool(evaluations) and not own)
+    metrics = _flat(own[-1], "") if own else {}
+    if task in OWN_REWARDS:
+        metrics = {name: value for name, value in metrics.items() if not name.startswith(("agents/", "coordination"))}
+    return RunHistory(made_by, lineage, metrics, bool(evaluations) and not own)
 
 
 def _made_by(version: str, steps: list[Replaced]) -> MadeBy:

@@ -29,20 +29,21 @@ class StoredTeam:
     evaluations: Path  # where results about it go
 
 
-def find_team(source: Path) -> StoredTeam:
+def find_team(source: Path, *, scored: bool = True) -> StoredTeam:
     """What RUN_OR_TEAM means: a run directory, a registry team's folder or one of its team files, or a team's bare name in the
-    default registry."""
+    default registry. `scored`: whether its task will be played, which takes the reward of its recipe; talking to it does not."""
     if os.path.isfile(source / "recipe.yaml"):
         recipe, versions = read_team(source)
         return StoredTeam(recipe, versions, source / "adapters", source / EVALUATIONS)
     place = source.resolve()
     if is_team_file(source):
-        return _registry_team(RegistryReader(place.parent.parent), place.parent.name, int(place.stem.partition("-")[2]))
+        number = int(place.stem.partition("-")[2])
+        return _registry_team(RegistryReader(place.parent.parent), place.parent.name, number, scored=scored)
     if any(TEAM_FILE.fullmatch(path.name) for path in entries(place)):
-        return _registry_team(RegistryReader(place.parent), place.name)
+        return _registry_team(RegistryReader(place.parent), place.name, scored=scored)
     registry = RegistryReader()
     if source.name in registry.teams() and source == Path(source.name):
-        return _registry_team(registry, source.name)
+        return _registry_team(registry, source.name, scored=scored)
     known = f"; {DEFAULT_ROOT} has the teams {', '.join(registry.teams())}" if registry.teams() else ""
     raise UserError(f"{source}: no run or team here; give the folder that train printed, or a team of a registry{known}")
 
@@ -57,19 +58,21 @@ def is_recipe_file(source: Path) -> bool:
     return os.path.isfile(source) and not is_team_file(source)
 
 
-def _registry_team(registry: RegistryReader, name: str, number: int | None = None) -> StoredTeam:
+def _registry_team(registry: RegistryReader, name: str, number: int | None = None, *, scored: bool) -> StoredTeam:
     team = registry.team(name, number)
     recipe = registry.check_members(team).placed_in(Path.cwd())
-    _check_code_is_here(recipe, f"{registry.root / name}")
+    _check_code_is_here(recipe, f"{registry.root / name}", scored)
     _check_base(team, registry.root / name)
     manifests = {agent: registry.manifest(name, agent, version) for agent, version in team.agents.items()}
     versions = {agent: AdapterVersion(agent, m.number, m.content_hash) for agent, m in manifests.items()}
     return StoredTeam(recipe, versions, registry.root / name, Path("evaluations") / f"{name}-{team.number}")
 
 
-def _check_code_is_here(recipe: Recipe, where: str) -> None:
+def _check_code_is_here(recipe: Recipe, where: str, scored: bool) -> None:
     """A recipe in a registry may be a stranger's: the functions it names must be in files the user has put here."""
     for key, path in named_code(recipe.model_dump()).items():
+        if key.startswith("task.") and not scored:
+            continue
         module = path.partition(":")[0] if ":" in path else path.rpartition(".")[0]
         file = Path(module.replace(".", "/") + ".py")
         if not file.is_file():

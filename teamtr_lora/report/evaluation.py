@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from teamtr_lora.evaluation.compare import Comparison
+from teamtr_lora.evaluation.evaluate import Measure
 from teamtr_lora.evaluation.result import Estimate, EvaluationResult
 
 BASELINES = {"cot": "chain of thought", "self_consistency": "self-consistency", "tree_of_thoughts": "tree of thoughts"}
@@ -21,15 +22,15 @@ def print_evaluation(result: EvaluationResult) -> None:
     table = _table(escape(title), "measure", "value", "95% interval", "standard error")
     for name, estimate in result.measures.items():
         table.add_row(name, *_cells(name, estimate))
+    if f"maj@{evaluation.k}" not in result.measures:
+        table.add_row(f"maj@{evaluation.k}", *_plain(None))
     for agent, measure in evaluation.agents.items():
-        table.add_row(escape(f"{agent}'s own answer right"), *_plain(measure.value, measure.standard_error))
-    for name, found in (
-        ("all agents right together", evaluation.coordination),
-        ("... given that the team is right", evaluation.coordination_given_success),
-    ):
-        if found:
-            table.add_row(name, *_plain(found.value, found.standard_error))
+        table.add_row(escape(f"{agent}'s own answer right"), *_plain(measure))
+    table.add_row("all agents right together", *_plain(evaluation.coordination))
+    table.add_row("... given that the team is right", *_plain(evaluation.coordination_given_success))
     console.print(table)
+    if evaluation.coordination is None:
+        console.print("-: unknown; a message is judged, and counted as a vote, where the task says how to read its answer")
     _print_categories(console, result)
     if any(e.low == e.high for name, e in result.measures.items() if name.startswith("avg@") and e.low is not None):
         bound = 3 / evaluation.items  # the rule of three
@@ -83,5 +84,7 @@ def _cells(name: str, estimate: Estimate) -> list[str]:
     return [f"{estimate.value:.{places}f}", escape(interval), error]
 
 
-def _plain(value: float, error: float | None) -> list[str]:
-    return [f"{value:.4f}", "", "-" if error is None else f"{error:.4f}"]
+def _plain(found: Measure | None) -> list[str]:
+    if found is None:
+        return ["-", "", ""]
+    return [f"{found.value:.4f}", "", "-" if found.standard_error is None else f"{found.standard_error:.4f}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,16 +15,19 @@ from rich.table import Table
 from teamtr_lora.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall
 from teamtr_lora.team import Episode
-from teamtr_lora.training.plan import Plan
-from teamtr_lora.training.trainer import TrainSummary
+
+if TYPE_CHECKING:  # what trains takes seconds to import, and `ask` needs none of it
+    from teamtr_lora.training.plan import Plan
+    from teamtr_lora.training.trainer import TrainSummary
 
 
 def print_next_steps(console: Console, summary: TrainSummary, example: str) -> None:
     minutes, seconds = divmod(round(summary.seconds), 60)
     console.print()
+    measured = f"on {summary.episodes_evaluated} episodes" if summary.episodes_evaluated else "(this team was not evaluated)"
     console.print(
-        f"[bold]held-out accuracy {_share(summary.accuracy_before)} -> {_share(summary.accuracy_after)}[/] on "
-        f"{summary.episodes_evaluated} episodes, in {minutes} min {seconds} s"
+        f"[bold]held-out accuracy {_share(summary.accuracy_before)} -> {_share(summary.accuracy_after)}[/] {measured}, in "
+        f"{minutes} min {seconds} s"
     )
     console.print(
         f"{summary.updates} updates: {summary.accepted} accepted ({summary.shrunk} of them shrunk), {summary.rejected} rejected, "

@@ -129,7 +129,7 @@ def _read(team: Path, options: ServeOptions) -> tuple[Recipe, dict[str, str], in
         recipe = load_recipe(team)
         ranks = [agent.lora.rank for agent in recipe.team.agents]
     else:
-        stored = find_team(team)
+        stored = find_team(team, scored=False)
         recipe, ranks = stored.recipe, []
         for version in (stored.versions[agent.name] for agent in recipe.team.agents):
             tensors = read_version(stored.adapters, version)

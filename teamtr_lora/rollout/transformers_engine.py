@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.versions import AdapterVersion
@@ -122,6 +121,8 @@ class _Batch:
 
     def _prefill(self) -> None:
         """Each distinct prompt once (the G episodes of a group open alike), left-padded; then its cache row is repeated."""
+        from transformers import DynamicCache
+
         keys: dict[tuple[str, ...] | tuple[Any, ...], int] = {}
         index = [keys.setdefault((r.agent, *r.prompt_ids), len(keys)) for r in self._requests]
         prompts = [list(key[1:]) for key in keys]

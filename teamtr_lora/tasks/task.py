@@ -67,12 +67,23 @@ def settled(answer: T | Future[T]) -> T:
 
 
 class Task:
-    """Base class: override `items` and `score`, and `open` where the environment answers back."""
+    """Base class: override `items` and `score`, and `open` where the environment answers back.
+
+    What is said of single messages (an agent's own answer, coordination) and of votes (maj@k, self-consistency, a debate without
+    a judge) needs a way to read an answer: a task that overrides `answer`, `vote` or `message_correct` has one. A score alone
+    says nothing of it, as it may be made of several messages or look for anything in them; there these numbers are unknown
+    (None), never 0.
+    """
 
     name = ""
     reward_range: tuple[float, float] = (0.0, 1.0)
     data_form: type[Form] = Form  # what the verifier needs in the data of an item
     needs_every_message = False  # the score is made of several messages: none of them answers alone
+
+    @property
+    def reads_answers(self) -> bool:
+        """Whether there are answers to compare and to vote over."""
+        return type(self).answer is not Task.answer or type(self).vote is not Task.vote
 
     def items(self, split: Split) -> Items:
         raise TypeError(f"{type(self).__name__} defines no items")
@@ -115,7 +126,7 @@ class Task:
     def message_correct(self, item: Item, message: Message) -> bool | None:
         """Whether this message on its own is right; None where the task cannot tell."""
         expected = item.data.get("answer")
-        return None if expected is None else self.answer(message.text) == str(expected)
+        return None if expected is None or not self.reads_answers else self.answer(message.text) == str(expected)
 
     def use_recorded(self) -> None:
         """From now on messages are recorded ones: nobody is asked to answer them."""
@@ -134,7 +145,7 @@ class Task:
                 f"team.router.kind: one message is the answer of a debate or role play, and {self.name or 'this task'} scores "
                 "several; use another router, or another task (column_sum: task.digits=1)"
             )
-        if router.votes and type(self).answer is Task.answer and type(self).vote is Task.vote:
+        if router.votes and not self.reads_answers:
             raise UserError(
                 f"team.router.kind = 'debate': {self.name or 'this task'} reads no answers from messages, so there is nothing to "
                 "vote over; name a team.router.judge"

@@ -188,3 +188,36 @@ def test_the_papers_k() -> None:
     assert [section.samples_in_eval(n) for n in ("aime24", "math500", "zebralogic", "largest")] == [64, 4, 64, 1]
     assert EvaluationSection(samples_per_item=3).samples_in_eval("aime24") == 3
     assert PAPER_SAMPLES["arbench_gn"] == 25 and PAPER_SAMPLES["planbench_blocksworld"] == 8
+
+
+REWARDS = """
+def found(prompts, completions, answer, **columns):
+    return [1.0 for _ in prompts]
+"""
+
+
+def test_a_reward_of_ones_own_says_nothing_of_single_messages(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The team is right by its reward, whatever one message looks like: unknown is no 0, in the table and in the JSON."""
+    monkeypatch.setenv("COLUMNS", "140")
+    (tmp_path / "own_rewards.py").write_text(REWARDS)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"p{i}", "answer": f"{i}"}) + "\n" for i in range(30)))
+    text = recipe.read_text().replace("{name: largest, shots: 1}", "{name: dataset, path: rows.jsonl, answer_column: answer, "
+                                      "test_fraction: 0.5, reward: 'own_rewards:found'}")  # fmt: skip
+    recipe.write_text(text)
+    assert main(["eval", str(recipe), "--k", "2", "--limit", "2", "--out", "results"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("maj@2", "a's own answer right", "b's own answer right", "all agents right", "given that the team is right"):
+        line = next(line for line in shown.splitlines() if name in line)
+        assert line.split("│")[2].strip() == "-", line
+    assert "how to read its answer" in shown
+    result = json.loads((tmp_path / "results" / "result.json").read_text())
+    assert result["avg_at_k"] == 1.0 and "maj@2" not in result["measures"]
+    assert result["agents"] == {"a": None, "b": None} and result["coordination"] is result["coordination_given_success"] is None
+    path = tmp_path / "results" / "episodes.jsonl"  # as an earlier release wrote it
+    rows = [json.loads(line) | {"vote": "x", "verdicts": {"a": False, "b": False}} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    again = evaluate_team(recipe, EvalOptions(k=2, limit=2, out=Path("results"), reuse=True))
+    assert again.evaluation.coordination is None and again.evaluation.agents == {"a": None, "b": None}
+    assert "maj@2" not in again.measures and again.evaluation.avg_at_k == 1.0

@@ -9,7 +9,7 @@ import pytest
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.evaluation import evaluate
-from teamtr_lora.evaluation.evaluate import evaluation_items, summarise
+from teamtr_lora.evaluation.evaluate import Evaluation, Measure, evaluation_items, summarise
 from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection
 from teamtr_lora.rollout.playable import open_team
 from teamtr_lora.tasks import Item, Task
@@ -29,6 +29,12 @@ def episode(group: int, *texts: str, reward: float | None = None, agents: str = 
     return made
 
 
+def own(result: Evaluation, agent: str) -> Measure:
+    found = result.agents[agent]
+    assert found is not None
+    return found
+
+
 RIGHT, ONES, TENS, NONE = ("=12", "=4"), ("=12", "=5"), ("=1", "=4"), ("=1", "=1")
 
 
@@ -42,9 +48,9 @@ def test_all_the_numbers_of_a_small_evaluation() -> None:
     assert result.avg_at_k == result.mean_reward == pytest.approx(0.375)
     assert result.standard_error == result.mean_reward_standard_error == pytest.approx(se(shares))
     assert result.pass_at_k == pytest.approx(0.5) and result.pass_at_k_standard_error == pytest.approx(se([1, 1, 0, 0]))
-    assert result.agents["a"].value == pytest.approx(0.5) and result.agents["a"].standard_error == pytest.approx(se([1, 1, 0, 0]))
+    assert own(result, "a").value == pytest.approx(0.5) and own(result, "a").standard_error == pytest.approx(se([1, 1, 0, 0]))
     tens = [1.0, 0.5, 0.5, 1.0]
-    assert result.agents["b"].value == pytest.approx(0.75) and result.agents["b"].standard_error == pytest.approx(se(tens))
+    assert own(result, "b").value == pytest.approx(0.75) and own(result, "b").standard_error == pytest.approx(se(tens))
     assert result.coordination is not None and result.coordination.value == pytest.approx(0.375)
     assert result.coordination.standard_error == pytest.approx(se(shares))
     assert result.coordination_given_success is not None and result.coordination_given_success.value == 1.0
@@ -64,7 +70,7 @@ def test_a_team_can_be_right_without_all_its_agents() -> None:
 
 def test_an_agents_last_message_is_its_answer() -> None:
     result = summarise([episode(0, "=1", "=4", "=12", "=4")], ColumnSum(2), split="test", k=1, temperature=1.0)
-    assert result.agents["a"].value == 1.0 and result.coordination is not None and result.coordination.value == 1.0
+    assert own(result, "a").value == 1.0 and result.coordination is not None and result.coordination.value == 1.0
     assert result.standard_error is None
 
 
@@ -73,13 +79,13 @@ def test_an_agent_that_gives_several_parts_of_the_answer_must_have_all_right() -
     for texts, right in ((RIGHT, 1.0), (TENS, 0.0), (ONES, 0.0), (("=1", "=4", "=12", "=4"), 1.0), (("=1", "=4", "=12"), 1.0)):
         result = summarise([episode(0, *texts, agents="a")], ColumnSum(2), split="test", k=1, temperature=1.0)
         assert result.coordination is not None and result.coordination.value == right
-        assert result.agents["a"].value == result.avg_at_k == right
+        assert own(result, "a").value == result.avg_at_k == right
 
 
 def test_an_agent_that_never_spoke_is_not_judged() -> None:
     result = summarise([episode(0, "=12"), episode(1, *RIGHT)], ColumnSum(2), split="test", k=1, temperature=1.0)
-    assert result.agents["a"].value == 1.0
-    assert result.agents["b"].value == 1.0 and result.agents["b"].standard_error is None, "judged where it spoke"
+    assert own(result, "a").value == 1.0
+    assert own(result, "b").value == 1.0 and own(result, "b").standard_error is None, "judged where it spoke"
 
 
 class Silent(Task):
@@ -100,12 +106,13 @@ class Sized:
         return Item(f"n{position}", f"question {position}")
 
 
-def test_no_judgement_of_messages_no_coordination() -> None:
-    made = Episode(
-        "x", 0, "q", 0, Item("x", "q"), [Message("a", 0, [1], [2], [0.0], "v", "stop", "hi")], rewards=[1.0], success=True
-    )
+@pytest.mark.parametrize("data", [{}, {"answer": "hi"}, {"answer": "ho"}])
+def test_no_judgement_of_messages_no_coordination(data: dict[str, str]) -> None:
+    """Also where the item has an answer: what of a message is to be compared with it is not known."""
+    said = [Message("a", 0, [1], [2], [0.0], "v", "stop", "hi")]
+    made = Episode("x", 0, "q", 0, Item("x", "q", data), said, rewards=[1.0], success=True)
     result = summarise([made], Silent(), split="test", k=1, temperature=1.0)
-    assert result.agents == {} and result.coordination is None and result.coordination_given_success is None
+    assert result.agents == {"a": None} and result.coordination is None and result.coordination_given_success is None
     assert result.avg_at_k == 1.0
 
 

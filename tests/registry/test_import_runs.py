@@ -87,6 +87,23 @@ def test_metrics_of_an_earlier_team_are_not_the_teams(run: Path, tmp_path: Path)
     assert "not evaluated since its team last changed" in done.notes[0]
 
 
+def test_a_reward_of_ones_own_leaves_single_messages_unjudged(run: Path, tmp_path: Path, recipe: Any) -> None:
+    """Neither what is unknown nor the zeros of earlier releases go into a manifest or onto a card."""
+    task = {"name": "dataset", "path": "rows.jsonl", "reward": "rewards:f"}
+    (run / "recipe.yaml").write_text(dump_recipe(Recipe.model_validate(recipe.model_dump() | {"task": task})))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    zero = {
+        "agents": {"planner": {"value": 0.0}, "solver": None},
+        "coordination": {"value": 0.0},
+        "coordination_given_success": None,
+    }
+    (run / "metrics.jsonl").write_text(json.dumps(rows[2] | {"evaluation": rows[2]["evaluation"] | zero}) + "\n")
+    done = import_path(Registry(tmp_path / "adapters"), run, team="mine")
+    assert done.team is not None and done.team.metrics == done.adapters[0].metrics == {"avg_at_k": 0.75}
+    card = next((tmp_path / "adapters" / "mine").rglob("README.md")).read_text()
+    assert "avg_at_k" in card and "coordination" not in card and "agents/" not in card
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

@@ -15,6 +15,7 @@ from teamtr_lora.base.load import base_identity
 from teamtr_lora.base.source import resolve
 from teamtr_lora.cli import main
 from teamtr_lora.errors import UserError
+from teamtr_lora.evaluation.commands import ask_team
 from teamtr_lora.files import dump_json
 from teamtr_lora.recipe import AgentSection, ProtocolSection, Recipe, RouterSection, TeamSection
 from teamtr_lora.recipe.problems import check
@@ -150,6 +151,33 @@ def test_code_that_a_recipe_names_must_be_here(filled: Registry, tmp_path: Path,
     forge()
     with pytest.raises(UserError, match=r"task.reward.0 = 'torch.hub:load': there is no torch/hub.py here"):
         find_team(filled.root / "demo")
+
+
+def test_talking_to_a_team_takes_neither_its_reward_nor_its_dataset(
+    filled: Registry, recipe: Any, identity: Any, run: Run, tmp_path: Path
+) -> None:
+    """Nor is a reward file opened that happens to lie here. What a custom router needs, it needs for talking too."""
+
+    def publish(router: dict[str, str]) -> None:
+        team = recipe.team.model_dump() | {"router": router}
+        task = {"name": "dataset", "path": "gone.jsonl", "reward": "rewards:right"}
+        made = Recipe.model_validate(recipe.model_dump() | {"task": task, "team": team, "rollout": {"max_message_tokens": 2}})
+        filled.publish_team("demo", made, filled.team("demo").agents, identity=identity, made_by="swap")
+
+    publish({})
+    for _ in range(2):
+        code, out, error = run("ask", "demo", "47+38", "--json")
+        assert code == 0, error
+        assert [message["agent"] for message in json.loads(out)["messages"]] == ["planner", "checker"]
+        assert ask_team("demo", "47+38").prompt == "47+38" and plan_launch(Path("demo"), ServeOptions()).command
+        (tmp_path / "rewards.py").write_text("raise RuntimeError('opened')\n")
+    (tmp_path / "rewards.py").unlink()
+    for command in (("eval", "demo"), ("swap", "demo", "--agent", "planner", "--with", "fresh:rank=2", "--direct")):
+        code, _, error = run(*command)
+        assert code == 2 and "task.reward = 'rewards:right': there is no rewards.py here" in error
+    publish({"kind": "custom", "callable": "router:speak"})
+    code, _, error = run("ask", "demo", "47+38")
+    assert code == 2 and "team.router.callable = 'router:speak': there is no router.py here" in error
 
 
 @pytest.mark.parametrize(
