@@ -201,8 +201,14 @@ class _Neighbours(MetaPathFinder):
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if path is None:
-            places = [] if PathFinder.find_spec(name) or name in sys.builtin_module_names else [str(self._folder)]
+            other = None if name in sys.builtin_module_names else PathFinder.find_spec(name)
+            taken = name in sys.builtin_module_names or (other is not None and not self._has(other.origin))
+            places = [] if taken else [str(self._folder)]
         else:
-            places = [place for place in path if Path(place).absolute().is_relative_to(self._folder)]
+            places = [place for place in path if self._has(place)]
         found = (FileFinder(place, (_AsWritten, [".py"])).find_spec(name) for place in places)
         return next((spec for spec in found if spec is not None), None)
+
+    def _has(self, place: str | None) -> bool:
+        """Whether it lies beside the recipe, though not in an environment that does."""
+        return place is not None and Path(place).absolute().is_relative_to(self._folder) and _installed(Path(place) / "_") is None

@@ -197,9 +197,14 @@ def test_an_installed_module_that_breaks_on_import_is_the_users_to_fix(folder: P
         load_callable("breaks_on_import:f", key="task.reward")
 
 
-@pytest.mark.parametrize("neighbour", [False, True])
-def test_what_runs_is_what_the_file_says_whatever_was_compiled_before(folder: Path, neighbour: bool) -> None:
-    """A folder can bring compiled files of its own, which Python would take without looking at the source."""
+@pytest.mark.parametrize(("neighbour", "current"), [(False, False), (True, False), (True, True)])
+def test_what_runs_is_what_the_file_says_whatever_was_compiled_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, neighbour: bool, current: bool
+) -> None:
+    """A folder can bring compiled files of its own, which Python would take without looking at the source. `current`: Python was
+    started there with -m."""
+    if current:
+        monkeypatch.syspath_prepend(str(folder))
     honest, other = folder / "honest.py", folder / "other.py"
     honest.write_text("def score(**_):\n    return 'as written'\n")
     other.write_text("def score(**_):\n    return 'otherwise'\n")
@@ -217,3 +222,16 @@ def test_a_package_beside_the_recipe_imports_its_own_parts(folder: Path) -> None
         "import json\nfrom tr_parts.inner.deep import SIZE\ndef score(**_):\n    return json.dumps(SIZE)\n"
     )
     assert load_callable("mine:score", key="task.reward", folder=folder)() == "2"
+
+
+def test_an_environment_beside_the_recipe_is_pythons_own_affair(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = folder / ".venv" / "lib" / "site-packages"
+    (packages / "tr_installed").mkdir(parents=True)
+    (packages / "tr_installed" / "__init__.py").write_text("")
+    (packages / "tr_installed" / "part.py").write_text("")
+    (folder / "tr_installed.py").write_text("raise RuntimeError('a neighbour in place of a package')\n")
+    (folder / "mine.py").write_text(
+        "import tr_installed.part as part\ndef score(**_):\n    return type(part.__loader__).__name__\n"
+    )
+    monkeypatch.syspath_prepend(str(packages))
+    assert load_callable("mine:score", key="task.reward", folder=folder)() == "SourceFileLoader"

@@ -107,7 +107,7 @@ def test_what_the_user_set_stays_and_what_we_set_follows_the_recipe(monkeypatch:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_fp32_is_no_tf32_in_vllms_kernels(on_gpu: bool, dtype: torch.dtype) -> None:
+def test_fp32_asks_triton_for_ieee_products(on_gpu: bool, dtype: torch.dtype) -> None:
     wanted = "ieee" if on_gpu and dtype == torch.float32 else None
     assert default_environment(RolloutSection(), on_gpu, dtype).get("TRITON_F32_DEFAULT") == wanted
 
