@@ -240,14 +240,15 @@ def time_shares(sampler: Any, run: Callable[[], Any]) -> dict:
 
         setattr(owner, name, timed_call)
 
+    before = [vars(owner).get(name) for owner, name in watched]
     for owner, name in watched:
         watch(owner, name)
     started = time.perf_counter()
     try:
         run()
     finally:
-        for owner, name in watched:
-            delattr(owner, name)
+        for (owner, name), own in zip(watched, before, strict=True):
+            delattr(owner, name) if own is None else setattr(owner, name, own)
     total = time.perf_counter() - started
     inside = sum(seconds for name, seconds in spent.items() if name != "_step")
     waiting = spent["_step"] - inside  # blocked on the GPU's result, and reading tokens out

@@ -10,7 +10,8 @@ Modules:
     vllm_engine          a vLLM engine in this process
     vllm_start           starting it, and sharing a GPU with it
     vllm_close           ending it, so that its memory is free
-    vllm_internals       what touches vLLM's internals: adapters from memory, among others
+    vllm_queue           requests into its core, tokens out of it
+    vllm_internals       adapters from memory into its LoRA slots
     vllm_lora            its LoRA layers' arithmetic: all adapters at once
     lora_kernel          the GPU kernel of that
     vllm_server          vLLM servers by URL

@@ -25,7 +25,8 @@ from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.recipe.rollout import VLLM_TEMPERATURES
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, request_problem
 from teamtr_lora.rollout.vllm_close import close_engine, collect
-from teamtr_lora.rollout.vllm_internals import DirectQueue, Sampled, SlotWriter, knows
+from teamtr_lora.rollout.vllm_internals import SlotWriter, knows
+from teamtr_lora.rollout.vllm_queue import DirectQueue, Sampled
 from teamtr_lora.rollout.vllm_start import SharedMemory, engine_closed, start_engine
 
 logger = logging.getLogger(__name__)

@@ -1,19 +1,15 @@
-"""What touches vLLM's internals (for the adapters' arithmetic see vllm_lora.py), for the versions in KNOWN; with any other the
-engine keeps to public calls.
+"""What touches vLLM's internals to put adapters in place, for the versions in KNOWN; with any other the engine keeps to public
+calls. (Requests are the affair of vllm_queue.py, the adapters' arithmetic that of vllm_lora.py.)
 
 - `SlotWriter`: adapters from memory. vLLM loads them from a folder, through CPU memory, one small copy per layer; ours are
   already on the device, so publishing is a few grouped copies into the buffers its LoRA kernels read, and an entry in its books.
-- `DirectQueue`: requests and tokens past vLLM's text front end, whose work per request and token is most of what a small base
-  costs.
 - On a GPU, each step's map from tokens to slots is made on the CPU: vLLM asks the GPU for it, and so waits for the step before.
-- `_quick_slots`: a token that goes into a block its request already holds costs no bookkeeping.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,70 +17,12 @@ import torch
 from torch import Tensor
 
 from teamtr_lora.errors import UserError
-from teamtr_lora.rollout.sampler import Request
 
 KNOWN = ("0.26", "0.32")
 
 
 def knows(version: str) -> bool:
     return ".".join(version.split(".")[:2]) in KNOWN
-
-
-@dataclass(slots=True)
-class Sampled:
-    """A request's tokens so far; `finish` is set when there are no more."""
-
-    ticket: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish: str = ""  # stop, length, or what went wrong
-
-
-class DirectQueue:
-    """Hands requests to the engine's core and takes tokens from it, without tokenizer, detokenizer or text outputs."""
-
-    def __init__(self, engine: Any, make_params: Callable[[Request], Any]) -> None:
-        self._engine, self._make_params = engine, make_params
-        self._templates: dict[tuple[float, tuple[int, ...]], Any] = {}
-        self._open: dict[str, Sampled] = {}
-        _quick_slots(engine.engine_core.engine_core.scheduler.kv_cache_manager)
-
-    def add(self, ticket: int, request: Request, lora_request: Any) -> None:
-        """Like engine.add_request, from a checked request of the same kind: one per temperature and set of stop ids."""
-        kind = (request.params.temperature, request.params.stop_ids)
-        if kind not in self._templates:
-            self._templates[kind] = self._engine.input_processor.process_inputs(
-                "template", {"type": "token", "prompt_token_ids": [0]}, self._make_params(request),
-                supported_tasks=self._engine.get_supported_tasks(),
-            )  # fmt: skip
-        asked = copy.copy(self._templates[kind])
-        asked.sampling_params = copy.copy(asked.sampling_params)
-        asked.sampling_params.seed, asked.sampling_params.max_tokens = request.seed % 2**63, request.params.max_tokens
-        asked.request_id = asked.external_req_id = str(ticket)
-        asked.prompt_token_ids, asked.lora_request = request.prompt_ids, lora_request
-        self._engine.engine_core.add_request(asked)
-        self._open[asked.request_id] = Sampled(ticket)
-
-    def step(self) -> list[Sampled]:
-        """One step of the engine; what finished in it."""
-        finished = []
-        for output in self._engine.engine_core.get_output().outputs:
-            sampled = self._open.get(output.request_id)
-            if sampled is None:  # scheduled once more before it was known to be finished
-                continue
-            sampled.tokens += output.new_token_ids
-            if output.new_logprobs is not None:
-                sampled.logprobs += output.new_logprobs.logprobs[:, 0].tolist()
-            if output.finish_reason is not None:
-                sampled.finish = str(output.finish_reason)
-                finished.append(self._open.pop(output.request_id))
-        return finished
-
-    def settle(self) -> None:
-        """Takes back the step that vLLM may have scheduled ahead of the last token."""
-        core = self._engine.engine_core.engine_core
-        while core.scheduler.has_requests() or core.batch_queue:
-            self._engine.engine_core.get_output()
 
 
 class SlotWriter:
@@ -259,28 +197,3 @@ def _map_tokens_on_cpu(runner: Any, manager: Any, wrapper: Any) -> None:
         wrapper.is_prefill = True
 
     state.get_activate_loras, state.make_lora_inputs, runner._set_active_loras = active, inputs, set_active
-
-
-def _quick_slots(manager: Any) -> None:
-    """Past vLLM's bookkeeping of cache blocks for a decoded token that needs no new block and fills none: most of the scheduler's
-    time. (Blocks are entered in the prefix cache when they are full.)"""
-    caches: Sequence[Any] = getattr(manager.coordinator, "single_type_managers", ())
-    if len(caches) != 1 or type(caches[0]).__name__ != "FullAttentionManager":
-        return
-    size, allocate, cache, none = (
-        caches[0].block_size,
-        manager.allocate_slots,
-        manager.cache_blocks,
-        manager.empty_kv_cache_blocks,
-    )
-
-    def allocate_slots(request: Any, num_new_tokens: int, **more: Any) -> Any:
-        if num_new_tokens == 1 and request.num_computed_tokens % size and more == {"num_lookahead_tokens": 0}:
-            return none
-        return allocate(request, num_new_tokens, **more)
-
-    def cache_blocks(request: Any, num_computed_tokens: int) -> None:
-        if num_computed_tokens % size == 0:
-            cache(request, num_computed_tokens)
-
-    manager.allocate_slots, manager.cache_blocks = allocate_slots, cache_blocks
