@@ -95,7 +95,7 @@ def plan_launch(team: Path, options: ServeOptions) -> Launch:
         "--model", str(folder), "--served-model-name", name, "--host", options.host, "--port", str(options.port),
         "--dtype", DTYPES[dtype],
         "--max-model-len", str(context), "--max-num-seqs", str(rows),
-        "--max-num-batched-tokens", str(max(TOKENS_PER_STEP[device], context, rows)),
+        "--max-num-batched-tokens", str(max(TOKENS_PER_STEP, context, rows)),
         "--enable-lora", "--max-loras", str(slots), "--max-cpu-loras", str(slots), "--max-lora-rank", str(rank),
         "--logprobs-mode", "processed_logprobs",  # at the sampling temperature, which is the policy
         "--generation-config", "vllm",  # the base's own sampling defaults are not what the team was trained with

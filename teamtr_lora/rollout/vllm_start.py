@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM's max_lora_rank may be
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-TOKENS_PER_STEP = {"cpu": 4096, "cuda": 16384}  # most tokens of one engine step, prompts included
 # CUDA graphs are captured for steps of these many tokens: all of vLLM's own choice take minutes to start, and without the large
 # ones every step that takes in a prompt launches its kernels one by one.
 GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048, 3072, 4096)
+TOKENS_PER_STEP = GRAPH_SIZES[-1]  # most tokens of one engine step, prompts included
 
 
 def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *, context_tokens: int, lora: bool) -> Any:
@@ -122,7 +122,7 @@ def _options(base: FrozenBase, rollout: RolloutSection, context_tokens: int) -> 
         "dtype": DTYPES[base.dtype],
         "max_model_len": context_tokens,
         "max_num_seqs": rollout.requests_per_batch,
-        "max_num_batched_tokens": max(TOKENS_PER_STEP[base.device.type], context_tokens, rollout.requests_per_batch),
+        "max_num_batched_tokens": max(TOKENS_PER_STEP, context_tokens, rollout.requests_per_batch),
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature, which is the policy
         "generation_config": "vllm",  # the base's own sampling defaults would change the policy
