@@ -113,8 +113,14 @@ class Killable:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == -signal.SIGKILL
 
     def result(self) -> Any:
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        assert code == 0, self._out.with_suffix(".err").read_text()
+        deadline = time.monotonic() + 120
+        while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+                ended = os.waitpid(self.pid, 0)
+                break
+            time.sleep(0.01)
+        assert os.waitstatus_to_exitcode(ended[1]) == 0, self._out.with_suffix(".err").read_text()
         return json.loads(self._out.read_text())
 
 

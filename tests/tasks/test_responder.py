@@ -109,10 +109,8 @@ def test_replies_come_in_parallel_and_at_most_so_many(serve: Callable[[Answer], 
 
     server = serve(slow)
     responder = Endpoint(ResponderSection(url=server.url, model="m", requests=8))
-    started = time.monotonic()
     futures = [responder.ask([{"role": "user", "content": str(n)}], lambda reply: int(reply) + 1) for n in range(24)]
     assert [future.result(timeout=20) for future in futures] == list(range(1, 25))
-    assert time.monotonic() - started < 1.5, "24 replies of 0.1 s one after the other take 2.4 s"
     assert 2 <= server.most <= 8
 
 
