@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+ROUNDING = 1e-9  # returns this close, as a share of the larger or of 1, are equal
+
 
 @dataclass(frozen=True)
 class GroupAdvantages:
@@ -26,7 +28,8 @@ def group_advantages(returns_E: Tensor, group_E: Tensor, *, clip: float, eps: fl
     """`clip((R - mean) / sqrt(var + eps))` with the population variance of each group, eps inside the root.
 
     Kinds: `no_norm` leaves the division out, `no_clip` the clipping, and `leave_one_out` is R minus the mean of the group's
-    others, neither divided nor clipped. In float64: rewards are few, and a group of equal returns must give exactly zero.
+    others, neither divided nor clipped. In float64: rewards are few, and a group of equal returns must give exactly zero, also
+    where they are sums of the same rewards in another order.
     """
     returns_E = returns_E.double()
     _, index_E = torch.unique(group_E, return_inverse=True)
@@ -35,8 +38,8 @@ def group_advantages(returns_E: Tensor, group_E: Tensor, *, clip: float, eps: fl
     mean_G = torch.zeros(groups, dtype=torch.float64).index_add_(0, index_E, returns_E) / size_G
     low_G = torch.full((groups,), torch.inf, dtype=torch.float64).scatter_reduce_(0, index_E, returns_E, "amin")
     high_G = torch.full((groups,), -torch.inf, dtype=torch.float64).scatter_reduce_(0, index_E, returns_E, "amax")
-    mean_G = torch.where(low_G == high_G, low_G, mean_G)  # the mean of equal numbers, without its rounding
-    centred_E = returns_E - mean_G[index_E]
+    equal_G = high_G - low_G <= ROUNDING * torch.maximum(low_G.abs(), high_G.abs()).clamp(min=1)
+    centred_E = torch.where(equal_G[index_E], 0.0, returns_E - mean_G[index_E])
     var_G = torch.zeros(groups, dtype=torch.float64).index_add_(0, index_E, centred_E**2) / size_G
     if kind == "leave_one_out":
         unclipped_E = centred_E * (size_G / (size_G - 1).clamp(min=1))[index_E]
@@ -49,5 +52,5 @@ def group_advantages(returns_E: Tensor, group_E: Tensor, *, clip: float, eps: fl
         unclipped_E=unclipped_E.float(),
         clip_rate=float((unclipped_E.abs() > clip).double().mean()) if bounded else 0.0,
         groups=groups,
-        zero_variance_groups=int((low_G == high_G).sum()),
+        zero_variance_groups=int(equal_G.sum()),
     )

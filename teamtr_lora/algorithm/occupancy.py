@@ -244,13 +244,17 @@ class Stability:
 def stability(accuracy: Sequence[float], samples: int) -> Stability:
     """From the accuracy after every stage, each the share of `samples` right answers.
 
-    The floor takes samples as independent; with several a question it is a little too high, never too low.
+    The floor is what the deviation of a team that stays the same has from sampling alone, evaluations and samples independent;
+    with several samples a question it is a little too high.
     """
     accuracy_K = np.asarray(accuracy, dtype=np.float64)
     if len(accuracy_K) < 3 or samples < 2:
         raise ValueError("a deviation of improvements needs at least three evaluations of at least two samples")
     variance_K = accuracy_K * (1 - accuracy_K) / (samples - 1)
-    return Stability(float(np.diff(accuracy_K).std(ddof=1)), math.sqrt(float((variance_K[1:] + variance_K[:-1]).mean())))
+    steps = len(accuracy_K) - 1
+    # neighbouring improvements share an evaluation, with opposite signs: their sample variance is larger than their variance
+    floor = float((variance_K[1:] + variance_K[:-1]).mean()) * (steps + 1) / steps
+    return Stability(float(np.diff(accuracy_K).std(ddof=1)), math.sqrt(floor))
 
 
 @dataclass(frozen=True)

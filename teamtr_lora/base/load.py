@@ -246,7 +246,18 @@ def _load_model(folder: Path, source: str, dtype: torch.dtype, place: torch.devi
         raise UserError(f"base.source: '{source}' lacks weights, among them {sorted(info['missing_keys'])[0]}")
     _keep_4bit_unpacked(model)
     keep_activations_unquantised(model)
+    _without_dropout(model)
     return model.eval().requires_grad_(False)
+
+
+def _without_dropout(model: torch.nn.Module) -> None:
+    """Gradient checkpointing puts the base in training mode: what it computes must not change with that."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 @contextmanager

@@ -247,8 +247,9 @@ def _distribution_free(rows: Sequence[UpdateRow], rollout: Sequence[int], recipe
             continue
         if logged.surrogate_clipped is None:
             return None
-        bias = clip_bias_bound(logged.kl, setting.advantage_bound)
-        terms[i] = UpdateTerms(logged.surrogate_clipped, logged.kl, clip_bias=bias, groups=logged.groups)
+        kl = _kl(logged)
+        bias = clip_bias_bound(kl, setting.advantage_bound)
+        terms[i] = UpdateTerms(logged.surrogate_clipped, kl, clip_bias=bias, groups=logged.groups)
     confidence = Confidence(1 - recipe.trust_region.confidence, ratio_range=recipe.training.clip_ratio)
     return certify_cached_stage(terms, setting, confidence, rollout)
 
@@ -269,23 +270,28 @@ def _achievable(rows: list[UpdateRow], recipe: Recipe, setting: Setting, confide
             return None
         models.append(LocalModel(fisher.slope, fisher.smoothness / fisher.smallest_eigenvalue))
         radii.append(row.delta)
-        radius = row.delta * row.certificate.kl / row.kl_message_sum
+        radius = row.delta * _kl(row.certificate) / row.kl_message_sum
         error = row.certificate.surrogate_standard_error
         terms.append(UpdateTerms(0.0, radius, groups=row.certificate.groups, standard_error=error))
     return certify_achievable_stage(models, radii, terms, setting, confidence) if models else None
 
 
 def _terms(logged: CertificateTerms | None, *, discounted: bool) -> UpdateTerms:
-    """An update that was not accepted moved nothing. L is unbiased and unclipped, so neither zeta nor a clip bias is charged."""
+    """An update that was not accepted moved nothing. L is centred and unclipped, so neither zeta nor a clip bias is charged."""
     if logged is None:
         return UpdateTerms(0.0, 0.0)
     return UpdateTerms(
         logged.surrogate if discounted else logged.surrogate_undiscounted,
-        logged.kl,
+        _kl(logged) if discounted else logged.kl,
         groups=logged.groups,
         standard_error=logged.surrogate_standard_error if discounted else logged.surrogate_undiscounted_standard_error,
         turn_kl=tuple(logged.turn_kl),
     )
+
+
+def _kl(logged: CertificateTerms) -> float:
+    """Without discount the paper's bounds hold for no step: def:kltok is then 0 for every one, and its factors are infinite."""
+    return logged.kl if logged.gamma < 1 else math.inf
 
 
 Found = tuple[float | None, float | None]  # a difference and its standard error, where they are known

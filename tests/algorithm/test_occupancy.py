@@ -198,6 +198,9 @@ def test_a_team_that_never_changes_is_as_unstable_as_its_evaluation() -> None:
     still = stability((rng.binomial(samples, 0.8, size=4000) / samples).tolist(), samples)
     assert still.floor == pytest.approx(math.sqrt(2 * 0.16 / samples), rel=0.02)
     assert still.deviation == pytest.approx(still.floor, rel=0.05)
+    few = [stability((rng.binomial(samples, 0.8, size=4) / samples).tolist(), samples) for _ in range(4000)]
+    ratio = sum(one.deviation**2 for one in few) / sum(one.floor**2 for one in few)
+    assert ratio == pytest.approx(1, abs=0.05), "also where improvements are few and share evaluations"
     shaken = stability([0.2, 0.8] * 20, samples)
     assert shaken.excess == pytest.approx(shaken.deviation, rel=0.01) and stability([0.5] * 3, 9).excess == 0
     with pytest.raises(ValueError, match="three evaluations"):

@@ -243,3 +243,16 @@ def test_identity_follows_the_content(folder: Path, made: Path, monkeypatch: pyt
     assert changed["tokenizer_sha256"] == first["tokenizer_sha256"]
     (folder / "chat_template.jinja").write_text(TEMPLATE + " ")
     assert base_identity(folder)["tokenizer_sha256"] != first["tokenizer_sha256"]
+
+
+def test_a_base_computes_the_same_in_training_mode(made: Path, tmp_path: Path) -> None:
+    """Gradient checkpointing puts it there; a base may come with dropout."""
+    folder = Path(shutil.copytree(made, tmp_path / "dropping"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    ids = torch.arange(2, 34)[None]
+    theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").train()
+    model = load_base(str(folder), device="cpu").model
+    with torch.no_grad():
+        assert not torch.equal(theirs(ids).logits, theirs(ids).logits), "the base does drop"
+        assert torch.equal(model(ids).logits, model.train()(ids).logits)

@@ -120,6 +120,28 @@ def test_certify_reads_a_run_and_says_what_is_vacuous(run: Path, capsys: Any) ->
     assert "certificates in raw reward" in capsys.readouterr().out
 
 
+def test_without_discount_nothing_is_certified_but_by_turns(run: Path, tmp_path: Path, capsys: Any) -> None:
+    """What is logged then: def:kltok has a factor of 1 - gamma."""
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("discount: auto", "discount: 1.0"))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row.get("certificate"):
+            row["certificate"] |= {"gamma": 1.0, "kl": 0.0, "surrogate": row["certificate"]["surrogate_undiscounted"]}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["certify", str(folder), "--json"]) == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    moved = {row["stage"] for row in rows if row.get("certificate")}
+    assert moved
+    for stage in (stage for stage in stages if stage["stage"] in moved):
+        for kind in ("certificate", "high_probability", "distribution_free", "achievable"):
+            bound = stage[kind]
+            assert bound is None or (bound["bound"] is None and bound["vacuous"] and not bound["can_certify"]), kind
+        assert stage["by_turns"]["bound"] is not None
+    assert main(["certify", str(folder)]) == 0
+
+
 def test_diagnose_reads_the_tables_from_the_run_alone(run: Path, capsys: Any) -> None:
     assert main(["diagnose", str(run), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
