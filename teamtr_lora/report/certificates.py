@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -69,6 +71,8 @@ def _legend(run: RunCertificates, certain: str) -> str:
 
 def _penalties(s: StageCertificate) -> str:
     """Each penalty of the bound at the confidence, with its share."""
+    if s.high_probability.penalty == math.inf:
+        return "penalties are infinite without a discount: only the bounds by turns say something"
     shares = s.high_probability.shares()
     found = [
         f"{name.replace('_', ' ')} {getattr(s.high_probability, name):.4f} ({part:.0%})" for name, part in shares.items() if part

@@ -98,8 +98,13 @@ def _discounted(kl_M: Tensor, batch: MessageBatch, discount: float) -> float:
 
 
 @torch.no_grad()
-def sampler_gap(batch: MessageBatch, current: CurrentPolicy) -> dict[str, float]:
+def sampler_gap(batch: MessageBatch, current: CurrentPolicy, reduction: str) -> dict[str, float]:
     """How far the sampler's log-probabilities are from the trainer's for the same tokens and weights."""
-    gap = torch.cat([logp - part.sampler_logp_N for part, logp in zip(batch.microbatches, current.logp, strict=True)]).double()
-    message_kl_sum = float((torch.expm1(gap) - gap).sum()) / max(1, len(batch.messages))
-    return {"mean_abs": float(gap.abs().mean()), "max_abs": float(gap.abs().max()), "message_kl": message_kl_sum}
+    gaps = [(logp - part.sampler_logp_N).double() for part, logp in zip(batch.microbatches, current.logp, strict=True)]
+    count = max(1, len(batch.messages))
+    kl = sum(
+        float(message_kl(torch.expm1(gap_N) - gap_N, part.message_N, count, reduction).sum())
+        for part, gap_N in zip(batch.microbatches, gaps, strict=True)
+    )
+    gap = torch.cat(gaps).abs()
+    return {"mean_abs": float(gap.mean()), "max_abs": float(gap.max()), "message_kl": kl / count}

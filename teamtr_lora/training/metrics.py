@@ -97,7 +97,7 @@ class UpdateRow(_Row):
     advantage_abs_max: float = Field(description="largest unclipped |advantage|")
     advantage_overflow: float = Field(description="mean |unclipped - clipped advantage|: what clipping took away (lem:clipbias)")
     sampler_gap: dict[str, float] | None = Field(
-        description="sampler against trainer log-probabilities: mean_abs, max_abs, message_kl"
+        description="sampler against trainer log-probabilities: mean_abs, max_abs, message_kl (reduced as the gate's)"
     )
     episodes: int = Field(description="the update learned from")
     fresh_episodes: int = Field(description="of them, sampled for this update: 0 where an earlier rollout is used again")

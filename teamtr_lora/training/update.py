@@ -233,7 +233,8 @@ class AgentUpdater:
         )
 
     def _sampler_gap(self, agent: str, fit: list[MessageBatch], current: list[CurrentPolicy]) -> dict[str, float]:
-        gaps = [sampler_gap(batch, kept) for batch, kept in zip(fit, current, strict=True)]
+        reduction = self._config.trust_region.reduction
+        gaps = [sampler_gap(batch, kept, reduction) for batch, kept in zip(fit, current, strict=True)]
         gap = {
             "mean_abs": sum(g["mean_abs"] for g in gaps) / len(gaps),
             "max_abs": max(g["max_abs"] for g in gaps),
@@ -241,9 +242,9 @@ class AgentUpdater:
         }
         if gap["message_kl"] > self.radii[agent]:
             logger.warning(
-                "%s: the sampler is KL %.2g per message away from the trainer, more than delta = %.2g: its samples are not from "
+                "%s: the sampler is KL %.2g per %s away from the trainer, more than delta = %.2g: its samples are not from "
                 "the policy being updated; use the same precision on both sides or set rollout.importance_cap",
-                agent, gap["message_kl"], self.radii[agent],
+                agent, gap["message_kl"], "message" if reduction == "message_sum" else "token", self.radii[agent],
             )  # fmt: skip
         return gap
 

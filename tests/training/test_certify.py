@@ -140,6 +140,7 @@ def test_without_discount_nothing_is_certified_but_by_turns(run: Path, tmp_path:
             assert bound is None or (bound["bound"] is None and bound["vacuous"] and not bound["can_certify"]), kind
         assert stage["by_turns"]["bound"] is not None
     assert main(["certify", str(folder)]) == 0
+    assert "infinite without a discount" in " ".join(capsys.readouterr().out.split())
 
 
 def test_diagnose_reads_the_tables_from_the_run_alone(run: Path, capsys: Any) -> None:

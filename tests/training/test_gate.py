@@ -96,7 +96,11 @@ def test_sampler_gap_is_measured_token_by_token(episodes) -> None:
     generator = torch.Generator().manual_seed(0)
     gaps = [0.3 * torch.randn(len(p.target_N), generator=generator) for p in batch.microbatches]
     current = CurrentPolicy([], [p.sampler_logp_N + g for p, g in zip(batch.microbatches, gaps, strict=True)])
-    got, d = sampler_gap(batch, current), torch.cat(gaps).double()
+    got, d = sampler_gap(batch, current, "message_sum"), torch.cat(gaps).double()
     assert got["mean_abs"] == pytest.approx(float(d.abs().mean()), rel=1e-4)
     assert got["max_abs"] == pytest.approx(float(d.abs().max()), rel=1e-4)
     assert got["message_kl"] == pytest.approx(float((d.exp() - 1 - d).sum()) / len(batch.messages), rel=1e-4)
+    message_N = torch.cat([p.message_N for p in batch.microbatches])
+    k3 = (d.exp() - 1 - d).numpy()
+    means = [k3[(message_N == m).numpy()].mean() for m in range(len(batch.messages))]
+    assert sampler_gap(batch, current, "token_mean")["message_kl"] == pytest.approx(sum(means) / len(means), rel=1e-4)
