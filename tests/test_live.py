@@ -55,7 +55,7 @@ def test_the_terminal_gets_its_cursor_back() -> None:
 
 def test_a_skipped_update_says_why() -> None:
     row = update_row(decision="skipped", alpha=None, kl={}, groups=16, zero_variance_groups=15, messages=32)
-    assert "skipped (15 of 16 groups had equal rewards)" in shown(TeamTRConfig(), row)
+    assert "skipped (15 of 16 groups had equal rewards: too few are left)" in shown(TeamTRConfig(), row)
     assert "skipped (solver said nothing to learn from)" in shown(TeamTRConfig(), row | {"messages": 0})
 
 

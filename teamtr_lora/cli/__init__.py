@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if rest:
         args.overrides = [*args.overrides, *rest]
+    if getattr(args, "json", False):
+        _keep_stdout_for_json()
     try:
         return int(args.run(args) or 0)
     except UserError as error:
@@ -50,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         notes = getattr(stop, "__notes__", ["eval goes on by itself, train and baseline with --resume"])
         print(f"teamtr-lora: interrupted; what was saved is intact; {'; '.join(notes)}", file=sys.stderr)
         return 130
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # rich's answer to a reader who left
+            return 0
+        raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say to it
         return 0
@@ -58,6 +65,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"teamtr-lora: crashed: {type(error).__name__}: {error}; run again with --debug for the traceback", file=sys.stderr)
         return 1
+
+
+def _keep_stdout_for_json() -> None:
+    """One object and nothing else: what a program that a reward starts, or a library, writes to descriptor 1 goes to stderr."""
+    out = sys.__stdout__
+    if out is not None and sys.stdout is out:
+        with contextlib.suppress(OSError):  # there is no stderr
+            kept = os.dup(out.fileno())
+            os.dup2(2, out.fileno())
+            sys.stdout = os.fdopen(kept, "w", encoding=out.encoding)
 
 
 def build_parser() -> Parser:

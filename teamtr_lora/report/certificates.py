@@ -17,7 +17,7 @@ def print_certificates(run: RunCertificates) -> None:
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     certain = f"at {run.confidence:.0%}"
     for name in ("stage", "L", "penalty", "bound", certain, "vacuous", "gain", "error", "slack"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for s in run.stages:
         shown = (s.certificate.surrogate, s.certificate.penalty, s.certificate.bound, s.high_probability.bound)
         measured = (s.return_improvement, s.return_improvement_standard_error, s.slack)
@@ -89,7 +89,7 @@ def _by_turns(run: RunCertificates) -> Table:
     title = "the same by turns: undiscounted, charged only for an agent's own later messages, with its sampling error"
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for name in ("stage", "L", "shift", "noise", "bound", "vacuous", "gain", "error", "slack"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for s in run.stages:
         if s.by_turns:
             terms = (s.by_turns.surrogate, s.by_turns.occupancy, s.by_turns.concentration, s.by_turns.bound)

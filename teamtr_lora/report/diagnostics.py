@@ -38,7 +38,8 @@ def print_diagnosis(found: RunDiagnosis) -> None:
         values = getattr(found, name)
         if values:
             words = ", ".join(f"{key} {_shown(value)}" for key, value in _flat(values).items())
-            console.print(f"[bold]{name.replace('_', ' ')}[/]: {words}")
+            note = " (quantiles: means over updates)" if name == "kl_spread" else ""
+            console.print(f"[bold]{name.replace('_', ' ')}[/]{note}: {words}")
     for name, reason in found.missing.items():
         console.print(f"{name.replace('_', ' ')}: {reason}")
 

@@ -90,7 +90,8 @@ def _why(row: dict[str, Any]) -> str:
         return ""
     if not row["messages"]:
         return f"({row['agent']} said nothing to learn from)"
-    return f"({row['zero_variance_groups']} of {row['groups']} groups had equal rewards)"
+    left = "" if row["zero_variance_groups"] == row["groups"] else ": too few are left"
+    return f"({row['zero_variance_groups']} of {row['groups']} groups had equal rewards{left})"
 
 
 def _number(value: float | None) -> str:

@@ -40,7 +40,9 @@ def print_described(found: dict[str, Any]) -> None:
     lines["base weights"] = found["base"]["weights_hash"]
     lines |= {f"agent {agent}": version for agent, version in found.get("agents", {}).items()}
     lines |= {f"file {name}": digest for name, digest in found.get("files", {}).items()}
-    lines |= {f"metric {name}": f"{value:.4g}" for name, value in found["metrics"].items()}
+    lines |= {
+        f"metric {name}": f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for name, value in found["metrics"].items()
+    }
     for step in found.get("lineage", []):
         lines[f"replaced {step['agent']}"] = f"{step['old']} by {step['new']}: {step['how']}"
     shown = {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in lines.items()}

@@ -35,8 +35,9 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
     )
     if summary.updates and summary.skipped == summary.updates:
         console.print(
-            "[yellow]nothing was learned: the episodes of every group earned the same, so none was better than another; read "
-            f"{escape(summary.run_dir)}/episodes, and check task.reward and rollout.max_message_tokens[/]"
+            "[yellow]nothing was learned: in too many groups all episodes earned the same, so none was better than another; read "
+            f"{escape(summary.run_dir)}/episodes, check task.reward and rollout.max_message_tokens, or raise "
+            "rollout.items_per_stage[/]"
         )
     run = shlex.quote(summary.run_dir)
     console.print(f"run directory: {escape(summary.run_dir)}\n\nnext:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -10,6 +11,7 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
+from teamtr_lora.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall
 from teamtr_lora.swap.compatibility import Check
 from teamtr_lora.swap.places import Undone
@@ -77,7 +79,8 @@ def print_swap(report: SwapReport) -> None:
     console.print(f"{report.sampled_tokens:,} tokens sampled, {report.trained_tokens:,} trained on, {report.seconds:.0f} s")
     console.print(f"{escape(report.agent)}: {report.old} -> {report.new} ({report.how}, from {escape(report.source)})")
     console.print(
-        f"the replacement itself is not certified; go on with training, or: teamtr-lora swap {escape(report.team)} --undo"
+        "the replacement itself is not certified; go on with training, or: "
+        f"{program()} swap {escape(shlex.quote(report.team))} --undo"
     )
 
 

@@ -78,7 +78,9 @@ def request_problem(
         return f"a message of at most {request.params.max_tokens} tokens was asked for"
     if request.agent not in agents:
         return f"unknown agent {request.agent!r}; published: {', '.join(agents) or 'none'}"
-    if not request.prompt_ids or not all(0 <= token < vocab_size for token in request.prompt_ids):
+    if not isinstance(request.seed, int):
+        return f"the seed {request.seed!r} is no whole number"
+    if not request.prompt_ids or not all(isinstance(token, int) and 0 <= token < vocab_size for token in request.prompt_ids):
         return f"the prompt is empty or has a token id outside 0..{vocab_size - 1}"
     if len(request.prompt_ids) + request.params.max_tokens > context_tokens:
         return f"{len(request.prompt_ids)} prompt + {request.params.max_tokens} new tokens exceed the context of {context_tokens}"

@@ -246,7 +246,8 @@ def _check_logprobs(server: Server, model: str, base: FrozenBase, temperature: f
     if gaps and gaps[len(gaps) // 2] > OTHER_WEIGHTS:
         raise UserError(
             f"{where} serves {model} with other weights than base.source = {base.name} (log-probabilities differ by "
-            f"{gaps[len(gaps) // 2]:.2g}); serve the same base"
+            f"{gaps[len(gaps) // 2]:.2g}); serve the same base (or, on a CPU, wait until no other run samples there: vLLM mixes "
+            "them up when all its adapter slots are taken)"
         )
     differences = [abs(seen[0][key] - seen[-1][key]) for key in seen[0].keys() & seen[-1].keys()]
     if temperature != 1 and max(differences, default=0.0) < 1e-4:

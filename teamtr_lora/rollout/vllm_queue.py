@@ -129,7 +129,7 @@ class PlainSteps:
         return output
 
     def _split(self, running: list[Any]) -> tuple[list[Any], list[Any]]:
-        block, last = self._block, self._scheduler.max_model_len - 1
+        block, ahead, last = self._block, self._ahead, self._scheduler.max_model_len - 1
         known_to_runner = None if self._scheduler.use_v2_model_runner else self._scheduler.prev_step_scheduled_req_ids
         plain, others = [], []
         for request in running:
@@ -137,6 +137,7 @@ class PlainSteps:
             if (
                 len(request._all_token_ids) + unknown - computed == 1
                 and computed % block
+                and (ahead or (computed + 1) % block)  # a full block is entered in the prefix cache here, or in the update
                 and computed < last
                 and computed + 2 - unknown < request.num_prompt_tokens + request.max_tokens
                 and (known_to_runner is None or request.request_id in known_to_runner)

@@ -195,15 +195,14 @@ def _estimators(updates: list[UpdateRow]) -> list[dict[str, Any]]:
 
 
 def _kl_spread(updates: list[UpdateRow]) -> dict[str, Any]:
-    """Means over updates of each update's quantiles."""
+    """Means over updates of each update's quantiles, and the largest of all."""
     known = [row.diagnostics for row in updates if row.diagnostics and row.diagnostics.kl_messages]
     found: dict[str, Any] = {}
     for name in ("kl_messages", "kl_groups"):
         spreads = [getattr(d, name) for d in known if getattr(d, name)]
         if spreads:
-            found[name.removeprefix("kl_")] = {
-                q: _mean([getattr(s, q) for s in spreads]) for q in ("p50", "p90", "p99", "largest")
-            }
+            quantiles: dict[str, Any] = {q: _mean([getattr(s, q) for s in spreads]) for q in ("p50", "p90", "p99")}
+            found[name.removeprefix("kl_")] = quantiles | {"largest": max(s.largest for s in spreads)}
     if found:
         found["messages_over_delta"] = _mean([d.messages_over_delta for d in known])
     return found

@@ -6,6 +6,8 @@ import argparse
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -183,3 +185,17 @@ def test_init_names_the_program_as_it_was_started_and_the_dataset(
     assert "wrote my team/questions.jsonl\n" in out and "own rows into questions.jsonl" in out
     assert out.endswith("\n  .venv/bin/teamtr-lora train 'my team/recipe.yaml'\n")
     assert "dataset" in " ".join(dict(parsers())["init"].format_help().split())
+
+
+def test_with_json_nothing_else_reaches_stdout() -> None:
+    code = (
+        "import os, subprocess; from teamtr_lora.cli import _keep_stdout_for_json as keep; keep(); "
+        "subprocess.run(['echo', 'a program']); os.write(1, b'a library'); print('{}')"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "{}\n" and "a program" in ran.stderr and "a library" in ran.stderr
+
+
+def test_a_reader_who_leaves_is_no_crash() -> None:
+    command = f"set -o pipefail; {shlex.quote(sys.executable)} -m teamtr_lora keys | head -1"
+    assert subprocess.run(["bash", "-c", command], capture_output=True).returncode == 0
