@@ -30,7 +30,7 @@ def disk_errors(path: Path) -> Iterator[None]:
                 "run it again (train: with --resume)"
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            fix = "choose another folder (train: --run-dir; eval: --out)"
+            fix = "choose another folder (train: --run-dir; eval: --out), or make this one writable"
             raise UserError(f"{path}: cannot write here ({error.strerror}); {fix}") from error
         if error.errno is None:  # raised by us: a folder that must not be replaced
             raise

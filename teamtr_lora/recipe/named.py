@@ -30,7 +30,9 @@ def _files(recipe: Recipe) -> Iterator[Problem]:
         if named and not os.path.isfile(path):
             there = sorted(file.name for file in path.parent.glob("[!.]*")) if os.path.isdir(path.parent) else []
             wrong = "no such file" if there else f"no such file; there is nothing in {path.parent}"
-            yield Problem(key, named, wrong, "paths are relative to the recipe", nearest(path.name, there))
+            yield Problem(
+                key, named, wrong, f"give yours with {key}=FILE; paths are relative to the recipe", nearest(path.name, there)
+            )
 
 
 def _functions(recipe: Recipe) -> Iterator[Problem]:
