@@ -159,6 +159,8 @@ def test_diagnose_reads_the_tables_from_the_run_alone(run: Path, capsys: Any) ->
     assert {(row["estimator"], row["fraction"]) for row in report["monitors"]} == {
         (name, share) for name in ("exact", "k3", "k1") for share in (0.25, 0.5)
     }
+    largest = [row["diagnostics"]["kl_messages"]["largest"] for row in updates if row["diagnostics"]["kl_messages"]]
+    assert len(set(largest)) > 1 and report["kl_spread"]["messages"]["largest"] == max(largest)
     exact = [row["diagnostics"]["monitor"]["exact"]["25"]["deviations"] for row in updates if row["diagnostics"]["monitor"]]
     assert report["monitors"][0]["median"] == pytest.approx(np.median(exact))
     assert [row["estimator"] for row in report["kl_estimators"]] == ["exact", "k3", "k1"]
