@@ -214,18 +214,24 @@ def _certificate(
     staleness: float = 0.0,
     by_turns: bool = False,
 ) -> Certificate:
-    weighted = [(float(sum(kl > 0 for kl in u.turn_kl)) if by_turns else setting.decisions, u) for u in updates]
+    weighted = [(_turns(u) if by_turns else setting.decisions, u) for u in updates]
     surrogate = math.fsum(u.surrogate for u in updates)
     estimation = math.fsum(_times(decisions, u.zeta) for decisions, u in weighted)
     clip_bias = math.fsum(_times(decisions, u.clip_bias) for decisions, u in weighted)
     concentration = 0.0
     if confidence is not None:
-        moved = [(decisions * setting.advantage_bound, u) for decisions, u in weighted if u.kl > 0 or any(u.turn_kl)]
+        # each message's factor meets the whole return, so that many of them can sum to more than 1 / (1 - gamma)
+        moved = [(max(decisions, _turns(u)) * setting.advantage_bound, u) for decisions, u in weighted if u.kl > 0 or _turns(u)]
         concentration = math.fsum(_concentration(u, unit, confidence, len(updates)) for unit, u in moved)
     penalties = (occupancy, staleness, estimation, clip_bias, concentration)
     bound = surrogate - math.fsum(penalties)
     possible = reach > math.fsum(penalties) * (1 + ROUNDING)
     return Certificate(surrogate, *penalties, bound, vacuous=bound <= -setting.return_range, can_certify=possible)
+
+
+def _turns(update: UpdateTerms) -> float:
+    """Messages of an episode at which the policy has changed."""
+    return float(sum(kl > 0 for kl in update.turn_kl))
 
 
 def _concentration(update: UpdateTerms, unit: float, confidence: Confidence, updates: int) -> float:

@@ -41,7 +41,7 @@ _EXAMPLES = {
         "serve runs/quickstart --port 8000",
         "serve recipes/quickstart.yaml --accept-adapters",
     ],
-    "certify": ["certify runs/quickstart"],
+    "certify": ["certify runs/quickstart", "certify runs/quickstart --updates"],
     "diagnose": ["diagnose runs/quickstart"],
     "tasks": [
         "tasks list",

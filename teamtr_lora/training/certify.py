@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,88 +22,16 @@ from teamtr_lora.algorithm.certificate import (
     certify_stale_stage,
     clip_bias_bound,
     episode_setting,
+    odd_block_mean,
 )
 from teamtr_lora.algorithm.local_gain import LocalModel, certify_achievable_stage
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.stored import read_team
 from teamtr_lora.team import most_messages
+from teamtr_lora.training.certified import Certified, Replacement, RunCertificates, StageCertificate, UpdateCertificate
 from teamtr_lora.training.metrics import CertificateTerms, MetricsRow, StageRow, SwapRow, UpdateRow, read_rows
 from teamtr_lora.training.run_dir import BASELINE
-
-
-@dataclass(frozen=True)
-class StageCertificate:
-    stage: int
-    theorem: str  # what bounds it: thm:stage, or the form for episodes that several updates learned from
-    certificate: Certificate
-    high_probability: Certificate  # sampling error charged too, by the logged standard errors
-    distribution_free: Certificate | None  # thm:stage-hp: Hoeffding's radius, clipped ratios, their bias; None: an older run
-    stale: Certificate | None  # thm:stage_stale, where episodes are used again: the paper's larger penalty for the same L
-    by_turns: Certificate | None  # undiscounted, from each message's KL: the form that can be positive; fresh episodes only
-    zeta: dict[str, float]  # mean proxies of the stage's updates, in units of the normalised advantage
-    improvement: float | None  # measured mean reward after minus before, held-out items: what `by_turns` is about
-    improvement_standard_error: float | None
-    return_improvement: float | None  # of the discounted return, which `certificate` is about; None: not evaluated, or not known
-    return_improvement_standard_error: float | None
-    achievable: Certificate | None = None  # thm:info-lower-stage; None where a probe measured no local gains in this stage
-
-    @property
-    def slack(self) -> float | None:
-        """How far above the bound the stage came out; negative is a violation, of the measured value at least."""
-        return None if self.return_improvement is None else self.return_improvement - self.certificate.bound
-
-    @property
-    def by_turns_slack(self) -> float | None:
-        return None if self.improvement is None or self.by_turns is None else self.improvement - self.by_turns.bound
-
-    def as_dict(self) -> dict[str, Any]:
-        """Every field; each certificate with the sum of its penalties and the share of each."""
-        found = asdict(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Certificate):
-                found[name] |= {"penalty": value.penalty, "shares": value.shares()}
-        slack, turns = self.slack, self.by_turns_slack
-        violated = None if slack is None else slack < 0
-        return found | {"slack": slack, "violated": violated, "by_turns_slack": turns}
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """A swap or an undo. No theorem bounds it (prop:pnp); from here on the certificates are about another team."""
-
-    after_stage: int
-    agent: str
-    how: str
-    old: str
-    new: str
-    change: float | None  # measured mean reward after minus before, held-out items
-    change_standard_error: float | None
-
-
-@dataclass(frozen=True)
-class RunCertificates:
-    gamma: float
-    confidence: float
-    advantage_bound: float  # A_max
-    end_discount: float | None  # what every reward counts in the discounted return; None: they come at various turns
-    return_range: float  # largest less smallest return: a bound below minus that is vacuous
-    stages: list[StageCertificate]
-    calibration: Calibration | None  # of `certificate`; None where no stage has both ends evaluated
-    by_turns_calibration: Calibration | None  # both are of the stages since the last replacement
-    replacements: list[Replacement]
-
-    @property
-    def since(self) -> str:
-        """Which stages the calibrations are of, where not of all."""
-        if not self.replacements:
-            return ""
-        last = self.replacements[-1]
-        return f"since the {'undo' if last.how == 'undo' else 'swap'} after stage {last.after_stage}"
-
-    def as_dict(self) -> dict[str, Any]:
-        stages = [stage.as_dict() for stage in self.stages]
-        return _plain(asdict(self) | {"stages": stages, "calibrated": self.since or "all stages"})
 
 
 def read_run(folder: Path) -> tuple[Recipe, list[MetricsRow]]:
@@ -116,7 +44,33 @@ def read_run(folder: Path) -> tuple[Recipe, list[MetricsRow]]:
     return read_team(folder)[0], read_rows(folder / "metrics.jsonl")
 
 
-def certify_run(folder: Path) -> RunCertificates:
+@dataclass(frozen=True)
+class _Run:
+    """What all certificates of a run have in common."""
+
+    recipe: Recipe
+    setting: Setting  # of the discounted return
+    undiscounted: Setting
+    end_discount: float | None
+    block: int
+    beta: float
+
+    @property
+    def confidence(self) -> Confidence:
+        return Confidence(failure=1 - self.recipe.trust_region.confidence, method="normal")
+
+    @property
+    def dependent(self) -> bool:
+        return self.block > 1 or self.beta > 0
+
+    @property
+    def distribution_free(self) -> Confidence:
+        clip = self.recipe.training.clip_ratio
+        return replace(self.confidence, method="hoeffding", ratio_range=clip, block=self.block, beta=self.beta)
+
+
+def certify_run(folder: Path, block: int = 1, beta: float = 0.0) -> RunCertificates:
+    """`block` and `beta`: how far consecutive groups depend on each other, for thm:stage-hp (lem:beta-block)."""
     recipe, rows = read_run(folder)
     if (folder / BASELINE).is_file():
         raise UserError(f"{folder}: a run of `baseline`, which has no trust region to certify; diagnose says how far it went")
@@ -134,15 +88,17 @@ def certify_run(folder: Path) -> RunCertificates:
         longest = gamma ** (most_messages(recipe.team) - 1)
         full = end_discount == longest  # else other teams' rewards may come earlier, and count more
         whole = Setting(high - low, gamma, longest * (high - low)) if full else episode_setting(1, low, high, gamma)
-    confidence = Confidence(failure=1 - recipe.trust_region.confidence, method="normal")
-    swaps = [row for row in rows if isinstance(row, SwapRow)]
-    stages = [
-        _stage(end.stage, own, recipe, (whole, raw), confidence, (before, end.evaluation), end_discount)
-        for before, own, end in _complete_stages(rows)
-    ]
-    if not stages:
+    run = _Run(recipe, whole, raw, end_discount, block, beta)
+    if run.dependent and not all(t.surrogate_clipped_groups for t in terms):
+        raise UserError(f"{folder}: --block needs L of every group, which this run, of an older version, has not logged")
+    complete = list(_complete_stages(rows))
+    if not complete:
         raise UserError(f"{folder}: no stage is complete yet, so there is nothing to certify; let train finish one")
-    latest = [s for s in stages if s.stage > max((row.stage for row in swaps), default=-1)]
+    stages = [_stage(run, end.stage, own, (before, end.evaluation)) for before, own, end in complete]
+    pairs = [(row, after) for _, own, _ in complete for row, after in zip_longest(own, own[1:])]
+    single = [_update(run, row, after) for row, after in pairs if row.certificate and row.fresh_episodes]
+    swaps = [row for row in rows if isinstance(row, SwapRow)]
+    last_swap = max((row.stage for row in swaps), default=-1)
     return RunCertificates(
         gamma,
         recipe.trust_region.confidence,
@@ -150,8 +106,9 @@ def certify_run(folder: Path) -> RunCertificates:
         end_discount,
         whole.return_range,
         stages,
-        _calibration([(s.certificate, s.return_improvement, s.return_improvement_standard_error) for s in latest]),
-        _calibration([(s.by_turns, s.improvement, s.improvement_standard_error) for s in latest]),
+        single,
+        *_calibrations([s for s in stages if s.stage > last_swap]),
+        *_calibrations([u for u in single if u.stage > last_swap]),
         [_replacement(row) for row in swaps],
     )
 
@@ -208,50 +165,74 @@ def _replacement(row: SwapRow) -> Replacement:
 
 
 def _stage(
-    stage: int,
-    rows: list[UpdateRow],
-    recipe: Recipe,
-    settings: tuple[Setting, Setting],
-    confidence: Confidence,
-    evaluations: tuple[dict[str, Any] | None, dict[str, Any] | None],
-    end_discount: float | None,
+    run: _Run, stage: int, rows: list[UpdateRow], evaluations: tuple[dict[str, Any] | None, dict[str, Any] | None]
 ) -> StageCertificate:
-    """`settings` are of the discounted and of the undiscounted return, `evaluations` before and after."""
-    setting, undiscounted = settings
+    """`evaluations` are those before and after."""
     rollout = list(accumulate(int(row.fresh_episodes > 0) for row in rows))
     fresh = len(set(rollout)) == len(rows)
-    terms = [_terms(row.certificate, discounted=True) for row in rows]
     accepted = [row.certificate for row in rows if row.certificate]
     zeta = {n: math.fsum(getattr(t, f"zeta_{n}") for t in accepted) / max(1, len(accepted)) for n in ("clip", "ratio", "norm")}
-    turns = [_terms(row.certificate, discounted=False) for row in rows]
+    measured = _improvement(*evaluations), _return_improvement(*evaluations, run.end_discount)
     return StageCertificate(
-        stage,
-        "thm:stage" if fresh else "cached episodes",
-        certify_cached_stage(terms, setting, None, rollout),  # thm:stage where every update has episodes of its own
-        certify_cached_stage(terms, setting, confidence, rollout),
-        _distribution_free(rows, rollout, recipe, setting),
-        None if fresh else certify_stale_stage(terms, setting, None, rollout),
-        certify_by_turns(turns, undiscounted, confidence) if fresh else None,
-        zeta,
-        *_improvement(*evaluations),
-        *_return_improvement(*evaluations, end_discount),
-        _achievable(rows, recipe, setting, confidence),
+        **vars(_certified(run, stage, rows, rollout, *measured)),
+        theorem="thm:stage" if fresh else "cached episodes",
+        stale=None if fresh else certify_stale_stage(_discounted_terms(rows), run.setting, None, rollout),
+        zeta=zeta,
+        achievable=_achievable(rows, run.recipe, run.setting, run.confidence),
     )
 
 
-def _distribution_free(rows: Sequence[UpdateRow], rollout: Sequence[int], recipe: Recipe, setting: Setting) -> Certificate | None:
+def _update(run: _Run, row: UpdateRow, after: UpdateRow | None) -> UpdateCertificate:
+    """`after`: the stage's next update, whose episodes the team played with this one made."""
+    gain: Found = (None, None)
+    if after is not None and after.fresh_episodes:
+        errors = [error for error in (row.reward_standard_error, after.reward_standard_error) if error is not None]
+        gain = after.reward_mean - row.reward_mean, math.hypot(*errors) if len(errors) == 2 else None
+    bounds = _certified(run, row.stage, [row], [0], gain, _discounted(gain, run.end_discount))
+    return UpdateCertificate(**vars(bounds), update=row.update, agent=row.agent, decision=row.decision)
+
+
+def _certified(
+    run: _Run, stage: int, rows: list[UpdateRow], rollout: list[int], improvement: Found, return_improvement: Found
+) -> Certified:
+    """Updates that share a number in `rollout` learned from the same episodes; the improvements were measured."""
+    terms, turns = _discounted_terms(rows), [_terms(row.certificate, discounted=False) for row in rows]
+    fresh = len(set(rollout)) == len(rows)
+    return Certified(
+        stage=stage,
+        certificate=certify_cached_stage(terms, run.setting, None, rollout),  # thm:stage where each has episodes of its own
+        high_probability=certify_cached_stage(terms, run.setting, run.confidence, rollout),
+        distribution_free=_distribution_free(run, rows, rollout),
+        by_turns=certify_by_turns(turns, run.undiscounted, run.confidence) if fresh else None,
+        improvement=improvement[0],
+        improvement_standard_error=improvement[1],
+        return_improvement=return_improvement[0],
+        return_improvement_standard_error=return_improvement[1],
+    )
+
+
+def _discounted_terms(rows: list[UpdateRow]) -> list[UpdateTerms]:
+    return [_terms(row.certificate, discounted=True) for row in rows]
+
+
+def _distribution_free(run: _Run, rows: Sequence[UpdateRow], rollout: Sequence[int]) -> Certificate | None:
     """thm:stage-hp. L is centred, so its terms are within clip_ratio of zero where the paper's are within 1 + clip_ratio."""
     terms = [UpdateTerms(0.0, 0.0)] * len(rows)
     for i, logged in enumerate(row.certificate for row in rows):
         if logged is None:
             continue
-        if logged.surrogate_clipped is None:
+        surrogate = _by_blocks(logged, run.block) if run.dependent else logged.surrogate_clipped
+        if surrogate is None:
             return None
         kl = _kl(logged)
-        bias = clip_bias_bound(kl, setting.advantage_bound)
-        terms[i] = UpdateTerms(logged.surrogate_clipped, kl, clip_bias=bias, groups=logged.groups)
-    confidence = Confidence(1 - recipe.trust_region.confidence, ratio_range=recipe.training.clip_ratio)
-    return certify_cached_stage(terms, setting, confidence, rollout)
+        bias = clip_bias_bound(kl, run.setting.advantage_bound)
+        terms[i] = UpdateTerms(surrogate, kl, clip_bias=bias, groups=logged.groups, turn_kl=tuple(logged.turn_kl))
+    return certify_cached_stage(terms, run.setting, run.distribution_free, rollout)
+
+
+def _by_blocks(logged: CertificateTerms, block: int) -> float | None:
+    """The L that lem:beta-block bounds; where no two blocks are full nothing bounds it, and any L serves."""
+    return odd_block_mean(logged.surrogate_clipped_groups, block) if 2 * block <= logged.groups else logged.surrogate_clipped
 
 
 def _achievable(rows: list[UpdateRow], recipe: Recipe, setting: Setting, confidence: Confidence) -> Certificate | None:
@@ -311,22 +292,25 @@ def _return_improvement(before: dict[str, Any] | None, after: dict[str, Any] | N
     discounted where every reward counts the same, and say nothing in these units where not."""
     if all(evaluation is not None and "mean_return" in evaluation for evaluation in (before, after)):
         return _improvement(before, after, "mean_return")
-    gain, error = _improvement(before, after)
+    return _discounted(_improvement(before, after), end_discount)
+
+
+def _discounted(found: Found, end_discount: float | None) -> Found:
+    gain, error = found
     if gain is None or end_discount is None:
         return None, None
     return end_discount * gain, None if error is None else end_discount * error
+
+
+def _calibrations(rows: Sequence[Certified]) -> tuple[Calibration | None, Calibration | None]:
+    """Of `certificate` and of `by_turns`."""
+    return (
+        _calibration([(r.certificate, r.return_improvement, r.return_improvement_standard_error) for r in rows]),
+        _calibration([(r.by_turns, r.improvement, r.improvement_standard_error) for r in rows]),
+    )
 
 
 def _calibration(stages: Sequence[tuple[Certificate | None, float | None, float | None]]) -> Calibration | None:
     """Of (bound, measured, its standard error)."""
     measured = [Measured(c, found, error) for c, found, error in stages if c is not None and found is not None]
     return calibrate(measured) if measured else None
-
-
-def _plain(value: Any) -> Any:
-    """JSON knows no infinity: a term that nothing bounds becomes null."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,7 +14,8 @@ import numpy as np
 from teamtr_lora.algorithm.occupancy import Subsample, order_sensitivity, reliability, stability
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe.task_sections import OWN_REWARDS
-from teamtr_lora.training.certify import StageCertificate, certify_run, read_run
+from teamtr_lora.training.certified import StageCertificate
+from teamtr_lora.training.certify import certify_run, read_run
 from teamtr_lora.training.gate import ESTIMATORS
 from teamtr_lora.training.metrics import MetricsRow, StageRow, SwapRow, UpdateRow
 from teamtr_lora.training.run_dir import BASELINE

@@ -53,6 +53,9 @@ class CertificateTerms(_Row):
         description="the same units: half the mean difference of advantages normalised by either half of their group"
     )
     surrogate_clipped: float | None = Field(default=None, description="L with ratios clipped to 1 +/- clip_ratio (thm:stage-hp)")
+    surrogate_clipped_groups: list[float] = Field(
+        default=[], description="the same of each held-out group, in the order of their items (lem:beta-block)"
+    )
 
 
 class UpdateRow(_Row):

@@ -28,13 +28,14 @@ def certificate_terms(
     reward_E = np.array([episodes[i].reward for i in held])
     log_ratio_M = reading.log_ratio_M.double().numpy()
 
-    def surrogate(returns_E: np.ndarray, log_M: np.ndarray = log_ratio_M) -> ClusteredMean:
-        terms_E = centred_surrogate(log_M, episode_M, leave_one_out(returns_E, group_E))
+    def surrogate(returns_E: np.ndarray) -> ClusteredMean:
+        terms_E = centred_surrogate(log_ratio_M, episode_M, leave_one_out(returns_E, group_E))
         return clustered_mean(torch.from_numpy(terms_E), torch.from_numpy(group_E), config.trust_region.confidence)
 
     training, with_gamma, without = config.training, surrogate(discounted_E), surrogate(reward_E)
     spoke = len(set(episode_M.tolist())) / len(held)  # def:kltok is over all episodes, as L is; the reading over those
     clipped_M = log_ratio_M.clip(math.log1p(-training.clip_ratio), math.log1p(training.clip_ratio))
+    clipped_E = centred_surrogate(clipped_M, episode_M, leave_one_out(discounted_E, group_E))
     zeta = zeta_proxies(
         discounted_E,
         group_E,
@@ -56,7 +57,8 @@ def certificate_terms(
         zeta_clip=zeta.clip,
         zeta_ratio=zeta.ratio,
         zeta_norm=zeta.norm,
-        surrogate_clipped=surrogate(discounted_E, clipped_M).mean,
+        surrogate_clipped=float(clipped_E.mean()),
+        surrogate_clipped_groups=[float(clipped_E[group_E == group].mean()) for group in sorted(groups)],
     )
 
 

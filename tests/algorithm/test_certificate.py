@@ -174,6 +174,19 @@ def test_hoeffding_covers_and_a_third_of_it_does_not() -> None:
     assert hoeffding_radius(1.0, 0, 0.05) == math.inf
 
 
+def test_hoeffding_counts_an_agents_messages_where_the_discount_counts_fewer() -> None:
+    """Ten messages each with w - 1 = 0.2 and a reward before the first of them: L is 2, with 1 / (1 - gamma) = 2 decisions."""
+    log_ratio, episode = np.full(10, math.log(1.2)), np.zeros(10, int)
+    largest = centred_surrogate(log_ratio, episode, [1.0])[0]
+    assert largest == pytest.approx(2.0)
+    terms = UpdateTerms(0.0, 1e-4, groups=8, turn_kl=(1e-4,) * 10)
+    found = certify_update(terms, Setting(1.0, 0.5, 1.0), Confidence(0.05, ratio_range=0.2)).concentration
+    assert found == pytest.approx(hoeffding_radius(largest, 8, 0.05))
+    few = UpdateTerms(0.0, 1e-4, groups=8, turn_kl=(1e-4,))
+    found = certify_update(few, Setting(1.0, 0.5, 1.0), Confidence(0.05, ratio_range=0.2)).concentration
+    assert found == pytest.approx(hoeffding_radius(0.2 * 2, 8, 0.05))
+
+
 def test_blocks_cover_dependent_groups_where_counting_them_as_independent_does_not() -> None:
     """lem:beta-block on a two-state chain, whose mixing coefficient is exactly lambda^l / 2."""
     rng, stay, length, block, failure = np.random.default_rng(0), 0.95, 2400, 120, 0.1
