@@ -18,8 +18,8 @@ from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, unw
 
 logger = logging.getLogger(__name__)
 
-# Perturbations relative to the adapter's typical weight. The smallest is for the gate: its true KL is far below any usable delta.
-# A half-precision pass rounds such a change away and then shows no noise at all, so it is also tried with larger ones.
+# Perturbations relative to the adapter's typical weight. The true KL of the smallest is far below any usable delta. A pass of
+# fewer digits rounds such a change away and then shows no noise at all, so it is also tried with larger ones.
 PERTURBATIONS = (1e-6, 1e-5, 1e-4, 1e-3)
 MARGIN = 5.0
 MESSAGES = 32
@@ -28,20 +28,28 @@ MESSAGES = 32
 def measure_floors(
     scorer: Scorer, bank: AdapterBank, agent: str, episodes: list[Episode], *, tokens_per_microbatch: int, reduction: str
 ) -> dict[str, float]:
-    """Exact-KL floors on a few real messages. `gate`: the KL it reads for the smallest perturbation. `training`: the most that
-    the training pass reads above the gate, over all of them."""
+    """Exact-KL floors on a few real messages: of a strict pass what it reads for the smallest perturbation; of the training
+    pass, and of a gate in TF32, the most that it reads above a strict one, over all of them."""
     chosen = [e for e in episodes if any(m.agent == agent and m.token_ids for m in e.messages)][:MESSAGES]
     if not chosen:
         return {}
     batch = unweighted_batch(scorer, agent_sequences(chosen, agent), chosen, tokens_per_microbatch)
     bank.activate(agent)
-    with gate_pass(scorer):
-        gate = _perturbed_kl(scorer, bank, agent, batch, reduction)
+    with gate_pass(scorer, tf32=False):
+        strict = _perturbed_kl(scorer, bank, agent, batch, reduction)
     if scorer.exact_already:
-        return {"training": gate[0], "gate": gate[0]}
+        return {"training": strict[0], "gate": strict[0]}
+
+    def floor_here() -> float:
+        readings = _perturbed_kl(scorer, bank, agent, batch, reduction)
+        return max(readings[0], *(reading - true for reading, true in zip(readings, strict, strict=True)))
+
+    gate = strict[0]
+    if scorer.tf32:
+        with gate_pass(scorer):
+            gate = floor_here()
     with torch.no_grad():
-        training = _perturbed_kl(scorer, bank, agent, batch, reduction)
-    return {"training": max(training[0], *(t - g for t, g in zip(training, gate, strict=True))), "gate": gate[0]}
+        return {"training": floor_here(), "gate": gate}
 
 
 def _perturbed_kl(scorer: Scorer, bank: AdapterBank, agent: str, batch: MessageBatch, reduction: str) -> list[float]:

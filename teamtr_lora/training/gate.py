@@ -39,9 +39,10 @@ class CandidateReading:
 
 
 @contextmanager
-def gate_pass(scorer: Scorer) -> Iterator[None]:
-    """No gradients, strict arithmetic: passes inside measure the policy as it is defined, whatever the base's precision."""
-    with torch.no_grad(), nullcontext() if scorer.exact_already else scorer.strict():
+def gate_pass(scorer: Scorer, *, tf32: bool | None = None) -> Iterator[None]:
+    """No gradients, strict arithmetic: passes inside measure the policy as it is defined, whatever the base's precision. With
+    `tf32` (None: as the recipe says) almost so."""
+    with torch.no_grad(), nullcontext() if scorer.exact_already else scorer.strict(tf32=scorer.tf32 if tf32 is None else tf32):
         yield
 
 

@@ -116,7 +116,7 @@ class Scorer:
     def __init__(
         self, base: FrozenBase, bank: AdapterBank, *, temperature: float, head_chunk_tokens: int, tf32: bool = False
     ) -> None:
-        self._bank, self._temperature, self._chunk, self._tf32 = bank, temperature, head_chunk_tokens, tf32
+        self._bank, self._temperature, self._chunk, self.tf32 = bank, temperature, head_chunk_tokens, tf32
         self.device = base.device
         self._head = head_weight(base.model).detach()
         # a packed row brings its own mask, which says nothing of a sliding window
@@ -136,9 +136,9 @@ class Scorer:
         )
 
     @contextmanager
-    def strict(self) -> Iterator[None]:
+    def strict(self, *, tf32: bool) -> Iterator[None]:
         stored = self._head
-        with strict_fp32(self._bank.model, tf32=self._tf32):
+        with strict_fp32(self._bank.model, tf32=tf32):
             self._head = stored.float()  # one float32 head for the whole pass
             try:
                 yield

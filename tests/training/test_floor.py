@@ -1,6 +1,7 @@
 """The measured floor of each pass, and what is refused because of it."""
 
 import logging
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -62,6 +63,35 @@ def test_the_floor_is_the_noise_that_a_small_step_really_meets(make_team, episod
     noisy = read()
     assert true_kl < 0.1 * noisy, "the example should be dominated by bf16's rounding"
     assert floors_of(playable, chosen)["training"] > 0.1 * noisy
+
+
+def test_a_gate_of_fewer_digits_has_their_noise_for_a_floor(make_team, episodes, move, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TF32 by hand: hidden states with ten bits of mantissa. The smallest perturbation is then rounded away, and reads zero."""
+    playable = make_team(precision="bf16")
+    move(playable, "left", 0.02)
+    modes: list[bool] = []
+    strict, hidden = Scorer.strict, Scorer.hidden
+
+    @contextmanager
+    def noted(self, *, tf32: bool):
+        with strict(self, tf32=False):
+            modes.append(tf32)
+            yield
+            modes.pop()
+
+    def rounded(self, batch):
+        exact = hidden(self, batch)
+        return (exact.float().view(torch.int32) & ~0x1FFF).view(torch.float32) if modes and modes[-1] else exact
+
+    monkeypatch.setattr(Scorer, "strict", noted)
+    monkeypatch.setattr(Scorer, "hidden", rounded)
+    floors = {}
+    for tf32 in (False, True):
+        scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=64, tf32=tf32)
+        floors[tf32] = measure_floors(
+            scorer, playable.bank, "left", episodes[:6], tokens_per_microbatch=2000, reduction="message_sum"
+        )
+    assert floors[False]["gate"] < 1e-9 < 1e-8 < floors[True]["gate"] < floors[True]["training"]
 
 
 def test_the_floor_is_of_the_recipes_reduction(make_team, episodes, move) -> None:
