@@ -33,7 +33,7 @@ def add_commands(command: Any) -> None:
     action("list", _list, "Every team, its version, base, agents and metrics.")
 
     show = action("show", _show, "One team (the current version, or another), or one adapter version.")
-    show.add_argument("team", metavar="TEAM")
+    show.add_argument("team", metavar="TEAM", help="or TEAM/AGENT, as --agent")
     show.add_argument("--number", type=positive, metavar="N", help="this team version (default: the current one)")
     show.add_argument("--agent", metavar="NAME", help="one agent's versions")
     show.add_argument("--version", metavar="VERSION", help="with --agent: one version")
@@ -76,7 +76,8 @@ def _show(args: argparse.Namespace) -> None:
     from teamtr_lora.registry.overview import describe
     from teamtr_lora.report.registry import print_described
 
-    found = describe(args.registry, args.team, number=args.number, agent=args.agent, version=args.version)
+    team, _, agent = args.team.partition("/")
+    found = describe(args.registry, team, number=args.number, agent=args.agent or agent or None, version=args.version)
     print_json(found) if args.json else print_described(found)
 
 

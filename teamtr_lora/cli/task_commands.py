@@ -35,6 +35,8 @@ def _tasks(args: argparse.Namespace) -> None:
     from teamtr_lora.report import tasks as report
 
     if args.action == "list":
+        if args.task is not None:
+            raise UserError(f"tasks list shows all and takes no TASK; for one: tasks show {args.task}")
         print_json(report.task_rows()) if args.json else report.print_tasks()
         return
     if args.task is None:

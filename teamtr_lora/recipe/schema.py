@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -259,7 +260,9 @@ class TeamTRConfig(Section):
         setting = f"rollout.items_per_stage = {items} with trust_region.holdout = {share:g} holds out {held} of {items} items"
         where = ("trust_region", "holdout")
         if held < 2:
-            fix = f"use rollout.items_per_stage >= {_items_for_two(share)} or raise trust_region.holdout (default 0.25)"
+            fix = f"use rollout.items_per_stage >= {_items_for_two(share)}"
+            if items > 2:
+                fix += f", or trust_region.holdout = {math.ceil(200 / items) / 100:g} (default 0.25)"
             refuse(
                 "trust_region",
                 [(where, share, f"{setting}; a clustered standard error needs at least two held-out groups", fix)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -44,7 +45,8 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
     typed = program()
     console.print(f"  {typed} ask {run} {escape(shlex.quote(example))}")
     console.print(f"  {typed} eval {run} --k 4")
-    console.print(f"  {typed} init my-team        # a recipe, a dataset and a reward function to change")
+    if not Path("my-team").exists():
+        console.print(f"  {typed} init my-team        # a recipe, a dataset and a reward function to change")
 
 
 def _share(value: float | None) -> str:

@@ -22,7 +22,7 @@ class DataOrder:
         if size is not None and size < items_per_stage:
             raise UserError(
                 f"rollout.items_per_stage = {items_per_stage}: the train split has only {size} items and a stage plays different "
-                f"ones; use at most {size}"
+                f"ones; {f'use at most {size}' if size > 2 else 'add items: two are held out for the gate, the others train'}"
             )
 
     def take(self, cursor: int, count: int) -> list[Item]:

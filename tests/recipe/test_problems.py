@@ -1,7 +1,9 @@
 """Bad recipes are explained to a person, all mistakes at once."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from pydantic import ValidationError
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.recipe import Recipe, RecipeError, TeamTRConfig, load_recipe, problems, recipe_schema
+from teamtr_lora.tasks.order import DataOrder
 
 AGENTS = [{"name": "planner"}, {"name": "solver"}]
 
@@ -223,3 +226,20 @@ def test_schema_agrees_with_a_validator_of_json_schema() -> None:
     team = {"agents": AGENTS}
     assert check({"team": team}) and check({"extends": "a.yaml"}) and check({"team": team, "task": dataset()})
     assert not check({}) and not check({"team": team, "sead": 1}) and not check({"team": team, "training": {"stages": 0}})
+
+
+@pytest.mark.parametrize("items", [3, 4, 5])
+def test_a_small_dataset_is_told_a_holdout_that_works(items: int) -> None:
+    (found,) = lines(rollout={"items_per_stage": items})
+    advised = re.search(r"use rollout.items_per_stage >= (\d+), or trust_region.holdout = ([\d.]+)", found)
+    assert advised, found
+    assert not lines(rollout={"items_per_stage": int(advised[1])})
+    assert not lines(rollout={"items_per_stage": items}, trust_region={"holdout": float(advised[2])})
+
+
+def test_two_items_are_told_to_become_more() -> None:
+    (found,) = lines(rollout={"items_per_stage": 2})
+    assert "holdout =" not in found.split(";")[-1]
+    for size, advice in ((2, "add items"), (3, "use at most 3")):
+        with pytest.raises(UserError, match=advice):
+            DataOrder(SimpleNamespace(size=size), 0).check_stage(8)  # type: ignore[arg-type]

@@ -199,6 +199,7 @@ def test_list_show_and_verify(run: Run, filled: Registry) -> None:
     shown = json.loads(run("adapters", "show", "demo", "--agent", "planner", "--version", version, "--json")[1])
     assert shown["used_by"] == [1] and shown["content_hash"].startswith(version[-12:])
     assert version in run("adapters", "show", "demo", "--agent", "planner")[1]
+    assert run("adapters", "show", "demo/planner") == run("adapters", "show", "demo", "--agent", "planner")
     assert run("adapters", "verify") == (0, "2 adapter versions and 1 team versions: every hash fits\n", "")
     (filled.folder("demo", "planner", version) / "README.md").write_text("x")
     code, out, _ = run("adapters", "verify", "demo")
@@ -217,6 +218,8 @@ def test_mistakes_on_the_command_line(run: Run, filled: Registry, tmp_path: Path
         (["show", "demo", "--agent", "nobody"], "no agent 'nobody'"),
         (["show", "demo", "--version", version], "say whose"),
         (["show", "../x"], "must be a safe file name"),
+        (["show", "demo/../x"], "must be a safe file name"),
+        (["show", "demo/nobody"], "no agent 'nobody'"),
         (["verify", "none"], "no team 'none'"),
         (["rm", "demo"], "give --agent NAME --version VERSION"),
         (["rm", "demo", "--all", "--number", "1"], "give --agent"),

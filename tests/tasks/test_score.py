@@ -28,6 +28,7 @@ def test_every_family_is_listed_and_shown(capsys: pytest.CaptureFixture[str]) ->
     status, out, _ = run(capsys, "tasks", "list")
     assert status == 0 and all(name in out for name in names)
     assert {row["name"] for row in json.loads(run(capsys, "tasks", "list", "--json")[1])} == set(names)
+    assert run(capsys, "tasks", "list", "zebra")[0] == 2
     for name in names:
         status, out, err = run(capsys, "tasks", "show", name)
         assert status == 0 and name in out, err
