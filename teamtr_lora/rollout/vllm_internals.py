@@ -40,7 +40,7 @@ class SlotWriter:
         on_gpu = next(iter(self._parts.values()))[0].is_cuda
         if on_gpu and hasattr(runner, "lora_state") and len(wrappers) == 1:
             _map_tokens_on_cpu(runner, self._manager, wrappers[0])
-        self._plans: dict[tuple[int, tuple[int, ...]], _Plan] = {}
+        self._plans: dict[tuple[int, ...], list[_Plan]] = {}
 
     def put(self, lora_id: int, tensors: Mapping[str, Tensor], *, rank: int, scaling: float) -> None:
         """Makes `tensors` (PEFT names) the adapter `lora_id`. Returns when the device has it."""
@@ -67,13 +67,13 @@ class SlotWriter:
         return set(self._manager.list_adapters())
 
     def _plan(self, slot: int, tensors: Mapping[str, Tensor]) -> _Plan:
-        """Where each tensor goes. The trainer updates its adapters in place, so this is found once per agent and slot."""
-        key = (slot, tuple(tensor.data_ptr() for tensor in tensors.values()))
+        """Where each tensor goes. The trainer updates its adapters in place, so this is found once per agent, for all slots."""
+        key = tuple(tensor.data_ptr() for tensor in tensors.values())
         if key not in self._plans:
-            if len(self._plans) > 256:
+            if len(self._plans) > 64:
                 self._plans.clear()
-            self._plans[key] = self._make_plan(slot, tensors)
-        return self._plans[key]
+            self._plans[key] = [self._make_plan(each, tensors) for each in range(len(self._manager.lora_index_to_id))]
+        return self._plans[key][slot]
 
     def _make_plan(self, slot: int, tensors: Mapping[str, Tensor]) -> _Plan:
         from vllm.lora.utils import parse_fine_tuned_lora_name
