@@ -58,6 +58,7 @@ class UpdateTerms:
     clip_bias: float = 0.0  # per decision: `clip_bias_bound` where L has clipped ratios; 0 for plain ones and min(w A, clip(w) A)
     groups: int = 0  # independent held-out groups behind L
     standard_error: float | None = None  # of L, clustered by group
+    largest_weight: float = 1.0  # of an episode in L
     turn_kl: tuple[float, ...] = ()  # KL of the agent's 1st, 2nd, ... message of an episode, 0 where it was not reached, averaged
 
 
@@ -239,7 +240,7 @@ def _concentration(update: UpdateTerms, unit: float, confidence: Confidence, upd
     failure = confidence.failure / updates
     if confidence.method == "normal":
         return math.inf if update.standard_error is None else NormalDist().inv_cdf(1 - failure) * update.standard_error
-    bound = confidence.ratio_range * unit
+    bound = confidence.ratio_range * unit * max(1.0, update.largest_weight)
     if confidence.block == 1 and confidence.beta == 0:
         return hoeffding_radius(bound, update.groups, failure)
     return block_radius(bound, update.groups, failure, confidence.block, confidence.beta)

@@ -226,7 +226,8 @@ def _distribution_free(run: _Run, rows: Sequence[UpdateRow], rollout: Sequence[i
             return None
         kl = _kl(logged)
         bias = clip_bias_bound(kl, run.setting.advantage_bound)
-        terms[i] = UpdateTerms(surrogate, kl, clip_bias=bias, groups=logged.groups, turn_kl=tuple(logged.turn_kl))
+        turn_kl, weight = tuple(logged.turn_kl), logged.largest_weight
+        terms[i] = UpdateTerms(surrogate, kl, clip_bias=bias, groups=logged.groups, turn_kl=turn_kl, largest_weight=weight)
     return certify_cached_stage(terms, run.setting, run.distribution_free, rollout)
 
 

@@ -53,6 +53,9 @@ class CertificateTerms(_Row):
         description="the same units: half the mean difference of advantages normalised by either half of their group"
     )
     surrogate_clipped: float | None = Field(default=None, description="L with ratios clipped to 1 +/- clip_ratio (thm:stage-hp)")
+    largest_weight: float = Field(
+        default=1.0, description="of an episode in these means: held-out groups stand for all, by whether their returns differ"
+    )
     surrogate_clipped_groups: list[float] = Field(
         default=[], description="the same of each held-out group, in the order of their items (lem:beta-block)"
     )

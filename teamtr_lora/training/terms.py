@@ -17,7 +17,13 @@ from teamtr_lora.training.scoring import MessageBatch
 
 
 def certificate_terms(
-    reading: CandidateReading, batch: MessageBatch, episodes: list[Episode], groups: set[int], config: TeamTRConfig, gamma: float
+    reading: CandidateReading,
+    batch: MessageBatch,
+    episodes: list[Episode],
+    groups: set[int],
+    informative: set[int],
+    config: TeamTRConfig,
+    gamma: float,
 ) -> CertificateTerms:
     """`batch` holds the agent's messages of the episodes in `groups`; its episode numbers count all `episodes`."""
     held = [i for i, episode in enumerate(episodes) if episode.group in groups]
@@ -28,14 +34,16 @@ def certificate_terms(
     reward_E = np.array([episodes[i].reward for i in held])
     log_ratio_M = reading.log_ratio_M.double().numpy()
 
+    weight_E = _weights(episodes, held, informative)
+
     def surrogate(returns_E: np.ndarray) -> ClusteredMean:
-        terms_E = centred_surrogate(log_ratio_M, episode_M, leave_one_out(returns_E, group_E))
+        terms_E = weight_E * centred_surrogate(log_ratio_M, episode_M, leave_one_out(returns_E, group_E))
         return clustered_mean(torch.from_numpy(terms_E), torch.from_numpy(group_E), config.trust_region.confidence)
 
     training, with_gamma, without = config.training, surrogate(discounted_E), surrogate(reward_E)
     spoke = len(set(episode_M.tolist())) / len(held)  # def:kltok is over all episodes, as L is; the reading over those
     clipped_M = log_ratio_M.clip(math.log1p(-training.clip_ratio), math.log1p(training.clip_ratio))
-    clipped_E = centred_surrogate(clipped_M, episode_M, leave_one_out(discounted_E, group_E))
+    clipped_E = weight_E * centred_surrogate(clipped_M, episode_M, leave_one_out(discounted_E, group_E))
     zeta = zeta_proxies(
         discounted_E,
         group_E,
@@ -59,7 +67,21 @@ def certificate_terms(
         zeta_norm=zeta.norm,
         surrogate_clipped=float(clipped_E.mean()),
         surrogate_clipped_groups=[float(clipped_E[group_E == group].mean()) for group in sorted(groups)],
+        largest_weight=float(weight_E.max()),
     )
+
+
+def _weights(episodes: list[Episode], held: list[int], informative: set[int]) -> np.ndarray:
+    """What each held-out episode counts in L. The gate needs groups with something to tell, and items that have such ones may be
+    held out more often than the others: weighted, L is again a mean over all items."""
+    telling = {episode.item_id for episode in episodes if episode.group in informative}
+    tells_E = np.array([episode.item_id in telling for episode in episodes])
+    weight_E = np.ones(len(held))
+    for kind in (True, False):
+        mine_E = tells_E[held] == kind
+        if mine_E.any():
+            weight_E[mine_E] = (tells_E == kind).mean() / mine_E.mean()
+    return weight_E
 
 
 def _turn_kl(reading: CandidateReading, batch: MessageBatch, episode_M: np.ndarray, episodes: int) -> list[float]:

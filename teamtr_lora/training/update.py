@@ -62,7 +62,7 @@ class _Split:
     fit: list[MessageBatch]
     held: MessageBatch
     held_groups: set[int]
-    informative_groups: int
+    informative: set[int]  # groups of either side whose episodes differ in their return
 
 
 class AgentUpdater:
@@ -94,7 +94,7 @@ class AgentUpdater:
         advantages = episode_advantages(episodes, self._config.training, self.discount)
         weight_E = np.ones(len(episodes)) if log_weight_E is None else np.exp(log_weight_E)
         split = self._split(agent, episodes, advantages.clipped_E.numpy() * weight_E, split_seed)
-        if split is None or split.informative_groups < self._config.training.min_informative_groups:
+        if split is None or len(split.informative - split.held_groups) < self._config.training.min_informative_groups:
             return self._skipped(agent, episodes, advantages, log_weight_E)
         bank.activate(agent)
         with torch.no_grad():
@@ -139,7 +139,8 @@ class AgentUpdater:
         if step.accepted is None:
             return None
         reading = readings[step.accepted.alpha]
-        return certificate_terms(reading, split.held, episodes, split.held_groups, self._config, self.discount)
+        groups = split.held_groups, split.informative
+        return certificate_terms(reading, split.held, episodes, *groups, self._config, self.discount)
 
     def share_radii(self) -> None:
         """The next stage's radii; with `equal` they stay what they are."""
@@ -218,7 +219,7 @@ class AgentUpdater:
         gate = self._batch(agent, episodes, set(held), advantage)
         if not chunks or not gate.messages or not informative & set(held):
             return None
-        return _Split(chunks, gate, set(held), len(informative & set(fit)))
+        return _Split(chunks, gate, set(held), informative)
 
     def _batch(self, agent: str, episodes: list[Episode], groups: set[int], advantage: dict[int, float]) -> MessageBatch:
         chosen = [e for e in episodes if e.group in groups]

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ import pytest
 import torch
 
 from teamtr_lora.cli import main
+from teamtr_lora.recipe import TrustRegionSection
 from teamtr_lora.training import update as update_module
 from teamtr_lora.training.metrics import CertificateTerms, read_rows
-from teamtr_lora.training.terms import certificate_terms
+from teamtr_lora.training.terms import _weights, certificate_terms
 from teamtr_lora.training.update import AgentUpdater
 
 SMALL = ["training.stages=2", "rollout.items_per_stage=8", "rollout.episodes_per_item=4", "training.inner_epochs=2",
@@ -496,21 +498,50 @@ def test_the_kl_of_an_agent_that_is_silent_in_some_episodes_counts_them(make_tea
     assert half.kl == pytest.approx((1 - 0.5) * half.turn_kl[0]) and 0 < half.kl < whole.kl
 
 
-def _terms_of(playable: Any, settings: Any, episodes: Any) -> CertificateTerms:
+@pytest.mark.parametrize(("mixed", "items"), [(2, 16), (5, 16), (3, 8), (8, 8), (1, 40)])
+def test_held_out_episodes_count_as_many_as_they_stand_for(mixed: int, items: int) -> None:
+    """A value that is 1 where returns differ and 0 elsewhere has the mean of all items, whichever were held out."""
+    episodes: Any = [SimpleNamespace(item_id=str(g), group=g) for g in range(items) for _ in range(4)]
+    _, groups = update_module._hold_out(episodes, set(range(mixed)), TrustRegionSection(holdout=0.25), 0)
+    held = [i for i, e in enumerate(episodes) if e.group in groups]
+    weight = _weights(episodes, held, set(range(mixed)))
+    differs = np.array([episodes[i].group < mixed for i in held])
+    if differs.any():
+        assert (weight * differs).mean() == pytest.approx(mixed / items)
+    if not differs.all():
+        assert (weight * ~differs).mean() == pytest.approx(1 - mixed / items)
+    assert weight.min() > 0
+
+
+def test_terms_weigh_what_was_held_out(make_team: Any, config: Any, twins: Any) -> None:
+    """Two groups of eight are held out, one of the single one with differences: it stands for an eighth, and is a half."""
+    plain = _terms_of(make_team(), config(), twins, {0, 1}, set(range(8)))
+    weighted = _terms_of(make_team(), config(), twins, {0, 1}, {0})
+    first, second = plain.surrogate_clipped_groups
+    assert first and second and (plain.largest_weight, weighted.largest_weight) == (1, 7 / 4)
+    assert weighted.surrogate_clipped_groups == pytest.approx([first / 4, second * 7 / 4])
+    assert weighted.surrogate_clipped == pytest.approx((first + 7 * second) / 8)
+    assert weighted.kl == plain.kl
+
+
+def _terms_of(
+    playable: Any, settings: Any, episodes: Any, groups: set[int] | None = None, informative: set[int] | None = None
+) -> CertificateTerms:
     from teamtr_lora.team import agent_sequences
     from teamtr_lora.training.gate import gate_pass, read_candidate
     from teamtr_lora.training.scoring import keep_current, unweighted_batch
 
     bank = playable.bank
     scorer = AgentUpdater(playable, settings, None).scorer  # type: ignore[arg-type]
-    batch = unweighted_batch(scorer, agent_sequences(episodes, "left"), episodes, 8192)
+    groups = groups or {e.group for e in episodes}
+    batch = unweighted_batch(scorer, agent_sequences([e for e in episodes if e.group in groups], "left"), episodes, 8192)
     bank.activate("left")
     with gate_pass(scorer):
         current = keep_current(scorer, batch)
         generator = torch.Generator().manual_seed(0)
         bank.restore("left", {n: t + 0.05 * torch.randn(t.shape, generator=generator) for n, t in bank.snapshot("left").items()})
         reading = read_candidate(scorer, batch, current, settings, 0.5)
-    return certificate_terms(reading, batch, episodes, {e.group for e in episodes}, settings, 0.5)
+    return certificate_terms(reading, batch, episodes, groups, informative or groups, settings, 0.5)
 
 
 def test_rows_written_before_a_field_existed_can_be_read(edited: Any, capsys: Any) -> None:
