@@ -15,6 +15,7 @@ from teamtr_lora import RecipeError, TeamSpec, TeamTRConfig, TeamTRTrainer, User
 from teamtr_lora.recipe import AgentSection, TrainingSection, load_run_recipe
 from teamtr_lora.training.certify import certify_run
 from teamtr_lora.training.metrics import StageRow, UpdateRow, read_rows
+from teamtr_lora.training.run_diagnostics import RunDiagnostics
 
 ROWS = [{"prompt": f"question {n}", "answer": n} for n in range(12)]
 AGENTS: list[dict[str, Any]] = [{"name": "planner", "lora": {"rank": 2}}, {"name": "solver", "lora": {"rank": 2}}]
@@ -257,6 +258,28 @@ def test_a_sampler_that_was_stopped_in_the_middle_is_replaced(team: dict[str, An
         assert trainer.open().sampler is first
         first.failed = KeyboardInterrupt()
         assert trainer.evaluate(items=2).avg_at_k == wanted.avg_at_k and trainer.open().sampler is not first
+
+
+def test_training_that_breaks_off_within_an_update_leaves_the_last_checkpoints_team(
+    team: dict[str, Any], config: Callable[..., TeamTRConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_update = RunDiagnostics.after_update
+
+    def interrupted(self: Any, state: Any, agent: str, stage: int, outcome: Any) -> None:
+        after_update(self, state, agent, stage, outcome)
+        if outcome.accepted:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunDiagnostics, "after_update", interrupted)
+    with TeamTRTrainer(team, even, config(stages=4), ROWS, ROWS) as trainer:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        assert trainer.run is not None and trainer.playable is not None
+        assert set(trainer.run.state.versions) and trainer.evaluate(items=4).episodes
+        kept = {agent: version.name for agent, version in trainer.run.run_dir.checkpoints.state().adapter_versions().items()}
+        assert trainer.playable.versions() == kept
+        monkeypatch.undo()
+        assert trainer.train(resume=True).stages == 4
 
 
 def test_a_team_goes_on_from_an_earlier_run(

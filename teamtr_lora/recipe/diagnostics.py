@@ -27,7 +27,9 @@ class DiagnosticsSection(Section):
         "began the stage and by the team as it is: Gap_i, Delta_stale, D_occ, importance weights. 0 never probes.",
     )
     probe_items: int = Field(
-        default=32, ge=2, description="Items of a probe: the next stage's, which this one does not learn from."
+        default=32,
+        ge=2,
+        description="Items of a probe: coming ones, which this stage does not learn from; fewer where the split has no more.",
     )
     probe_episodes_per_item: int = Field(default=4, ge=2, description="Episodes per item of a probe.")
     probe_share: float | None = Field(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+
+import numpy as np
+import torch
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
@@ -52,6 +57,29 @@ def play(
 ) -> list[Episode]:
     """Finished, scored episodes in the order of the plan. A completion of any version not in `versions` is refused."""
     task.check_playable()
+    with _generators(derive_seed(plan.purpose, plan.groups)):
+        return _play(team, task, sampler, plan, versions, progress)
+
+
+@contextmanager
+def _generators(seed: int) -> Iterator[None]:
+    """Rewards, routers and responders may draw from the process's generators. The same plan finds them in the same state whenever
+    it is played, so that a resumed run can play a rollout again; afterwards they are as they were."""
+    python, array, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)  # not those of GPUs: nothing of ours draws from them, and asking costs a wait
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)
+        torch.set_rng_state(tensor)
+
+
+def _play(
+    team: Team, task: Task, sampler: Sampler, plan: PlayPlan, versions: Mapping[str, str], progress: Progress | None
+) -> list[Episode]:
     players = _seated(team, task, plan)
     waiting: dict[int, _Player] = {}  # for a message, by the sampler's ticket
     answering: dict[Future[Feedback], _Player] = {}  # for the environment's answer to one

@@ -61,11 +61,12 @@ def scorer_for(playable: PlayableTeam, recipe: Recipe) -> Scorer:
     return Scorer.of(playable, recipe)
 
 
-def not_reached(agent: str, alignment: Alignment, where: str) -> str:
+def not_reached(agent: str, alignment: Alignment, where: str, align_steps: int) -> str:
     after = alignment.after
+    steps = "more swap.align_steps, " if alignment.steps >= align_steps else ""
     bound = "unknown" if after.bound is None else format(after.bound, ".3g")
     return (
         f"{agent}: Stage-0 ended after {alignment.steps} steps with a held-out KL of {after.mean:.3g} (upper bound {bound}), "
         f"outside delta_align = {alignment.delta:g}; {where} is as it was: use more --probe-contexts, a larger --delta-align, a "
-        "larger rank, more swap.align_steps, or --direct"
+        f"larger rank, {steps}or --direct"
     )

@@ -299,7 +299,7 @@ class _Rebase:
             )  # fmt: skip
         if not alignment.reached:
             self.work.clear()
-            raise UserError(not_reached(agent, alignment, self.where))
+            raise UserError(not_reached(agent, alignment, self.where, self.recipe.swap.align_steps))
         return alignment
 
     def _write(self, report: RebaseReport, request: dict[str, Any]) -> None:

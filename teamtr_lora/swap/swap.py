@@ -203,7 +203,7 @@ class _Swap:
             )
         if not alignment.reached:
             self.work.clear()
-            raise UserError(not_reached(self.agent, alignment, self.place.where))
+            raise UserError(not_reached(self.agent, alignment, self.place.where, self.recipe.swap.align_steps))
         return alignment
 
     def _commit(

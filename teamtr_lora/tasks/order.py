@@ -25,6 +25,10 @@ class DataOrder:
                 f"ones; {f'use at most {size}' if size > 2 else 'add items: two are held out for the gate, the others train'}"
             )
 
+    def epoch(self, at_least: int) -> int:
+        """How many to take in a row to meet every item, where there is an end to them; never fewer than `at_least`."""
+        return max(at_least, 2 * (self._items.size or 0))
+
     def take(self, cursor: int, count: int) -> list[Item]:
         return [self._items[self._position(cursor + offset)] for offset in range(count)]
 

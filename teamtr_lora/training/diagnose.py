@@ -53,9 +53,10 @@ class RunDiagnosis:
 
 def diagnose_run(folder: Path) -> RunDiagnosis:
     recipe, rows = read_run(folder)
-    updates = [row for row in rows if isinstance(row, UpdateRow)]
+    made = [row for row in rows if isinstance(row, UpdateRow)]
+    updates = _of_stages(rows)
     stages = [row for row in rows if isinstance(row, StageRow)]
-    if not updates:
+    if not made:
         raise UserError(f"{folder}: no update has been made yet, so there is nothing to diagnose; let train finish one")
     missing: dict[str, str] = {}
     foreign = (folder / BASELINE).is_file()
@@ -87,9 +88,20 @@ def diagnose_run(folder: Path) -> RunDiagnosis:
         token_shift=known("token_shift", f"{PROBE} and diagnostics.token_shift_ranks", lambda: _token_shift(updates)),
         order=known("order", "needs accepted updates at two places of the order", lambda: _order(updates)),
         local_gain=known("local_gain", f"{PROBE} and diagnostics.fisher_messages", lambda: _local_gain(updates)),
-        cost=_cost(updates, stages[-1] if stages else None, recipe.training.matched),
+        cost=_cost(made, stages[-1] if stages else None, recipe.training.matched),
         missing=missing,
     )
+
+
+def _of_stages(rows: Sequence[MetricsRow]) -> list[UpdateRow]:
+    """Without the updates of a stage that a swap cut short: that stage began anew."""
+    kept: list[UpdateRow] = []
+    for row in rows:
+        if isinstance(row, UpdateRow):
+            kept.append(row)
+        elif isinstance(row, SwapRow):
+            kept = [update for update in kept if update.stage <= row.stage]
+    return kept
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

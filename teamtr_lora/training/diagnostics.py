@@ -105,7 +105,7 @@ def update_diagnostics(
         kl_messages=_spread(kl_M),
         kl_groups=_spread(np.bincount(index_M, weights=kl_M) / np.bincount(index_M)),
         messages_over_delta=float((kl_M > delta).mean()) if reduction == "message_sum" else None,
-        monitor=_monitors(reading, delta, reduction, seed),
+        monitor=_monitors(reading, delta, seed),
         context_shift=moved,
     )
 
@@ -115,13 +115,12 @@ def _spread(values: np.ndarray) -> SpreadReading:
     return SpreadReading(p50=p50, p90=p90, p99=p99, largest=float(values.max()))
 
 
-def _monitors(reading: CandidateReading, delta: float, reduction: str, seed: int) -> dict[str, dict[str, MonitorReading]]:
+def _monitors(reading: CandidateReading, delta: float, seed: int) -> dict[str, dict[str, MonitorReading]]:
     found: dict[str, dict[str, MonitorReading]] = {}
     for name, terms_N in reading.terms_N.items():
         if not bool(terms_N.isfinite().all()):
             continue
-        units = reading.kl_M.numel() if reduction == "message_sum" else terms_N.numel()
-        terms = MonitorTerms(terms_N.double().numpy(), units, delta)
+        terms = MonitorTerms(terms_N.double().numpy(), reading.kl_M.numel(), delta)
         parts = {f"{share:.0%}".rstrip("%"): subsampled(terms, share, REPEATS, derive_seed(seed, share)) for share in FRACTIONS}
         found[name] = {
             share: MonitorReading(deviations=[float(f"{d:.4g}") for d in part.deviations], flips=part.flips)

@@ -31,7 +31,7 @@ class CandidateReading:
     log_ratio_M: Tensor  # log of each message's ratio, candidate to current
     kl_M: Tensor  # exact KL of each message, summed over its tokens
     group_M: Tensor
-    terms_N: dict[str, Tensor]  # by estimator: its term of every token, in the order of the micro-batches
+    terms_N: dict[str, Tensor]  # by estimator: what every token adds to its message's KL, in the order of the micro-batches
 
     @property
     def log_ratio_max(self) -> float:
@@ -51,9 +51,9 @@ def read_candidate(
     scorer: Scorer, batch: MessageBatch, current: CurrentPolicy, config: TeamTRConfig, discount: float
 ) -> CandidateReading:
     """Scores the adapter as it is now against the kept current policy. Call inside `gate_pass`."""
-    count = len(batch.messages)
+    count, by_sum = len(batch.messages), config.trust_region.reduction == "message_sum"
     per_message = {name: torch.zeros(count) for name in ESTIMATORS}
-    sums, objective_M, log_ratio_M = torch.zeros(count), torch.zeros(count), torch.zeros(count)
+    sums, means, objective_M, log_ratio_M = (torch.zeros(count) for _ in range(4))
     terms_N: dict[str, list[Tensor]] = {name: [] for name in ESTIMATORS}
     for part, hidden_cur, logp_cur in zip(batch.microbatches, current.hidden, current.logp, strict=True):
         scores = scorer.score(part, scorer.hidden(part), hidden_cur)
@@ -63,10 +63,12 @@ def read_candidate(
             "k3": k3_terms(logp_cur, scores.logp_N),
             "k1": k1_terms(logp_cur, scores.logp_N),
         }
+        length_N = part.message_N.bincount(minlength=count)[part.message_N]
         for name, values_N in by_token.items():
             per_message[name] += message_kl(values_N, part.message_N, count, config.trust_region.reduction).cpu()
-            terms_N[name].append(values_N.cpu())
+            terms_N[name].append(values_N.cpu() if by_sum else (values_N / length_N).cpu())
         sums += message_kl(scores.kl_N, part.message_N, count, "message_sum").cpu()
+        means += message_kl(scores.kl_N, part.message_N, count, "token_mean").cpu()
         terms = surrogate_terms(
             scores.logp_N,
             logp_cur,
@@ -80,7 +82,7 @@ def read_candidate(
         log_ratio_M[present] = terms.log_ratio_M.cpu()[present]
     return CandidateReading(
         kl={name: clustered_mean(v, batch.group_M, config.trust_region.confidence) for name, v in per_message.items()},
-        token_mean_kl=float(sums.sum() / batch.tokens),
+        token_mean_kl=float(means.mean()),
         message_sum_kl=float(sums.mean()),
         discounted_kl=_discounted(sums, batch, discount),
         gain=float((objective_M - batch.advantage_M).double().mean()),

@@ -78,7 +78,7 @@ class UpdateRow(_Row):
     )
     kl: dict[str, KLReading] = Field(description="by estimator, at the accepted alpha, else at the last one tried")
     kl_message_sum: float | None = Field(description="held-out mean of the message-sum exact KL, nats per message")
-    kl_token_mean: float | None = Field(description="held-out exact KL, nats per token")
+    kl_token_mean: float | None = Field(description="held-out mean of each message's exact KL per token, nats")
     kl_discounted: float | None = Field(description="held-out discounted functional of def:kltok, where the agent spoke")
     kl_in_sample: float | None = Field(description="exact, nats as `kl`, on the gradient's messages, where optimisation stopped")
     surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")

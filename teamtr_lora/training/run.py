@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
+from accelerate.utils import set_seed
 
 from teamtr_lora.algorithm.occupancy import weight_degeneracy
 from teamtr_lora.algorithm.radii import KEPT_SHARE
@@ -31,6 +32,8 @@ from teamtr_lora.training.rows import update_row
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
 from teamtr_lora.training.run_dir import RunDir
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
+
+LEAST_PROBED = 8  # items of a small split that a stage leaves over: with fewer, the probe takes the stage's own too
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class TrainingRun:
         self.events.fire("on_train_begin", run_dir=str(self.run_dir.path))
         if self.state.started:
             return
+        set_seed(self.config.seed)
         for agent in self.agents:
             self._store_version(agent)
         self.run_dir.metrics.truncate(0)
@@ -170,7 +174,12 @@ class TrainingRun:
         return outcome
 
     def _probe_items(self) -> list[Item]:
-        return self._order.take(self.state.cursor + self.config.rollout.items_per_stage, self.config.diagnostics.probe_items)
+        """The next stage's, where the split has enough items: different ones, and none that this stage learns from."""
+        count, next_stage = self.config.diagnostics.probe_items, self.state.cursor + self.config.rollout.items_per_stage
+        learned = {item.id for item in self.items()}
+        ahead = {item.id: item for item in self._order.take(next_stage, self._order.epoch(count))}
+        unseen = [item for name, item in ahead.items() if name not in learned]
+        return (unseen if len(unseen) >= LEAST_PROBED else list(ahead.values()))[:count]
 
     def _weigh(self, rollout: Rollout) -> np.ndarray | None:
         """With `importance`: how much likelier today's team is to play each episode than the team that played it."""

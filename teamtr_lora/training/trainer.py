@@ -153,6 +153,7 @@ class TeamTRTrainer:
         self._callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks or ()]
         self.playable: PlayableTeam | None = None
         self.run: TrainingRun | None = None
+        self._broken_off: RunDir | None = None  # of a run that ended somewhere in an update: its checkpoint has the team
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -176,6 +177,9 @@ class TeamTRTrainer:
                 stored = find_team(self._start_from, scored=False)
                 load_versions(self.playable, stored.versions, stored.adapters)
         self.playable.renew_sampler(self.recipe.rollout)
+        if self._broken_off is not None:
+            load_versions(self.playable, self._broken_off.checkpoints.state().adapter_versions(), self._broken_off.adapters)
+            self._broken_off = None
         return self.playable
 
     def train(self, *, resume: bool = False, name: str = "team") -> TrainSummary:
@@ -202,6 +206,9 @@ class TeamTRTrainer:
             if run_dir.checkpoints.exists():
                 self.run.resume()
             train(self.run)
+        except BaseException:
+            self._broken_off = run_dir if run_dir.checkpoints.exists() else None
+            raise
         finally:
             lock.release()
         return self._summary(self.run)

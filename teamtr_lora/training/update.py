@@ -1,4 +1,5 @@
-"""One agent's update: advantages, surrogate, gate, backtracking. Accepts inside the trust region or leaves no trace."""
+"""One agent's update: advantages, surrogate, gate, backtracking. Accepts inside the trust region, or adapter and
+optimiser are as before."""
 
 from __future__ import annotations
 

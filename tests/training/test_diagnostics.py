@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import pytest
 import torch
 
 from teamtr_lora.base.versions import read_adapter_folder
-from teamtr_lora.tasks import Task
+from teamtr_lora.tasks import DataOrder, Item, Task
+from teamtr_lora.training.diagnose import _of_stages
 from teamtr_lora.training.diagnostics import StageContexts, contexts, coupled_difference, shift_between
 from teamtr_lora.training.fisher import fisher_reading
-from teamtr_lora.training.metrics import TIME_FIELDS, UpdateRow, read_rows
+from teamtr_lora.training.metrics import TIME_FIELDS, SwapRow, UpdateRow, read_rows
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.stage import train
 
@@ -71,6 +73,53 @@ def test_diagnostics_survive_a_resume_within_a_stage(
     train(start(tmp_path, resume=True, **how))
     assert plain(tmp_path) == plain(whole.run_dir.path)
     assert updates(tmp_path)[2].probe.weights["ess"] < 1, "agents updated before the resume count"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("resampling", ["every_update", "never"])
+def test_a_task_that_draws_at_random_is_repeated_too(start: Start, high_tokens: Task, tmp_path: Path, resampling: str) -> None:
+    """From the process's own generators: whatever state they are in, and also where a rollout is played again after a resume."""
+
+    class Noisy(type(high_tokens)):  # type: ignore[misc]
+        def score(self, episodes: Any) -> list[float]:
+            return [s + random.random() + np.random.rand() + float(torch.rand(())) for s in super().score(episodes)]
+
+    def go(folder: Path, process: int, **how: Any) -> list[dict[str, Any]]:
+        random.seed(process), np.random.seed(process), torch.manual_seed(process)
+        run = start(folder, resampling=resampling, inner_epochs=1, **how)
+        run.task = Noisy()
+        train(run)
+        return plain(folder)
+
+    whole = go(tmp_path / "whole", 1)
+    go(tmp_path / "parts", 2, stop_after=2)
+    assert go(tmp_path / "parts", 3, resume=True) == whole
+    assert len({row["reward_mean"] for row in whole if row["kind"] == "update"}) == (1 if resampling == "never" else 3)
+
+
+def test_a_probe_learns_from_nothing_that_the_stage_learns_from(start: Start, tmp_path: Path) -> None:
+    """Where the split has enough items; never one twice."""
+    run = start(tmp_path, **PROBED | {"probe_items": 12})
+    for size, apart in ((None, 12), (40, 12), (16, 10), (10, 0)):
+        run._order = DataOrder(_Numbered(size), 0)
+        for run.state.cursor in range(0, 90, 6):
+            learned, probed_items = ([item.id for item in items] for items in (run.items(), run._probe_items()))
+            assert (apart or 10) <= len(probed_items) == len(set(probed_items)) <= 12
+            assert not apart or not set(learned) & set(probed_items)
+
+
+class _Numbered:
+    def __init__(self, size: int | None) -> None:
+        self.size = size
+
+    def __getitem__(self, position: int) -> Item:
+        return Item(str(position), "?")
+
+
+def test_updates_of_a_stage_that_a_swap_cut_short_are_not_diagnosed() -> None:
+    rows: list[Any] = [UpdateRow.model_construct(stage=stage, agent=agent) for stage, agent in ((1, "a"), (1, "b"), (2, "a"))]
+    again = [UpdateRow.model_construct(stage=2, agent=agent) for agent in ("b", "a")]
+    assert _of_stages([*rows, SwapRow.model_construct(stage=1), *again]) == [*rows[:2], *again]
+    assert _of_stages([*rows, *again]) == [*rows, *again]
 
 
 def test_a_probe_reads_what_its_episodes_say(probed: TrainingRun) -> None:

@@ -1,5 +1,6 @@
 """What the gate reads of a candidate, against a loop over messages in float64."""
 
+import copy
 import math
 
 import pytest
@@ -25,7 +26,10 @@ def batch_of(episodes, agent: str):
 @pytest.mark.parametrize("reduction", ["message_sum", "token_mean"])
 def test_a_reading_is_what_a_loop_over_messages_gives(make_team, episodes, move, double_logp, config, reduction: str) -> None:
     playable = make_team()
-    chosen, discount, clip = episodes[:12], 0.5, 0.2
+    chosen, discount, clip = copy.deepcopy(episodes[:12]), 0.5, 0.2
+    for i, episode in enumerate(chosen):  # messages of several lengths
+        last = episode.messages[-1]
+        last.token_ids, last.sampler_logprobs = last.token_ids[: 1 + i % 5], last.sampler_logprobs[: 1 + i % 5]
     batch, scorer = batch_of(chosen, "right"), Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=16)
     assert len(batch.microbatches) > 1
     playable.bank.activate("right")
@@ -56,7 +60,12 @@ def test_a_reading_is_what_a_loop_over_messages_gives(make_team, episodes, move,
         assert got.kl[name].mean == pytest.approx(wanted.mean, rel=2e-3, abs=1e-5), name
         assert got.kl[name].bound == pytest.approx(wanted.bound, rel=2e-3, abs=1e-5), name
     assert got.message_sum_kl == pytest.approx(sum(sums) / len(sums), rel=1e-3)
-    assert got.token_mean_kl == pytest.approx(sum(sums) / sum(lengths), rel=1e-3)
+    assert len(set(lengths)) > 1
+    assert got.token_mean_kl == pytest.approx(sum(s / n for s, n in zip(sums, lengths, strict=True)) / len(sums), rel=1e-3)
+    for name, terms_N in got.terms_N.items():
+        assert float(terms_N.sum()) / len(sums) == pytest.approx(got.kl[name].mean, rel=1e-3, abs=1e-6), (
+            "a monitor of the gate's KL"
+        )
     # every "right" message is turn 1 of its episode: (1 - gamma) gamma^1 KL
     assert got.discounted_kl == pytest.approx((1 - discount) * discount * sum(sums) / len(chosen), rel=1e-3)
     assert got.gain == pytest.approx(sum(gains) / len(gains), rel=2e-3, abs=1e-6)
