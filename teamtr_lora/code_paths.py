@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import symtable
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -56,8 +57,30 @@ def misnamed(path: str, folder: Path | None) -> tuple[str, str] | None:
     if not module_name or not name or not all(part.isidentifier() for part in [*module_name.split("."), name]):
         return "not a dotted path", "write it as module:function"
     file = _file(module_name, folder)
+    if file is None and (without := module_name.removesuffix(".py")) != module_name and _file(without, folder):
+        return "names a file where a module belongs", f"write it as {without}:{name}"
     package = _installed(file) if file else module_name.partition(".")[0]
-    return _refused(package, file or Path(module_name.replace(".", "/") + ".py")) if package else None
+    if package:
+        return _refused(package, file or Path(module_name.replace(".", "/") + ".py"))
+    defined = _defined(file) if file else None
+    if defined is not None and name not in defined:
+        functions = ", ".join(sorted(n for n, is_function in defined.items() if is_function))
+        return f"{module_name} has no {name!r}", f"it defines {functions or 'no function'}"
+    return None
+
+
+def _defined(file: Path) -> dict[str, bool] | None:
+    """The names that a file binds at its top level, and whether as a function; None where that does not show from its text."""
+    try:
+        text = file.read_text()
+        table = symtable.symtable(text, str(file), "exec")
+    except (OSError, ValueError, SyntaxError):  # importing it will say so
+        return None
+    symbols = table.get_symbols()
+    if "import *" in text or {"globals", "exec", "setattr", "__getattr__"} & {symbol.get_name() for symbol in symbols}:
+        return None
+    functions = {child.get_name() for child in table.get_children() if child.get_type() == "function"}
+    return {s.get_name(): s.get_name() in functions for s in symbols if s.is_assigned() or s.is_imported()}
 
 
 def _load(path: str, key: str, folder: Path | None) -> tuple[Callable[..., Any], list[str]]:

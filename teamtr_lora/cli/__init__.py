@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
 import traceback
@@ -28,6 +29,7 @@ from teamtr_lora.errors import UserError
 
 def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # on some CPUs torch leaves a file in /tmp for every process without it
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of kernels it lacks, also where nothing is quantised
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
     # argparse takes positionals in one run only: overrides that follow an option are collected here

@@ -1,4 +1,4 @@
-"""What a recipe names and must be on this machine: data files and functions. Looked at, never read or run."""
+"""What a recipe names and must be on this machine: data files and functions. Looked at, never run."""
 
 from __future__ import annotations
 

@@ -123,7 +123,11 @@ class DatasetTaskSection(ItemSource):
     """Prompts from a file or the hub, scored by your reward function."""
 
     name: Literal["dataset"] = Field(description="Your own prompts and reward.")
-    prompt_column: Text = Field(default="prompt", description="Column that holds the prompt.")
+    prompt_column: Text = Field(
+        default="prompt",
+        description="Column that holds the prompt: a text, or a conversation (a list of messages), of which the system and user "
+        "turns are played as one text.",
+    )
     answer_column: Text | None = Field(default=None, description="Column that holds the reference answer, if there is one.")
     reward: CallablePath | Annotated[list[CallablePath], Field(min_length=1)] = Field(
         description="Reward function as module:function, or a list of them, summed; in a file beside the recipe, or in a package "

@@ -114,7 +114,10 @@ def parse(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"{source}{where}: {error.problem or error.context or 'not valid YAML'}") from error
+        said = error.problem or error.context or "not valid YAML"
+        if said.startswith("but "):  # the second half of a sentence
+            said = f"{error.context} {said}"
+        raise UserError(f"{source}{where}: {said}") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise UserError(f"{source} line {line}: not valid YAML: the character {chr(error.character)!r} is not allowed") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -162,6 +162,25 @@ def _overflow(team: Team, episode: Episode, tokens: int) -> bool:
         )
     episode.ended = "overflow"
     return True
+
+
+def check_prompts(team: Team, items: Iterable[Item]) -> None:
+    """Refuses items whose prompt leaves no room for a message, before anything is played."""
+    speaker = team.router.next([])
+    if speaker is None:
+        return
+    room = team.context_tokens - len(team.protocol.begin("").prompt_for(speaker))
+    long: dict[str, int] = {}
+    for item in items:
+        if len(item.prompt.encode()) >= room:  # no tokenizer needs more tokens than bytes
+            tokens = len(team.protocol.begin(item.prompt).prompt_for(speaker))
+            long |= {item.id: tokens} if tokens >= team.context_tokens else {}
+    if long:
+        named = ", ".join(f"{name!r} ({tokens})" for name, tokens in list(long.items())[:5]) + (", ..." if len(long) > 5 else "")
+        raise UserError(
+            f"{len(long)} of the items to train on have prompts that do not fit into {team.context_tokens} tokens of context: "
+            f"{named}; shorten them or leave them out, or raise team.protocol.context_tokens if the base allows more"
+        )
 
 
 def _answered(answering: dict[Future[Feedback], _Player], *, until_one: bool) -> list[_Player]:

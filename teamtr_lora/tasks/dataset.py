@@ -33,11 +33,14 @@ class RowItems:
         for column in (self._prompt, self._answer):
             if column and row.get(column) is None:
                 raise UserError(_lacks(self._positions[position], self._split, column))
-        data = {key: value for key, value in row.items() if key != self._prompt}
-        data["prompt"] = row[self._prompt]
+        data = row | {"prompt": row[self._prompt]}
         if self._answer:
             data["answer"] = row[self._answer]
-        text = _text(row[self._prompt])
+        try:
+            text = _text(row[self._prompt])
+        except ValueError as error:
+            place = f"row {self._positions[position]} of the {self._split} dataset"
+            raise UserError(f"{place}: {self._prompt!r} {error}") from error
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
             raise UserError(
                 f"row {self._positions[position]} of the {self._split} dataset: {self._prompt!r} holds half a character (a lone "
@@ -135,9 +138,22 @@ def read_rows(path: Path, key: str) -> Any:
         raise UserError(f"{key} = {str(path)!r}: no such file" + (f"; the folder has {', '.join(near)}" if near else ""))
     try:
         return reader(path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{key} = {str(path)!r}{_bad_line(path)}: not UTF-8 text; save the file as UTF-8") from error
     except (ValueError, OSError, EOFError, RecursionError, csv.Error, zlib.error) as error:  # JSON, Unicode, Arrow: ValueErrors
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{key} = {str(path)!r}: cannot be read as {kind[0]}: {reason}") from error
+
+
+def _bad_line(path: Path) -> str:
+    """Where a text stops being UTF-8, as far as it can be told."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return f", line {number}"
+    return ""
 
 
 def _open_text(path: Path) -> TextIO:
@@ -225,6 +241,8 @@ def _check_rows(rows: Any, key: str, own: tuple[str, str | None], needed: Mappin
         raise UserError(
             f"the {key} dataset is a {type(rows).__name__}; give a list of dicts or a datasets.Dataset (one split, not streamed)"
         )
+    if hasattr(rows, "iloc"):
+        raise UserError(f"the {key} dataset is a {type(rows).__name__} of pandas; give rows.to_dict('records')")
     if len(rows) == 0:
         raise UserError(f"the {key} dataset is empty; it needs at least one row with a {own[0]!r} column")
     first = rows[0]
@@ -242,6 +260,8 @@ def _check_rows(rows: Any, key: str, own: tuple[str, str | None], needed: Mappin
         lacks = next((column for column in columns if row.get(column) is None), None)
         if lacks is not None:
             raise UserError(_lacks(number, key, lacks))
+        if isinstance(row[own[0]], str) and not row[own[0]].strip():
+            raise UserError(f"row {number} (counted from 0) of the {key} dataset has an empty {own[0]!r}; leave the row out")
         lacks = next((column for column in needed if column not in row), None)
         if lacks is not None:
             raise UserError(f"{_lacks(number, key, lacks)}, if only null, as reward {needed[lacks]} takes it")
@@ -252,12 +272,25 @@ def _lacks(row: int, split: str, column: str) -> str:
 
 
 def _text(prompt: Any) -> str:
-    """A conversational prompt (TRL's list of messages) is played as the text of its user turns."""
+    """A conversational prompt (TRL's list of messages) is played as the text of its system and user turns."""
     if isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, Sequence) and all(isinstance(turn, Mapping) and "content" in turn for turn in prompt):
-        return "\n\n".join(str(turn["content"]) for turn in prompt if turn.get("role") != "assistant")
+    if isinstance(prompt, Sequence) and prompt and all(isinstance(turn, Mapping) and "content" in turn for turn in prompt):
+        return "\n\n".join(_turn_text(turn) for turn in prompt)
     return json.dumps(prompt, ensure_ascii=False, default=str)
+
+
+def _turn_text(turn: Mapping[str, Any]) -> str:
+    if turn.get("role") == "assistant":
+        raise ValueError("holds a turn of an assistant, which no agent of the team has said; give system and user turns only")
+    content = turn["content"]
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else [None]
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"holds a turn whose content is {content!r:.60}; give text")
+    return "".join(map(str, texts))
 
 
 def _held_out(prompt: str, fraction: float) -> bool:

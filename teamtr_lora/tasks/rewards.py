@@ -18,7 +18,7 @@ from teamtr_lora.team import Episode
 logger = logging.getLogger(__name__)
 
 RewardFunction = Callable[..., Any]
-
+LARGEST = 1e100  # sums of squares of larger ones are infinite
 
 # What TRL also passes; a run's own log is metrics.jsonl, so these take what they are given and keep nothing.
 TRL_EXTRAS: dict[str, Any] = {"trainer_state": None, "log_extra": lambda *_, **__: None, "log_metric": lambda *_, **__: None}
@@ -110,7 +110,7 @@ class Rewards:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not math.isfinite(number):
+        if not abs(number) <= LARGEST:  # also where it is no number
             self._fail(f"reward {name} returned {value!r} for item {episode.item_id!r}; a reward is a finite number")
             return 0.0
         return number

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.errors import UserError
-from teamtr_lora.recipe import ItemSource, RecipeError
+from teamtr_lora.recipe import DatasetTaskSection, ItemSource, RecipeError
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.task_sections import FAMILIES, OptionalSource, names_of
 from teamtr_lora.recipe.yaml_text import parse
@@ -79,6 +79,10 @@ def task_section(name: str, settings: Sequence[str] = (), path: Path | None = No
 
 def score_file(name: str, items: Path, responses: Path, settings: Sequence[str] = ()) -> Scores:
     """`responses` holds rows {"id", "response"}, or {"id", "messages"} with the team's turns in order."""
+    if name in names_of(DatasetTaskSection):
+        raise UserError(
+            "score dataset: rewards of your own are run by `teamtr-lora eval RUN`; score is for tasks with a verifier"
+        )
     task = bare_task(task_section(name, settings, items), Path.cwd())
     task.use_recorded()
     known, ids = read_items(task, read_rows(items, "--items"), f"--items = {str(items)!r}")

@@ -17,7 +17,7 @@ from teamtr_lora.base.versions import AdapterVersion, read_version, write_versio
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.evaluation.returns import with_return
 from teamtr_lora.recipe import TeamTRConfig
-from teamtr_lora.rollout.collector import PlayPlan
+from teamtr_lora.rollout.collector import PlayPlan, check_prompts
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, versions_in_place
 from teamtr_lora.rollout.sampler import derive_seed
 from teamtr_lora.tasks import DataOrder, Item, Task
@@ -62,8 +62,11 @@ class TrainingRun:
         self.updater = AgentUpdater(playable, config, accelerator)
         self.diagnostics = RunDiagnostics(playable, task, config, run_dir, self.updater)
         self.state = RunState()
-        self._order = DataOrder(task.items("train"), config.seed)
+        items = task.items("train")
+        self._order = DataOrder(items, config.seed)
         self._order.check_stage(config.rollout.items_per_stage)
+        if items.size is not None and type(task).open is Task.open:  # rows of somebody's, as they are
+            check_prompts(playable.team, self._order.take(0, config.training.stages * config.rollout.items_per_stage))
         self._rollout: Rollout | None = None
         self._clock = time.monotonic() if started is None else started
         task.check_agents(playable.team.names, playable.team.router.max_messages)

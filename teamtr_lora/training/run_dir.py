@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 ORIGIN = "origin.json"  # where the recipe was; what makes a folder a run's
 BASELINE = "baseline.json"  # what `teamtr-lora baseline` leaves in its runs, which train must not go on from
 
+ELSEWHERE = "choose another --run-dir (in Python: output_dir)"
+
 # A resumed run may train longer, look at other things and live elsewhere; everything else decides what it learns.
 MAY_CHANGE = (
     "training.stages", "output_dir", "tracking", "base.device", "rollout.server", "rollout.vllm", "rollout.requests_per_batch",
@@ -54,20 +56,21 @@ class RunDir:
         """Refuses a folder that holds something else, before anything is loaded or written."""
         saved = self.path / "recipe.yaml"
         if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path}: is a file; choose another --run-dir")
+            raise UserError(f"{self.path}: is a file; {ELSEWHERE}")
         if (self.path / BASELINE).exists():
-            raise UserError(f"{self.path}: holds a run of `teamtr-lora baseline`; choose another --run-dir")
+            raise UserError(f"{self.path}: holds a run of `teamtr-lora baseline`; {ELSEWHERE}")
         if saved.exists() and self.checkpoints.exists():
             self._check_same(recipe)
             if not resume:
                 raise UserError(
-                    f"{self.path}: already holds a run of this recipe; add --resume to go on, or choose another --run-dir"
+                    f"{self.path}: already holds a run of this recipe; add --resume to go on (in Python: train(resume=True)), "
+                    f"or {ELSEWHERE}"
                 )
             return
         ours = (self.path / ORIGIN).exists()  # claimed by a run that did not come to its first checkpoint
         if not ours and self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):
             holds = "a recipe but no run" if saved.exists() else "no run"
-            raise UserError(f"{self.path}: is not empty and holds {holds}; choose another --run-dir")
+            raise UserError(f"{self.path}: is not empty and holds {holds}; {ELSEWHERE}")
 
     def lock(self) -> FileLock:
         """Held by whoever changes the run. It goes with the process, however that ends."""
@@ -77,9 +80,7 @@ class RunDir:
             try:
                 lock.acquire()
             except Timeout as error:
-                raise UserError(
-                    f"{self.path}: another process is training here; wait for it or choose another --run-dir"
-                ) from error
+                raise UserError(f"{self.path}: another process is training here; wait for it or {ELSEWHERE}") from error
         remove_temporaries(self.path, apart=EVALUATIONS)
         return lock
 
@@ -135,9 +136,7 @@ class RunDir:
         difference = first_difference(saved, self.with_swaps(recipe), ignore=MAY_CHANGE)
         if difference:
             key, old, new = difference
-            raise UserError(
-                f"{self.path}: holds another recipe's run: {key} is {old!r} there and {new!r} here; choose another --run-dir"
-            )
+            raise UserError(f"{self.path}: holds another recipe's run: {key} is {old!r} there and {new!r} here; {ELSEWHERE}")
 
     def write_team(self, versions: dict[str, AdapterVersion], loras: dict[str, dict[str, Any]]) -> None:
         """The current team, so that eval and ask need nothing of the checkpoint. `loras`: of agents that were swapped; with the

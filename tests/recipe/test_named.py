@@ -1,4 +1,4 @@
-"""Files and functions that a recipe names are looked for, and never read or run."""
+"""Files and functions that a recipe names are looked for, and never run."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def found(folder: Path, task: dict[str, Any], router: dict[str, Any] | None = No
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "rows.jsonl").write_text("not even JSON")
-    (tmp_path / "mine.py").write_text("raise SystemExit('this was run')\n")
+    (tmp_path / "mine.py").write_text("raise SystemExit('this was run')\nf = g = r = print\n")
     return tmp_path
 
 
@@ -49,6 +49,34 @@ def test_all_that_is_missing_at_once(folder: Path) -> None:
         "task.reward.1 = 'mime",
     ]
     assert lines[0].endswith("did you mean 'rows.jsonl'?") and all("\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("def f(): ...", False),
+        ("class f: ...", False),
+        ("from deeper import f", False),
+        ("try:\n    import x as f\nexcept ImportError:\n    f = None", False),
+        ("from deeper import *", False),
+        ("globals()['f'] = 1", False),
+        ("def __getattr__(name): ...", False),
+        ("def f(:", False),  # importing it will say so
+        ("def ff(): f = 1", True),
+        ("f", True),
+        ("class C:\n    def f(self): ...", True),
+    ],
+)
+def test_a_function_that_the_file_does_not_define(folder: Path, text: str, missing: bool) -> None:
+    (folder / "mine.py").write_text(text + "\ndef other(): ...\n")
+    lines = found(folder, {"name": "dataset", "path": "rows.jsonl", "reward": "mine:f"})
+    assert bool(lines) == missing
+    assert all("mine has no 'f'; it defines " in line and "other" in line for line in lines)
+
+
+def test_a_file_named_instead_of_its_module(folder: Path) -> None:
+    (line,) = found(folder, {"name": "dataset", "path": "rows.jsonl", "reward": "mine.py:f"})
+    assert line.endswith("names a file where a module belongs; write it as mine:f")
 
 
 def test_files_of_other_tasks(folder: Path) -> None:

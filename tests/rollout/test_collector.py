@@ -1,5 +1,6 @@
 """Episodes advance one by one, from the right versions, within the context, with rewards where they were earned."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.errors import UserError
-from teamtr_lora.rollout.collector import PlayPlan, play
+from teamtr_lora.rollout.collector import PlayPlan, check_prompts, play
 from teamtr_lora.rollout.records import episode_record
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, derive_seed
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
@@ -157,6 +158,21 @@ def test_a_prompt_longer_than_the_context_names_the_item(make_team: MakeTeam) ->
         team = make_team(["a", "b"], context_tokens=64, on_overflow=policy)
         with pytest.raises(UserError, match=r"item 'long-one': its prompt is \d+ tokens, longer than the context of 64"):
             play(team, Task(), FakeSampler(team), plan(items), VERSIONS)
+
+
+def test_prompts_that_are_too_long_are_found_before_anything_is_played(make_team: MakeTeam) -> None:
+    """All of them, and none that has room for one token of an answer; the same limit as when it is played."""
+    team = make_team(["a", "b"], context_tokens=64)
+    items = [Item(f"of-{size}", "x" * size) for size in range(100)]
+    with pytest.raises(UserError, match=r"do not fit into 64 tokens of context") as refused:
+        check_prompts(team, items)
+    fits = []
+    for item in items:
+        with contextlib.suppress(UserError):
+            play(team, Task(), FakeSampler(team), plan([item]), VERSIONS)
+            fits.append(item)
+    check_prompts(team, fits)
+    assert 0 < len(fits) < len(items) and str(refused.value).startswith(f"{len(items) - len(fits)} of the items")
 
 
 def test_overflow_ends_the_episode_or_the_run(make_team: MakeTeam) -> None:

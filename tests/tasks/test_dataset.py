@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,21 +70,49 @@ def test_rows_in_memory(rows: Any) -> None:
 
 def test_another_prompt_column_and_ids() -> None:
     task = DatasetTask([{"q": "hi", "id": "row-a"}], [{"q": "ho"}], ZERO, prompt_column="q")
-    assert task.items("train")[0] == Item("train-0 (row-a)", "hi", {"id": "row-a", "prompt": "hi"})
+    assert task.items("train")[0] == Item("train-0 (row-a)", "hi", {"id": "row-a", "q": "hi", "prompt": "hi"})
     assert task.items("test")[0].id == "test-0"
 
 
-def test_conversational_prompts_are_played_as_their_user_text() -> None:
+@pytest.mark.parametrize("text_only", [False, True])
+def test_conversational_prompts_are_played_as_their_text(text_only: bool) -> None:
     turns = [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "2+2?"},
-        {"role": "assistant", "content": "hidden"},
-        {"role": "user", "content": "Sure?"},
+        {"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]},
+        {"role": "user", "content": [{"type": "text", "text": "Sure?"}]},
     ]
-    for rows in ([{"prompt": turns}], datasets.Dataset.from_list([{"prompt": turns}])):
+    if text_only:
+        turns[1:] = [{"role": "user", "content": "2+2?"}, {"role": "user", "content": "Sure?"}]
+    for rows in ([{"prompt": turns}], *([datasets.Dataset.from_list([{"prompt": turns}])] if text_only else [])):
         item = DatasetTask(rows, rows, ZERO).items("train")[0]
         assert item.prompt == "Be brief.\n\n2+2?\n\nSure?"
         assert item.data["prompt"] == turns, "the reward sees it as it was"
+
+
+@pytest.mark.parametrize(
+    ("turn", "message"),
+    [
+        ({"role": "assistant", "content": "4"}, "holds a turn of an assistant"),
+        ({"role": "user", "content": None}, "whose content is None; give text"),
+        ({"role": "user", "content": 4}, "whose content is 4; give text"),
+        ({"role": "user", "content": [{"type": "image", "url": "x"}]}, "give text"),
+        ({"role": "user", "content": [{"type": "text"}]}, "give text"),
+    ],
+)
+def test_a_conversation_that_is_more_than_text_is_refused(turn: dict[str, Any], message: str) -> None:
+    rows = [{"prompt": "fine"}, {"prompt": [{"role": "user", "content": "2+2?"}, turn]}]
+    with pytest.raises(UserError, match=rf"^row 1 of the train dataset: 'prompt' .*{message}"):
+        DatasetTask(rows, rows, ZERO).items("train")[1]
+
+
+def test_a_reward_takes_the_prompt_by_its_columns_name_too() -> None:
+    def by_question(completions: list[str], question: list[str], prompts: list[str]) -> list[float]:
+        assert question == prompts
+        return [float(len(q)) for q in question]
+
+    task = DatasetTask([{"question": "four"}], [{"question": "five!"}], Rewards([by_question]), prompt_column="question")
+    item = task.items("test")[0]
+    assert task.score([Episode(item_id=item.id, group=0, prompt=item.prompt, seed=0, item=item)]) == [5.0]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +120,8 @@ def test_conversational_prompts_are_played_as_their_user_text() -> None:
     [
         ("rows.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"),
         ("rows.jsonl", b'{"prompt": "a"}\n["b"]\n', "line 2 is no object"),
-        ("rows.jsonl", b'{"prompt": "\xff"}\n', r"cannot be read as \.jsonl"),
+        ("rows.jsonl", b'{"prompt": "a"}\n{"prompt": "\xff"}\n', r"line 2: not UTF-8 text; save the file as UTF-8"),
+        ("rows.csv.gz", gzip.compress(b"prompt\n\xff\n"), r"line 2: not UTF-8"),
         ("rows.jsonl", b"[" * 100_000, r"cannot be read as \.jsonl"),
         ("rows.csv", b'prompt\n"never closed\n', r"cannot be read as \.csv"),
         ("rows.csv", b"prompt,n\na,1\nb,2,3\n", "line 3 has more cells"),
@@ -105,7 +135,7 @@ def test_conversational_prompts_are_played_as_their_user_text() -> None:
         ("rows", b"hi", "unknown file type"),
         ("rows.gz", b"hi", "unknown file type"),
     ],
-    ids=str.split("json row latin1 deep quote cells long arrow void nogzip cut garbled txt bare gz"),
+    ids=str.split("json row latin1 latin1gz deep quote cells long arrow void nogzip cut garbled txt bare gz"),
 )
 def test_bad_files_give_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
@@ -154,11 +184,24 @@ def test_a_missing_file_names_what_is_there(tmp_path: Path) -> None:
         ([{"question": "hi"}], r"no column 'prompt'; it has question"),
         ([{"prompt": "hi"}], r"no column 'answer'"),
         ([{"prompt": "hi", "answer": "1"}, {"answer": "2"}], "prompt"),
+        ([{"prompt": "hi", "answer": "1"}, {"prompt": " ", "answer": "2"}], "row 1 .* has an empty 'prompt'"),
+        (pandas.DataFrame(ROWS), r"give rows.to_dict\('records'\)"),
         ({"prompt": ["hi"], "answer": ["1"]}, "datasets.Dataset"),
         (datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}), "datasets.Dataset"),
         (datasets.Dataset.from_list(ROWS).to_iterable_dataset(), "datasets.Dataset"),
     ],
-    ids=["empty", "strings", "no-prompt", "no-answer", "one-row-lacks-it", "dict-of-columns", "DatasetDict", "iterable"],
+    ids=[
+        "empty",
+        "strings",
+        "no-prompt",
+        "no-answer",
+        "one-row-lacks-it",
+        "blank",
+        "DataFrame",
+        "dict-of-columns",
+        "DatasetDict",
+        "iterable",
+    ],
 )
 def test_rows_that_are_no_dataset(rows: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -213,7 +256,7 @@ def test_half_a_character_in_a_prompt_is_one_line(tmp_path: Path) -> None:
         DatasetTask(read_rows(path, "task.path"), None, ZERO)
 
 
-@given(st.lists(st.text(max_size=3), min_size=2, max_size=40), st.floats(0.05, 0.95))
+@given(st.lists(st.text(max_size=3).filter(str.strip), min_size=2, max_size=40), st.floats(0.05, 0.95))
 def test_equal_prompts_are_never_on_both_sides(prompts: list[str], fraction: float) -> None:
     rows = [{"prompt": prompt, "n": i} for i, prompt in enumerate(prompts)]
     try:

@@ -29,6 +29,8 @@ def test_every_family_is_listed_and_shown(capsys: pytest.CaptureFixture[str]) ->
     assert status == 0 and all(name in out for name in names)
     assert {row["name"] for row in json.loads(run(capsys, "tasks", "list", "--json")[1])} == set(names)
     assert run(capsys, "tasks", "list", "zebra")[0] == 2
+    status, _, said = run(capsys, "score", "dataset", "--items", "a.jsonl", "--responses", "b.jsonl")
+    assert status == 2 and "teamtr-lora eval RUN" in said
     for name in names:
         status, out, err = run(capsys, "tasks", "show", name)
         assert status == 0 and name in out, err
