@@ -31,10 +31,11 @@ def gain_weighted_radii(delta: float, slopes: Mapping[str, float | None]) -> dic
 
     An agent without an observation counts as an average one; without any gain to go by, all radii are equal.
     """
-    seen = [slope**2 for slope in slopes.values() if slope is not None]
-    average = sum(seen) / len(seen) if seen else 0.0
-    weights = {agent: average if slope is None else slope**2 for agent, slope in slopes.items()}
-    total = sum(weights.values())
-    if not 0 < total < math.inf:
+    largest = max((slope for slope in slopes.values() if slope is not None), default=0.0)
+    if not 0 < largest < math.inf:
         return dict.fromkeys(slopes, delta)
+    squares = {agent: (slope / largest) ** 2 for agent, slope in slopes.items() if slope is not None}  # no square underflows
+    average = sum(squares.values()) / len(squares)
+    weights = {agent: squares.get(agent, average) for agent in slopes}
+    total = sum(weights.values())
     return {a: delta * (KEPT_SHARE + (1 - KEPT_SHARE) * len(slopes) * w / total) for a, w in weights.items()}

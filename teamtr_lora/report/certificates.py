@@ -9,7 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from teamtr_lora.algorithm.certificate import Calibration, Certificate
+from teamtr_lora.algorithm.calibration import Calibration
+from teamtr_lora.algorithm.certificate import Certificate
 from teamtr_lora.training.certified import Certified, RunCertificates, StageCertificate, UpdateCertificate
 
 

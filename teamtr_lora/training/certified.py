@@ -6,7 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from teamtr_lora.algorithm.certificate import Calibration, Certificate
+from teamtr_lora.algorithm.calibration import Calibration
+from teamtr_lora.algorithm.certificate import Certificate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,12 @@ from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any
 
+from teamtr_lora.algorithm.calibration import Calibration, Measured, calibrate
 from teamtr_lora.algorithm.certificate import (
-    Calibration,
     Certificate,
     Confidence,
-    Measured,
     Setting,
     UpdateTerms,
-    calibrate,
     certify_by_turns,
     certify_cached_stage,
     certify_stale_stage,

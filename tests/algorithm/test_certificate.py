@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from teamtr_lora.algorithm import lab as lab_
+from teamtr_lora.algorithm.calibration import Measured, calibrate, rank_correlation
 from teamtr_lora.algorithm.certificate import (
     Certificate,
     Confidence,
-    Measured,
     Setting,
     UpdateTerms,
     block_radius,
-    calibrate,
     centred_surrogate,
     certify_by_turns,
     certify_cached_stage,
@@ -31,7 +30,6 @@ from teamtr_lora.algorithm.certificate import (
     leave_one_out,
     occupancy_penalty,
     odd_block_mean,
-    rank_correlation,
     tightens,
     turn_penalty,
     zeta_proxies,
