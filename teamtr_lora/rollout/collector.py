@@ -172,7 +172,7 @@ def check_prompts(team: Team, items: Iterable[Item]) -> None:
     room = team.context_tokens - len(team.protocol.begin("").prompt_for(speaker))
     long: dict[str, int] = {}
     for item in items:
-        if len(item.prompt.encode()) >= room:  # no tokenizer needs more tokens than bytes
+        if len(item.prompt.encode()) >= room:  # tokenizers hardly ever need more tokens than bytes
             tokens = len(team.protocol.begin(item.prompt).prompt_for(speaker))
             long |= {item.id: tokens} if tokens >= team.context_tokens else {}
     if long:

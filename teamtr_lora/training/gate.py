@@ -51,10 +51,11 @@ def read_candidate(
     scorer: Scorer, batch: MessageBatch, current: CurrentPolicy, config: TeamTRConfig, discount: float
 ) -> CandidateReading:
     """Scores the adapter as it is now against the kept current policy. Call inside `gate_pass`."""
-    count, by_sum = len(batch.messages), config.trust_region.reduction == "message_sum"
+    count = len(batch.messages)
     per_message = {name: torch.zeros(count) for name in ESTIMATORS}
-    sums, means, objective_M, log_ratio_M = (torch.zeros(count) for _ in range(4))
+    sums, lengths, objective_M, log_ratio_M = (torch.zeros(count) for _ in range(4))
     terms_N: dict[str, list[Tensor]] = {name: [] for name in ESTIMATORS}
+    messages_N: list[Tensor] = []
     for part, hidden_cur, logp_cur in zip(batch.microbatches, current.hidden, current.logp, strict=True):
         scores = scorer.score(part, scorer.hidden(part), hidden_cur)
         assert scores.kl_N is not None
@@ -63,12 +64,12 @@ def read_candidate(
             "k3": k3_terms(logp_cur, scores.logp_N),
             "k1": k1_terms(logp_cur, scores.logp_N),
         }
-        length_N = part.message_N.bincount(minlength=count)[part.message_N]
         for name, values_N in by_token.items():
             per_message[name] += message_kl(values_N, part.message_N, count, config.trust_region.reduction).cpu()
-            terms_N[name].append(values_N.cpu() if by_sum else (values_N / length_N).cpu())
+            terms_N[name].append(values_N.cpu())
+        lengths += part.message_N.cpu().bincount(minlength=count)
+        messages_N.append(part.message_N.cpu())
         sums += message_kl(scores.kl_N, part.message_N, count, "message_sum").cpu()
-        means += message_kl(scores.kl_N, part.message_N, count, "token_mean").cpu()
         terms = surrogate_terms(
             scores.logp_N,
             logp_cur,
@@ -80,16 +81,17 @@ def read_candidate(
         present = part.message_N.unique().cpu()
         objective_M[present] = terms.objective_M.cpu()[present]
         log_ratio_M[present] = terms.log_ratio_M.cpu()[present]
+    unit_N = 1.0 if config.trust_region.reduction == "message_sum" else lengths[torch.cat(messages_N)]
     return CandidateReading(
         kl={name: clustered_mean(v, batch.group_M, config.trust_region.confidence) for name, v in per_message.items()},
-        token_mean_kl=float(means.mean()),
+        token_mean_kl=float((sums / lengths.clamp(min=1)).mean()),
         message_sum_kl=float(sums.mean()),
         discounted_kl=_discounted(sums, batch, discount),
         gain=float((objective_M - batch.advantage_M).double().mean()),
         log_ratio_M=log_ratio_M,
         kl_M=sums,
         group_M=batch.group_M,
-        terms_N={name: torch.cat(parts) for name, parts in terms_N.items()},
+        terms_N={name: torch.cat(parts) / unit_N for name, parts in terms_N.items()},
     )
 
 

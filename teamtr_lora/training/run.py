@@ -66,7 +66,8 @@ class TrainingRun:
         self._order = DataOrder(items, config.seed)
         self._order.check_stage(config.rollout.items_per_stage)
         if items.size is not None and type(task).open is Task.open:  # rows of somebody's, as they are
-            check_prompts(playable.team, self._order.take(0, config.training.stages * config.rollout.items_per_stage))
+            drawn = min(items.size, config.training.stages * config.rollout.items_per_stage)
+            check_prompts(playable.team, self._order.take(0, drawn))
         self._rollout: Rollout | None = None
         self._clock = time.monotonic() if started is None else started
         task.check_agents(playable.team.names, playable.team.router.max_messages)
