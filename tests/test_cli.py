@@ -323,7 +323,7 @@ def test_recipe_mistakes(work: Path, user_error: Callable[..., str], override: s
         (["team.agents.solver.lora.targets=[q_prj]"], ["team.agents.solver.lora.targets", "q_prj", "q_proj"]),
         (["base.source=./nowhere"], ["base.source", "nowhere"]),
         (["base.source=nanoo"], ["base.source", "nanoo", "nano"]),
-        (["team.protocol.context_tokens=20"], ["item 'test-0'", "prompt", "longer than the context of 20"]),
+        (["team.protocol.context_tokens=20"], ["items to train on", "'train-1'", "do not fit into 20 tokens"]),
         (["task.path=none.jsonl"], ["task.path", "none.jsonl", "rows.jsonl"]),
         (["task.prompt_column=question"], ["no column 'question'", "prompt, answer"]),
         (["task.answer_column=solution"], ["no column 'solution'", "prompt, answer"]),
