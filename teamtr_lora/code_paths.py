@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import symtable
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,9 @@ from teamtr_lora.errors import UserError
 
 TRUST = "TEAMTR_LORA_TRUST"
 BESIDE = "teamtr_lora_user"  # before the names of modules that were loaded from beside a recipe
+
+# Ways to make a name of a module's that no statement at its top level shows.
+_BINDS_UNSEEN = re.compile(rb"\bimport[\s\\]*\*|\b(global|globals|locals|vars|setattr|exec|eval|modules|__dict__|__getattr__)\b")
 
 _hashes: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()
 
@@ -72,15 +76,14 @@ def misnamed(path: str, folder: Path | None) -> tuple[str, str] | None:
 def _defined(file: Path) -> dict[str, bool] | None:
     """The names that a file binds at its top level, and whether as a function; None where that does not show from its text."""
     try:
-        text = file.read_text()
-        table = symtable.symtable(text, str(file), "exec")
-    except (OSError, ValueError, SyntaxError):  # importing it will say so
+        source = file.read_bytes()
+        table = symtable.symtable(source.decode(), str(file), "exec")
+    except (OSError, ValueError, SyntaxError, RecursionError):  # importing it will say so
         return None
-    symbols = table.get_symbols()
-    if "import *" in text or {"globals", "exec", "setattr", "__getattr__"} & {symbol.get_name() for symbol in symbols}:
+    if _BINDS_UNSEEN.search(source):
         return None
     functions = {child.get_name() for child in table.get_children() if child.get_type() == "function"}
-    return {s.get_name(): s.get_name() in functions for s in symbols if s.is_assigned() or s.is_imported()}
+    return {s.get_name(): s.get_name() in functions for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
 
 
 def _load(path: str, key: str, folder: Path | None) -> tuple[Callable[..., Any], list[str]]:

@@ -59,6 +59,11 @@ def test_all_that_is_missing_at_once(folder: Path) -> None:
         ("from deeper import f", False),
         ("try:\n    import x as f\nexcept ImportError:\n    f = None", False),
         ("from deeper import *", False),
+        ("from deeper import  \\\n*", False),
+        ("def make():\n    global f\n    f = print\nmake()", False),
+        ("import sys\nsys.modules[__name__].f = print", False),
+        ("# -*- coding: latin-1 -*-\nf = 1", False),
+        ("if f := print: ...", False),
         ("globals()['f'] = 1", False),
         ("def __getattr__(name): ...", False),
         ("def f(:", False),  # importing it will say so
