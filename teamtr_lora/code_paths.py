@@ -30,7 +30,10 @@ TRUST = "TEAMTR_LORA_TRUST"
 BESIDE = "teamtr_lora_user"  # before the names of modules that were loaded from beside a recipe
 
 # Ways to make a name of a module's that no statement at its top level shows.
-_BINDS_UNSEEN = re.compile(rb"\bimport[\s\\]*\*|\b(global|globals|locals|vars|setattr|exec|eval|modules|__dict__|__getattr__)\b")
+_BINDS_UNSEEN = re.compile(
+    rb"\bimport[\s\\]*\*|\b(global|globals|locals|vars|setattr|exec|eval|modules|__dict__|__getattr__"
+    rb"|f_globals|__globals__)\b|:="
+)
 
 _hashes: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()
 
@@ -64,8 +67,13 @@ def misnamed(path: str, folder: Path | None) -> tuple[str, str] | None:
     if file is None and (without := module_name.removesuffix(".py")) != module_name and _file(without, folder):
         return "names a file where a module belongs", f"write it as {without}:{name}"
     package = _installed(file) if file else module_name.partition(".")[0]
-    if package:
-        return _refused(package, file or Path(module_name.replace(".", "/") + ".py"))
+    return _refused(package, file or Path(module_name.replace(".", "/") + ".py")) if package else None
+
+
+def undefined(path: str, folder: Path | None) -> tuple[str, str] | None:
+    """The same for a function that a file beside the recipe does not define, by its text: importing it has the last word."""
+    module_name, name = _parts(path)
+    file = _file(module_name, folder)
     defined = _defined(file) if file else None
     if defined is not None and name not in defined:
         functions = ", ".join(sorted(n for n, is_function in defined.items() if is_function))

@@ -96,7 +96,7 @@ def test_what_a_file_imports_is_not_its_own(folder: Path, name: str) -> None:
         "import subprocess\nfrom subprocess import getoutput, Popen\nfrom torch.utils.collect_env import run\n"
         "from yaml import safe_load as load\nfrom yaml import SafeLoader as loader\n"
     )
-    with pytest.raises(UserError, match=r"comes from|written in Python|has no '__class__'") as caught:
+    with pytest.raises(UserError, match=r"comes from|written in Python") as caught:
         load_callable(f"takes:{name}", key="task.reward", folder=folder)
     assert "\n" not in str(caught.value)
 
@@ -144,7 +144,7 @@ def test_what_a_module_prints_and_its_exit(folder: Path, capsys: pytest.CaptureF
     (folder / "chatty.py").write_text("print('loaded')\ndef f():\n    return 1\n")
     assert load_callable("chatty:f", key="k", folder=folder)() == 1
     assert capsys.readouterr() == ("", "loaded\n")
-    (folder / "leaves.py").write_text("import sys\nsys.exit(0)\ndef f(): ...\n")
+    (folder / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(UserError, match=r"^k = 'leaves:f': cannot import 'leaves' \(it called sys.exit\(0\)\)$"):
         load_callable("leaves:f", key="k", folder=folder)
 

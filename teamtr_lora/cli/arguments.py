@@ -51,6 +51,16 @@ def port(text: str) -> int:
     return int(text)
 
 
+def coefficient(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a coefficient; use 0 or a number below 1")
+    return value
+
+
 def share(text: str) -> float:
     try:
         value = float(text)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import positive, print_json, share
+from teamtr_lora.cli.arguments import coefficient, positive, print_json
 
 
 def add_commands(command: Any) -> None:
@@ -21,7 +21,7 @@ def add_commands(command: Any) -> None:
         help="consecutive items depend on each other: thm:stage-hp from every other block of N groups (lem:beta-block)",
     )
     certify.add_argument(
-        "--beta", type=share, default=0.0, metavar="B", help="their mixing coefficient at that distance (default: 0)"
+        "--beta", type=coefficient, default=0.0, metavar="B", help="their mixing coefficient at that distance (default: 0)"
     )
     certify.add_argument("--json", action="store_true", help="print every term as JSON")
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from operator import attrgetter
 
-from teamtr_lora.code_paths import misnamed
+from teamtr_lora.code_paths import misnamed, undefined
 from teamtr_lora.recipe.schema import Recipe
 from teamtr_lora.recipe.sections import nearest
 from teamtr_lora.recipe.task_sections import LOCAL_FILES, DatasetTaskSection
@@ -41,7 +41,7 @@ def _functions(recipe: Recipe) -> Iterator[Problem]:
         reward = recipe.task.reward
         named |= {"task.reward": reward} if isinstance(reward, str) else {f"task.reward.{i}": r for i, r in enumerate(reward)}
     for key, name in named.items():
-        wrong = misnamed(name, recipe.folder) if name else None
+        wrong = (misnamed(name, recipe.folder) or undefined(name, recipe.folder)) if name else None
         if wrong:
             yield Problem(key, name, *wrong)
 

@@ -125,8 +125,8 @@ class DatasetTaskSection(ItemSource):
     name: Literal["dataset"] = Field(description="Your own prompts and reward.")
     prompt_column: Text = Field(
         default="prompt",
-        description="Column that holds the prompt: a text, or a conversation (a list of messages), of which the system and user "
-        "turns are played as one text.",
+        description="Column that holds the prompt: a text, or a conversation (a list of messages, none of an assistant), "
+        "which is played as one text.",
     )
     answer_column: Text | None = Field(default=None, description="Column that holds the reference answer, if there is one.")
     reward: CallablePath | Annotated[list[CallablePath], Field(min_length=1)] = Field(

@@ -95,8 +95,8 @@ def _legend(run: RunCertificates, certain: str, updates: bool) -> str:
     )
     if updates:
         words += (
-            " gain: mean return of the next update's episodes less that of this one's, on the stage's own items; a stage's last "
-            "update has none. Updates that were not accepted moved nothing and are not listed."
+            " gain: mean return of the next update's episodes less that of this one's; a stage's last update has none. These are "
+            "the accepted updates that learned from episodes of their own; others are certified with their stage."
         )
     elif all(s.improvement is None for s in run.stages):
         words += " No stage was evaluated at both of its ends, so no gain is known; train with evaluation.every_stages=1."

@@ -6,6 +6,7 @@ import csv
 import gzip
 import hashlib
 import json
+import logging
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -17,6 +18,8 @@ from teamtr_lora.tasks.overlap import OnOverlap, normalised, refuse_overlap, sha
 from teamtr_lora.tasks.rewards import Rewards
 from teamtr_lora.tasks.task import Item, Split, Task
 from teamtr_lora.team import Episode
+
+logger = logging.getLogger(__name__)
 
 
 class RowItems:
@@ -254,6 +257,7 @@ def _check_rows(rows: Any, key: str, own: tuple[str, str | None], needed: Mappin
     if hasattr(rows, "select_columns"):  # reads nothing of a Dataset that is not looked at
         rows = rows.select_columns(list(dict.fromkeys([*columns, *needed])))
     each = rows if hasattr(rows, "__iter__") else map(rows.__getitem__, range(len(rows)))
+    blank: list[int] = []
     for number, row in enumerate(each):
         if not isinstance(row, Mapping):
             raise UserError(f"the {key} dataset holds {type(row).__name__}, not rows; give a list of dicts or a datasets.Dataset")
@@ -261,10 +265,15 @@ def _check_rows(rows: Any, key: str, own: tuple[str, str | None], needed: Mappin
         if lacks is not None:
             raise UserError(_lacks(number, key, lacks))
         if isinstance(row[own[0]], str) and not row[own[0]].strip():
-            raise UserError(f"row {number} (counted from 0) of the {key} dataset has an empty {own[0]!r}; leave the row out")
+            blank.append(number)
         lacks = next((column for column in needed if column not in row), None)
         if lacks is not None:
             raise UserError(f"{_lacks(number, key, lacks)}, if only null, as reward {needed[lacks]} takes it")
+    if blank:
+        logger.warning(
+            "%d rows of the %s dataset have an empty %r and are played with it, row %d (counted from 0) first: leave them out",
+            len(blank), key, own[0], blank[0],
+        )  # fmt: skip
 
 
 def _lacks(row: int, split: str, column: str) -> str:
@@ -272,7 +281,9 @@ def _lacks(row: int, split: str, column: str) -> str:
 
 
 def _text(prompt: Any) -> str:
-    """A conversational prompt (TRL's list of messages) is played as the text of its system and user turns."""
+    """A conversational prompt (TRL's list of messages) is played as the text of its turns."""
+    if hasattr(prompt, "tolist"):  # an array, as pandas has them of lists
+        prompt = prompt.tolist()
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Sequence) and prompt and all(isinstance(turn, Mapping) and "content" in turn for turn in prompt):
@@ -282,7 +293,7 @@ def _text(prompt: Any) -> str:
 
 def _turn_text(turn: Mapping[str, Any]) -> str:
     if turn.get("role") == "assistant":
-        raise ValueError("holds a turn of an assistant, which no agent of the team has said; give system and user turns only")
+        raise ValueError("holds a turn of an assistant, which no agent of the team has said; leave it out")
     content = turn["content"]
     if isinstance(content, str):
         return content

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from itertools import count
 
 from teamtr_lora.errors import UserError
 from teamtr_lora.tasks.task import Item, Items
@@ -25,12 +27,14 @@ class DataOrder:
                 f"ones; {f'use at most {size}' if size > 2 else 'add items: two are held out for the gate, the others train'}"
             )
 
-    def epoch(self, at_least: int) -> int:
-        """How many to take in a row to meet every item, where there is an end to them; never fewer than `at_least`."""
-        return max(at_least, 2 * (self._items.size or 0))
+    def after(self, cursor: int) -> Iterator[Item]:
+        """Those from a position on, as far as every item is met, where there is an end to them."""
+        size = self._items.size
+        for index in count(cursor) if size is None else range(cursor, cursor + 2 * size):
+            yield self._items[self._position(index)]
 
-    def take(self, cursor: int, count: int) -> list[Item]:
-        return [self._items[self._position(cursor + offset)] for offset in range(count)]
+    def take(self, cursor: int, items: int) -> list[Item]:
+        return [self._items[self._position(cursor + offset)] for offset in range(items)]
 
     def _position(self, index: int) -> int:
         if self._items.size is None:

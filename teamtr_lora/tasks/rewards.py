@@ -111,7 +111,9 @@ class Rewards:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) <= LARGEST:  # also where it is no number
-            self._fail(f"reward {name} returned {value!r} for item {episode.item_id!r}; a reward is a finite number")
+            self._fail(
+                f"reward {name} returned {value!r} for item {episode.item_id!r}; a reward is a number of at most {LARGEST:g}"
+            )
             return 0.0
         return number
 

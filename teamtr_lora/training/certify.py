@@ -88,7 +88,9 @@ def certify_run(folder: Path, block: int = 1, beta: float = 0.0) -> RunCertifica
         whole = Setting(high - low, gamma, longest * (high - low)) if full else episode_setting(1, low, high, gamma)
     run = _Run(recipe, whole, raw, end_discount, block, beta)
     if run.dependent and not all(t.surrogate_clipped_groups for t in terms):
-        raise UserError(f"{folder}: --block needs L of every group, which this run, of an older version, has not logged")
+        raise UserError(
+            f"{folder}: --block and --beta need L of every group, which this run, of an older version, has not logged"
+        )
     complete = list(_complete_stages(rows))
     if not complete:
         raise UserError(f"{folder}: no stage is complete yet, so there is nothing to certify; let train finish one")

@@ -58,6 +58,8 @@ def diagnose_run(folder: Path) -> RunDiagnosis:
     stages = [row for row in rows if isinstance(row, StageRow)]
     if not made:
         raise UserError(f"{folder}: no update has been made yet, so there is nothing to diagnose; let train finish one")
+    if not updates:
+        raise UserError(f"{folder}: a swap cut the only stage short, so there is nothing to diagnose; let train finish one")
     missing: dict[str, str] = {}
     foreign = (folder / BASELINE).is_file()
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
-from accelerate.utils import set_seed
 
 from teamtr_lora.algorithm.occupancy import weight_degeneracy
 from teamtr_lora.algorithm.radii import KEPT_SHARE
@@ -99,7 +98,6 @@ class TrainingRun:
         self.events.fire("on_train_begin", run_dir=str(self.run_dir.path))
         if self.state.started:
             return
-        set_seed(self.config.seed)
         for agent in self.agents:
             self._store_version(agent)
         self.run_dir.metrics.truncate(0)
@@ -181,9 +179,14 @@ class TrainingRun:
         """The next stage's, where the split has enough items: different ones, and none that this stage learns from."""
         count, next_stage = self.config.diagnostics.probe_items, self.state.cursor + self.config.rollout.items_per_stage
         learned = {item.id for item in self.items()}
-        ahead = {item.id: item for item in self._order.take(next_stage, self._order.epoch(count))}
-        unseen = [item for name, item in ahead.items() if name not in learned]
-        return (unseen if len(unseen) >= LEAST_PROBED else list(ahead.values()))[:count]
+        ahead: dict[str, Item] = {}
+        unseen: dict[str, Item] = {}
+        for item in self._order.after(next_stage):
+            ahead[item.id] = item
+            unseen |= {item.id: item} if item.id not in learned else {}
+            if len(unseen) == count:
+                break
+        return list((unseen if len(unseen) >= min(count, LEAST_PROBED) else ahead).values())[:count]
 
     def _weigh(self, rollout: Rollout) -> np.ndarray | None:
         """With `importance`: how much likelier today's team is to play each episode than the team that played it."""

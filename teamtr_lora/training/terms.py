@@ -41,7 +41,8 @@ def certificate_terms(
         return clustered_mean(torch.from_numpy(terms_E), torch.from_numpy(group_E), config.trust_region.confidence)
 
     training, with_gamma, without = config.training, surrogate(discounted_E), surrogate(reward_E)
-    spoke = len(set(episode_M.tolist())) / len(held)  # def:kltok is over all episodes, as L is; the reading over those
+    turn_M = np.array([message.turn for message in batch.messages])
+    kl_E = np.bincount(episode_M, (1 - gamma) * gamma**turn_M * reading.kl_M.double().numpy(), minlength=len(held))
     clipped_M = log_ratio_M.clip(math.log1p(-training.clip_ratio), math.log1p(training.clip_ratio))
     clipped_E = weight_E * centred_surrogate(clipped_M, episode_M, leave_one_out(discounted_E, group_E))
     zeta = zeta_proxies(
@@ -58,8 +59,8 @@ def certificate_terms(
         surrogate_standard_error=_finite(with_gamma.standard_error),
         surrogate_undiscounted=without.mean,
         surrogate_undiscounted_standard_error=_finite(without.standard_error),
-        kl=reading.discounted_kl * spoke,
-        turn_kl=_turn_kl(reading, batch, episode_M, len(held)),
+        kl=float(np.average(kl_E, weights=weight_E)),  # def:kltok over all episodes, as L is; the reading's is where it spoke
+        turn_kl=_turn_kl(reading, episode_M, weight_E / weight_E.sum()),
         gamma=gamma,
         groups=len(groups),
         zeta_clip=zeta.clip,
@@ -72,8 +73,9 @@ def certificate_terms(
 
 
 def _weights(episodes: list[Episode], held: list[int], informative: set[int]) -> np.ndarray:
-    """What each held-out episode counts in L. The gate needs groups with something to tell, and items that have such ones may be
-    held out more often than the others: weighted, L is again a mean over all items."""
+    """What each held-out episode counts. The gate needs groups with something to tell, and items that have such ones may be held
+    out more often than the others: weighted, L and KL are means over all items again. Where no other is held out, the weights sum
+    to less than one an episode: the others add nothing to L."""
     telling = {episode.item_id for episode in episodes if episode.group in informative}
     tells_E = np.array([episode.item_id in telling for episode in episodes])
     weight_E = np.ones(len(held))
@@ -84,15 +86,15 @@ def _weights(episodes: list[Episode], held: list[int], informative: set[int]) ->
     return weight_E
 
 
-def _turn_kl(reading: CandidateReading, batch: MessageBatch, episode_M: np.ndarray, episodes: int) -> list[float]:
+def _turn_kl(reading: CandidateReading, episode_M: np.ndarray, share_E: np.ndarray) -> list[float]:
     """By the agent's first, second, ... message of an episode; 0 in episodes that did not reach it."""
-    spoken = np.zeros(episodes, dtype=int)
+    spoken = np.zeros(len(share_E), dtype=int)
     totals: list[float] = []
     for episode, kl in sorted(zip(episode_M.tolist(), reading.kl_M.tolist(), strict=True), key=lambda pair: pair[0]):
         place = spoken[episode]
         spoken[episode] += 1
         totals += [0.0] * (place + 1 - len(totals))
-        totals[place] += kl / episodes
+        totals[place] += kl * share_E[episode]
     return totals
 
 

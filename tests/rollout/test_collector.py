@@ -1,10 +1,13 @@
 """Episodes advance one by one, from the right versions, within the context, with rewards where they were earned."""
 
 import contextlib
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.errors import UserError
@@ -158,6 +161,29 @@ def test_a_prompt_longer_than_the_context_names_the_item(make_team: MakeTeam) ->
         team = make_team(["a", "b"], context_tokens=64, on_overflow=policy)
         with pytest.raises(UserError, match=r"item 'long-one': its prompt is \d+ tokens, longer than the context of 64"):
             play(team, Task(), FakeSampler(team), plan(items), VERSIONS)
+
+
+def test_the_process_generators_are_as_before_when_all_is_played(make_team: MakeTeam) -> None:
+    """Whatever the task draws, and also where it fails."""
+
+    class Draws(Task):
+        def score(self, episodes: Sequence[Episode]) -> list[float]:
+            drawn.append((random.random(), np.random.rand(), float(torch.rand(()))))
+            if len(drawn) == 2:
+                raise UserError("no score")
+            return [0.0] * len(episodes)
+
+    def states() -> tuple[Any, ...]:
+        array: Any = np.random.get_state()
+        return random.getstate(), array[1].tolist(), array[2:], torch.get_rng_state().tolist()
+
+    drawn: list[tuple[float, ...]] = []
+    team, before = make_team(["a", "b"]), states()
+    play(team, Draws(), FakeSampler(team), plan(ITEMS), VERSIONS)
+    assert states() == before
+    with pytest.raises(UserError, match="no score"):
+        play(team, Draws(), FakeSampler(team), plan(ITEMS), VERSIONS)
+    assert states() == before and drawn[0] == drawn[1]
 
 
 def test_prompts_that_are_too_long_are_found_before_anything_is_played(make_team: MakeTeam) -> None:

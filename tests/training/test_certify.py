@@ -74,7 +74,7 @@ def test_terms_are_those_of_the_held_out_episodes(make_team: Any, config: Any, a
     assert terms.groups == len(groups) and len(terms.turn_kl) == 1
     accepted = outcome.readings[outcome.step.accepted.alpha]  # type: ignore[union-attr]
     assert terms.turn_kl[0] == pytest.approx(accepted.message_sum_kl, rel=1e-6)
-    assert terms.kl == accepted.discounted_kl
+    assert terms.kl == pytest.approx(accepted.discounted_kl, rel=1e-9)
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +176,7 @@ def test_dependent_groups_are_bounded_by_blocks(edited: Any, capsys: Any) -> Non
         for row in rows:
             if row["kind"] == "update" and row["certificate"]:
                 row["certificate"] |= {"surrogate_clipped": 0.3, "surrogate_clipped_groups": groups, "groups": 5}
+                row["certificate"] |= {"largest_weight": 1.75, "turn_kl": [1e-4] * 6}
 
     folder = edited(change)
     moved = [sum(bool(row["certificate"]) for row in rows) for rows in _updates_by_stage(folder)]
@@ -187,10 +188,11 @@ def test_dependent_groups_are_bounded_by_blocks(edited: Any, capsys: Any) -> Non
         return [(bound["surrogate"], bound["concentration"]) for bound in free]
 
     def radius(blocks: int, failure: float) -> float:
-        return 0.2 * 3 * math.sqrt(2 * math.log(2 / failure) / blocks)
+        return 1.75 * 0.2 * 6 * math.sqrt(2 * math.log(2 / failure) / blocks)  # six messages, more than 1 / (1 - gamma)
 
     whole, pairs = [(0.3, radius(5, 0.05 / 3))], [((0.1 + 0.3) / 2, radius(2, 0.05 / 3 - 2 * 0.001))]
     assert found() == [pytest.approx((n * whole[0][0], n * whole[0][1])) for n in moved]
+    assert found("--beta", "0") == found()
     assert found("--beta", "0.001") == [pytest.approx((n * pairs[0][0], n * pairs[0][1])) for n in moved]
     assert found("--block", "2") == [pytest.approx((n * 0.15, n * radius(1, 0.05 / 3))) for n in moved]
     assert found("--block", "3") == [(pytest.approx(n * 0.3), None if n else 0) for n in moved]  # no two blocks of three
@@ -521,7 +523,13 @@ def test_terms_weigh_what_was_held_out(make_team: Any, config: Any, twins: Any) 
     assert first and second and (plain.largest_weight, weighted.largest_weight) == (1, 7 / 4)
     assert weighted.surrogate_clipped_groups == pytest.approx([first / 4, second * 7 / 4])
     assert weighted.surrogate_clipped == pytest.approx((first + 7 * second) / 8)
-    assert weighted.kl == plain.kl
+
+    def kl(group: int) -> float:
+        return _terms_of(make_team(), config(), twins, {group}, {group}).kl
+
+    assert plain.kl == pytest.approx((kl(0) + kl(1)) / 2) and kl(0) != pytest.approx(kl(1))
+    assert weighted.kl == pytest.approx((kl(0) + 7 * kl(1)) / 8)
+    assert weighted.turn_kl == pytest.approx([2 * weighted.kl])  # turn 0 of two, gamma = 1/2
 
 
 def _terms_of(

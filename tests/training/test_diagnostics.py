@@ -79,8 +79,11 @@ def test_diagnostics_survive_a_resume_within_a_stage(
 def test_a_task_that_draws_at_random_is_repeated_too(start: Start, high_tokens: Task, tmp_path: Path, resampling: str) -> None:
     """From the process's own generators: whatever state they are in, and also where a rollout is played again after a resume."""
 
+    drawn: list[tuple[float, ...]] = []
+
     class Noisy(type(high_tokens)):  # type: ignore[misc]
         def score(self, episodes: Any) -> list[float]:
+            drawn.append((random.random(), np.random.rand(), float(torch.rand(()))))
             return [s + random.random() + np.random.rand() + float(torch.rand(())) for s in super().score(episodes)]
 
     def go(folder: Path, process: int, **how: Any) -> list[dict[str, Any]]:
@@ -91,6 +94,8 @@ def test_a_task_that_draws_at_random_is_repeated_too(start: Start, high_tokens: 
         return plain(folder)
 
     whole = go(tmp_path / "whole", 1)
+    for each in zip(*drawn, strict=True):
+        assert len(set(each)) == (2 if resampling == "never" else 4), "evaluations alike, every rollout by itself"
     go(tmp_path / "parts", 2, stop_after=2)
     assert go(tmp_path / "parts", 3, resume=True) == whole
     assert len({row["reward_mean"] for row in whole if row["kind"] == "update"}) == (1 if resampling == "never" else 3)
@@ -99,6 +104,10 @@ def test_a_task_that_draws_at_random_is_repeated_too(start: Start, high_tokens: 
 def test_a_probe_learns_from_nothing_that_the_stage_learns_from(start: Start, tmp_path: Path) -> None:
     """Where the split has enough items; never one twice."""
     run = start(tmp_path, **PROBED | {"probe_items": 12})
+    few = start(tmp_path / "few", **PROBED)
+    few._order = DataOrder(_Numbered(10), 0)  # four are left over, and four are wanted
+    for few.state.cursor in range(0, 90, 6):
+        assert not {item.id for item in few.items()} & {item.id for item in few._probe_items()}
     for size, apart in ((None, 12), (40, 12), (16, 10), (10, 0)):
         run._order = DataOrder(_Numbered(size), 0)
         for run.state.cursor in range(0, 90, 6):
