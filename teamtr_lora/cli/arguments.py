@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,15 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def temperature(text: str) -> float:
+def _float(text: str) -> float:
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
+        return math.nan  # which is in no range
+
+
+def temperature(text: str) -> float:
+    if not 0 <= (value := _float(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a temperature; use 0 or a positive number")
     return value
 
@@ -52,21 +56,13 @@ def port(text: str) -> int:
 
 
 def coefficient(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
+    if not 0 <= (value := _float(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a coefficient; use 0 or a number below 1")
     return value
 
 
 def share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
+    if not 0 < (value := _float(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share; use a number between 0 and 1")
     return value
 
