@@ -29,7 +29,8 @@ class DiagnosticsSection(Section):
     probe_items: int = Field(
         default=32,
         ge=2,
-        description="Items of a probe: coming ones, which this stage does not learn from; fewer where the split has no more.",
+        description="Items of a probe: coming ones that this stage does not learn from, as far as the split has them; where it "
+        "leaves fewer than eight (or than are wanted), the stage's own are among them.",
     )
     probe_episodes_per_item: int = Field(default=4, ge=2, description="Episodes per item of a probe.")
     probe_share: float | None = Field(

@@ -57,8 +57,7 @@ class StageCertificate(Certified):
 @dataclass(frozen=True, kw_only=True)
 class UpdateCertificate(Certified):
     """thm:single, for accepted updates that learned from episodes of their own; the failure probability is this update's alone.
-    Measured on the stage's training items: the next update's episodes, which the team played with this one made, against its
-    own."""
+    Measured on training items: the next update's episodes, which the team played with this one made, against its own."""
 
     update: int
     agent: str

@@ -154,7 +154,7 @@ def test_single_updates_are_certified_too(run: Path, capsys: Any) -> None:
         assert stage["certificate"]["bound"] == pytest.approx(sum(u["certificate"]["bound"] for u in own))
     assert main(["certify", str(run), "--updates"]) == 0
     said = capsys.readouterr().out
-    assert f"{measured} updates with a measured improvement" in said or measured == 1
+    assert f"{measured} update{'' if measured == 1 else 's'} with a measured improvement" in said
     assert all(f"{row['stage']}.{row['update']} {row['agent']}, {row['decision']} (thm:single)" in said for row, _ in moved)
 
 
