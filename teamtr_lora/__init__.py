@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 if TYPE_CHECKING:
     from teamtr_lora.evaluation.commands import EvalOptions, ask_team, evaluate_team

@@ -19,8 +19,8 @@ import yaml
 
 import teamtr_lora
 from teamtr_lora.cli import main
-from teamtr_lora.errors import UserError
-from teamtr_lora.training.run_dir import latest_run_dir
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.runs.run_dir import latest_run_dir
 
 REPO = Path(teamtr_lora.__file__).parent.parent
 NANO = Path(teamtr_lora.__file__).parent / "base" / "nano"
@@ -600,7 +600,7 @@ def test_plan_reads_no_weights(work: Path, capsys: pytest.CaptureFixture[str], m
     assert plan["updates_per_stage"] == 2 and plan["episodes_per_update"] == 32 and plan["episodes_per_stage"] == 64
     assert plan["sampled_tokens_per_stage_at_most"] == 2 * 32 * 2 * 3
     assert plan["adapter_parameters"]["solver"] == 2 * plan["adapter_parameters"]["planner"], "twice the rank"
-    assert {"base", "adapters", "optimiser", "KV cache", "activations", "KL head chunk"} <= plan["memory_bytes"].keys()
+    assert {"base", "adapters", "optimizer", "KV cache", "activations", "KL head chunk"} <= plan["memory_bytes"].keys()
     parts = plan["memory_bytes"].values()
     assert max(parts) < plan["memory_total_bytes"] <= sum(parts), "not all parts are alive at once"
     assert main(["plan", str(work / "recipe.yaml")]) == 0

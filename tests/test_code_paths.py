@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from teamtr_lora.code_paths import load_callable
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.code_paths import load_callable
+from teamtr_lora.common.errors import UserError
 
 
 @pytest.fixture
@@ -77,7 +77,9 @@ def test_an_installed_package_that_nobody_trusts(folder: Path, trust: str, monke
     )
 
 
-@pytest.mark.parametrize("path", ["os:system", "subprocess:getoutput", "teamtr_lora.files:write_atomic", "teamtr_lora:main"])
+@pytest.mark.parametrize(
+    "path", ["os:system", "subprocess:getoutput", "teamtr_lora.common.files:write_atomic", "teamtr_lora:main"]
+)
 def test_trust_covers_neither_python_nor_this_package(path: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAMTR_LORA_TRUST", "os,subprocess,teamtr_lora")
     with pytest.raises(UserError, match=r"part of Python itself|own functions cannot be named"):

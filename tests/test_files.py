@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from teamtr_lora import files
-from teamtr_lora.errors import UserError
-from teamtr_lora.files import dump_json, remove_temporaries, sha256, write_atomic, write_folder_atomic
+from teamtr_lora.common import files
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import dump_json, remove_temporaries, sha256, write_atomic, write_folder_atomic
 
 SYNC = os.fsync
 

@@ -11,27 +11,26 @@ PACKAGE = Path(__file__).resolve().parent.parent / "teamtr_lora"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # Lower rooms never import higher ones.
 RANKS = {
-    "errors": 0,
-    "files": 0,
-    "code_paths": 0,
-    "program": 0,
+    "common": 0,
     "recipe": 1,
     "team": 2,
     "base": 2,
     "tasks": 3,
     "algorithm": 3,
-    "registry": 3,
-    "rollout": 4,
-    "evaluation": 5,
-    "training": 6,
-    "swap": 7,
-    "baselines": 7,
-    "report": 8,
-    "cli": 9,
-    "__main__": 10,
+    "runs": 3,
+    "registry": 4,
+    "rollout": 5,
+    "evaluation": 6,
+    "training": 7,
+    "study": 8,
+    "swap": 8,
+    "baselines": 8,
+    "report": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 # Rooms of one rank do not know each other.
-APART = [("team", "base"), ("tasks", "algorithm"), ("tasks", "registry"), ("swap", "baselines"), ("files", "code_paths")]
+APART = [("team", "base"), ("tasks", "algorithm"), ("tasks", "registry"), ("swap", "baselines")]
 
 
 def room(path: Path) -> str:

@@ -10,7 +10,10 @@ import pytest
 
 import teamtr_lora
 
-ROOMS = ("algorithm", "evaluation", "registry", "report", "rollout", "swap", "tasks", "training")
+ROOMS = (
+    "algorithm", "common", "evaluation", "registry", "report", "rollout", "rollout/vllm", "runs", "study", "swap", "tasks",
+    "tasks/benchmarks", "tasks/generated", "tasks/machinery", "training",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -24,10 +24,10 @@ import torch
 import teamtr_lora
 from teamtr_lora import TeamTRTrainer
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import load_base
+from teamtr_lora.base.frozen_base import load_base
 from teamtr_lora.base.versions import read_version
 from teamtr_lora.cli import main
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection, load_recipe
 from teamtr_lora.registry.stored import read_team
 from teamtr_lora.rollout import serve

@@ -13,8 +13,8 @@ from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora import RecipeError, TeamSpec, TeamTRConfig, TeamTRTrainer, UserError, load_recipe
 from teamtr_lora.recipe import AgentSection, TrainingSection, load_run_recipe
-from teamtr_lora.training.certify import certify_run
-from teamtr_lora.training.metrics import StageRow, UpdateRow, read_rows
+from teamtr_lora.runs.metrics import StageRow, UpdateRow, read_rows
+from teamtr_lora.study.certify import certify_run
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
 
 ROWS = [{"prompt": f"question {n}", "answer": n} for n in range(12)]

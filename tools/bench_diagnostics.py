@@ -24,11 +24,11 @@ from accelerate import Accelerator
 
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.rollout.collector import PlayPlan
+from teamtr_lora.runs.metrics import UpdateRow
+from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.team import Episode
-from teamtr_lora.training.metrics import UpdateRow
 from teamtr_lora.training.rows import update_row
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
-from teamtr_lora.training.run_dir import RunDir
 from teamtr_lora.training.trainer import TeamTRTrainer
 from teamtr_lora.training.update import AgentUpdater
 

@@ -40,7 +40,7 @@ from rollout_measures import (
 )
 
 from teamtr_lora.recipe import RolloutSection
-from teamtr_lora.rollout import vllm_internals
+from teamtr_lora.rollout.vllm import internals as vllm_internals
 
 PARTS = ("transformers", "public", "plain", "vllm", "disk", "eight", "again")
 MODEL_SHAPES = {
@@ -64,7 +64,7 @@ def part_transformers(args: argparse.Namespace) -> Measures:
 
 
 def part_plain(args: argparse.Namespace) -> Measures:
-    from teamtr_lora.rollout.vllm_engine import VllmSampler
+    from teamtr_lora.rollout.vllm.engine import VllmSampler
 
     base = make_base(args)
     bank = make_bank(base, args, 3)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.rollout import transformers_engine
 from teamtr_lora.rollout.collector import PlayPlan
@@ -77,7 +77,7 @@ def main() -> None:
     episodes = playable.play(trainer.task, plan)
     seconds = time.perf_counter() - started
     print(f"rollout: {len(episodes)} episodes, {sum(e.tokens for e in episodes) / seconds:,.0f} tokens/s, {seconds:.2f} s")
-    print(f"\n{'update':<14} {'rows':<14} {'current':>8} {'optimise':>9} {'gate':>6}   seconds")
+    print(f"\n{'update':<14} {'rows':<14} {'current':>8} {'optimize':>9} {'gate':>6}   seconds")
     for agent in playable.team.names:
         totals = []
         for packed in (True, False):
@@ -90,7 +90,7 @@ def main() -> None:
                 break
             totals.append(sum(phases.values()))
             rows = "shared prefix" if packed else "one an episode"
-            print(f"{agent:<14} {rows:<14} {phases['current']:>8.2f} {phases['optimise']:>9.2f} {phases['gate']:>6.2f}")
+            print(f"{agent:<14} {rows:<14} {phases['current']:>8.2f} {phases['optimize']:>9.2f} {phases['gate']:>6.2f}")
         if len(totals) == 2:
             print(f"{'':<14} ratio {totals[1] / totals[0]:.2f}")
     print(f"\n{'mixed batch':<24} {'one batch an agent':>20} {'one mixed batch':>16} {'ratio':>6}   seconds")

@@ -33,12 +33,12 @@ from typing import Any
 
 import torch
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.files import dump_json, write_atomic
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import dump_json, write_atomic
 from teamtr_lora.recipe import Recipe, load_recipe
-from teamtr_lora.training.diagnose import staleness
-from teamtr_lora.training.metrics import StageRow, UpdateRow, read_rows
-from teamtr_lora.training.run_dir import RunDir
+from teamtr_lora.runs.metrics import StageRow, UpdateRow, read_rows
+from teamtr_lora.runs.run_dir import RunDir
+from teamtr_lora.study.diagnose import staleness
 from teamtr_lora.training.trainer import TeamTRTrainer
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")

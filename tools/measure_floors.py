@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import resolve_device
-from teamtr_lora.errors import UserError
+from teamtr_lora.base.frozen_base import resolve_device
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection, TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam, open_team
 from teamtr_lora.rollout.sampler import Request, SamplingParams, derive_seed

@@ -25,14 +25,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.files import dump_json, sha256, write_atomic
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import dump_json, sha256, write_atomic
 from teamtr_lora.recipe import Recipe, load_recipe, load_run_recipe
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.runs.metrics import StageRow, read_rows
 from teamtr_lora.swap.places import find_place
-from teamtr_lora.swap.report import SwapOptions
-from teamtr_lora.swap.swap import swapped
-from teamtr_lora.training.metrics import StageRow, read_rows
+from teamtr_lora.swap.replace import swapped
+from teamtr_lora.swap.swap_report import SwapOptions
 from teamtr_lora.training.trainer import TeamTRTrainer
 
 ROOT = Path(__file__).resolve().parent.parent

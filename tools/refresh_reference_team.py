@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.files import dump_json, write_atomic
+from teamtr_lora.common.files import dump_json, write_atomic
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.registry.identity import protocol_hash
 from teamtr_lora.registry.manifest import OWN_HASH, own_hash
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 
 REPO = Path(__file__).resolve().parent.parent
 FILE = REPO / "adapters" / "column_sum" / "team-0001.json"

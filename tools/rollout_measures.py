@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import FrozenBase, load_base
+from teamtr_lora.base.frozen_base import FrozenBase, load_base
 from teamtr_lora.recipe import LoraSection, RolloutSection, TeamSection
 from teamtr_lora.rollout.collector import PlayPlan, play
 from teamtr_lora.rollout.engines import open_sampler

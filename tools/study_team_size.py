@@ -176,7 +176,7 @@ def recipe_data(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
 def run_one(cell: Cell, args: argparse.Namespace) -> int:
     import torch
 
-    from teamtr_lora.files import dump_json, write_atomic
+    from teamtr_lora.common.files import dump_json, write_atomic
     from teamtr_lora.recipe import Recipe
     from teamtr_lora.training.trainer import TeamTRTrainer
 
@@ -190,8 +190,8 @@ def run_one(cell: Cell, args: argparse.Namespace) -> int:
 def measures(run: Path) -> dict[str, Any]:
     """One run's numbers, from its directory alone."""
     from teamtr_lora.algorithm.occupancy import stability
-    from teamtr_lora.training.diagnose import staleness
-    from teamtr_lora.training.metrics import StageRow, UpdateRow, read_rows
+    from teamtr_lora.runs.metrics import StageRow, UpdateRow, read_rows
+    from teamtr_lora.study.diagnose import staleness
 
     rows = read_rows(run / "metrics.jsonl")
     updates = [row for row in rows if isinstance(row, UpdateRow)]

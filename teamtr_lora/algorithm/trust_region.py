@@ -25,7 +25,7 @@ class RegionPolicy:
     """What a kind of trust region does: the recipe names one, the update asks it."""
 
     gates: bool = True  # a step outside the region is shortened or rejected
-    stops_early: bool = True  # optimisation ends where the in-sample KL reaches the radius
+    stops_early: bool = True  # optimization ends where the in-sample KL reaches the radius
     penalises: bool = True  # the surrogate carries beta * KL
     adapts_beta: bool = True
     tracks_target: bool = False  # the radius follows the KL that steps really have
@@ -106,7 +106,7 @@ def choose_step(
 ) -> StepDecision:
     """The largest alpha found whose KL bound is within delta and whose surrogate gain is positive; none: reject.
 
-    Starts from the optimiser's own step, alpha = 1, and shrinks until it fits. With `fill` it also lengthens a step that
+    Starts from the optimizer's own step, alpha = 1, and shrinks until it fits. With `fill` it also lengthens a step that
     stopped short of the boundary, as TRPO's line search does, up to `max_stretch`.
     """
     readings: list[GateReading] = []

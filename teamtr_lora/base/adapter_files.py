@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 MAX_JSON_BYTES = 4 << 20
 MAX_HEADER_BYTES = 32 << 20

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from teamtr_lora.base.versions import AdapterVersion, content_hash
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 if TYPE_CHECKING:  # peft takes seconds to import, and commands that only read files come by here
     from peft import LoraConfig, PeftModel

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teamtr_lora.base.adapter_files import MAX_RANK, show
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 
 @dataclass(frozen=True)

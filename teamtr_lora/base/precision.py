@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from filelock import FileLock
 from packaging.version import InvalidVersion, Version
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 Progress = Callable[[str], None]
 

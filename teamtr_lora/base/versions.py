@@ -15,8 +15,8 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES, parse_json, read_regular
-from teamtr_lora.errors import UserError
-from teamtr_lora.files import dump_json, write_folder_atomic
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import dump_json, write_folder_atomic
 
 WEIGHTS, CONFIG, MANIFEST = "adapter_model.safetensors", "adapter_config.json", "manifest.json"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 if TYPE_CHECKING:
     from teamtr_lora.recipe import Recipe
@@ -21,7 +21,7 @@ WHAT_THEY_ARE = """what they are, as settings of TRL's GRPOTrainer (see baseline
          the group's mean in place of a value function, advantages scaled over the batch; no GAE, no KL term
 
 one agent, with the adapter of the recipe's first (or --agent) and the roles of all, plays as many episodes and messages as the
-team would. TRL does the learning (advantages, loss, optimiser); episodes are played, scored and evaluated as in train, token for
+team would. TRL does the learning (advantages, loss, optimizer); episodes are played, scored and evaluated as in train, token for
 token, through TRL's rollout_func. The gate is not used: how far each update went is measured and counted against delta.
 """
 
@@ -56,7 +56,7 @@ def group_settings(algorithm: Algorithm, recipe: Recipe) -> dict[str, Any]:
 
 
 def batch_settings(recipe: Recipe, *, longest: int, iterations: int) -> dict[str, int]:
-    """How one rollout is cut into optimiser steps and forward passes. `longest`: tokens of the longest episode seen.
+    """How one rollout is cut into optimizer steps and forward passes. `longest`: tokens of the longest episode seen.
 
     A step takes an equal share of the episodes, as TRL asks for; a pass as many of them as tokens_per_microbatch allows.
     """

@@ -10,12 +10,12 @@ from teamtr_lora.algorithm.advantage import GroupAdvantages
 from teamtr_lora.algorithm.trust_region import GateReading, StepDecision
 from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate
-from teamtr_lora.training.optimise import OptimiseReport
+from teamtr_lora.training.optimize import OptimizeReport
 from teamtr_lora.training.scoring import Scorer, keep_current, message_batch
 from teamtr_lora.training.update import UpdateOutcome, episode_advantages
 
@@ -45,7 +45,7 @@ class StepMeter:
         advantages = episode_advantages(self.episodes, self._recipe.training, self._discount)  # TRL's own are in no row
         reading, messages, tokens = self._read(advantages)
         gate = GateReading(1.0, reading.kl[self._recipe.trust_region.estimator], reading.gain)
-        report = OptimiseReport(
+        report = OptimizeReport(
             steps=steps,
             kl=reading.kl["exact"].mean,
             clip_rate=float(logs.get("clip_ratio/region_mean") or 0.0),
@@ -56,7 +56,7 @@ class StepMeter:
             version=version,
             delta=self._recipe.trust_region.delta,
             advantages=advantages,
-            optimised=report,
+            optimized=report,
             step=StepDecision(gate, [gate]),
             readings={1.0: reading},
             gap=None,

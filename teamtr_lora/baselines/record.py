@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.errors import UserError
-from teamtr_lora.files import dump_json, write_atomic
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import dump_json, write_atomic
 from teamtr_lora.recipe import Recipe, first_difference, load_recipe
-from teamtr_lora.training.run_dir import BASELINE, MAY_CHANGE
+from teamtr_lora.runs.run_dir import BASELINE, MAY_CHANGE
 from teamtr_lora.training.trainer import TrainSummary
 
 FORMAT = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import AgentSection, Recipe
 from teamtr_lora.team import most_messages
 

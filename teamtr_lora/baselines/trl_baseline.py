@@ -25,18 +25,18 @@ from teamtr_lora.baselines.bridge import Columns, prompt_keys, reward, trl_colum
 from teamtr_lora.baselines.measure import StepMeter
 from teamtr_lora.baselines.record import BaselineState, check_folder, summary, write_state
 from teamtr_lora.baselines.single import budget, single_agent_recipe
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation import Evaluation
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.recipe import Recipe, ScriptTaskSection
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.runs.metrics import StageRow
+from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
 from teamtr_lora.tasks import DataOrder, Task, build_task
 from teamtr_lora.team import Episode
 from teamtr_lora.training.events import Events
-from teamtr_lora.training.metrics import StageRow
 from teamtr_lora.training.rows import update_row
-from teamtr_lora.training.run_dir import RunDir, default_run_dir, latest_run_dir
 from teamtr_lora.training.trainer import TrainSummary
 
 TRL_VERSION = "1.16"  # whose rollout_func and env_mask this is written for: TRL calls them experimental
@@ -231,7 +231,7 @@ class BaselineRun:
 
     def finish_update(self, step: int) -> None:
         """After TRL has saved its own checkpoint: a new version, its rows, and the commit."""
-        seconds = {"rollout": self._rollout_seconds, "optimise": time.monotonic() - self._update_began}
+        seconds = {"rollout": self._rollout_seconds, "optimize": time.monotonic() - self._update_began}
         started, bank = time.monotonic(), self.playable.bank
         bank.model.eval()
         self._meter.check_finite()

@@ -24,7 +24,7 @@ from teamtr_lora.cli import (
 )
 from teamtr_lora.cli.examples import examples
 from teamtr_lora.cli.parser import Parser
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 
 from teamtr_lora import __version__
 from teamtr_lora.cli.arguments import add_overrides, print_json
-from teamtr_lora.errors import UserError
-from teamtr_lora.program import program
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.program import program
 
 
 def add_commands(command: Any) -> None:
@@ -108,7 +108,7 @@ def _plan(args: argparse.Namespace) -> None:
     from teamtr_lora.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.overrides)
-    from teamtr_lora.training.plan import make_plan
+    from teamtr_lora.study.plan import make_plan
 
     plan = make_plan(recipe)
     if args.json:

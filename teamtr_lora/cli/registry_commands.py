@@ -108,7 +108,7 @@ def _remove(args: argparse.Namespace) -> None:
 
 def _import(args: argparse.Namespace) -> None:
     from teamtr_lora.registry.imports import import_path
-    from teamtr_lora.registry.store import Registry
+    from teamtr_lora.registry.registry_store import Registry
     from teamtr_lora.report.registry import print_imported
 
     done = import_path(Registry(args.registry), args.path, team=args.team, agent=args.agent, base=args.base, progress=_progress)

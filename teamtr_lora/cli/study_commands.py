@@ -31,7 +31,7 @@ def add_commands(command: Any) -> None:
 
 
 def _certify(args: argparse.Namespace) -> None:
-    from teamtr_lora.training.certify import certify_run
+    from teamtr_lora.study.certify import certify_run
 
     certificates = certify_run(args.team, args.block, args.beta)
     if args.json:
@@ -43,7 +43,7 @@ def _certify(args: argparse.Namespace) -> None:
 
 
 def _diagnose(args: argparse.Namespace) -> None:
-    from teamtr_lora.training.diagnose import diagnose_run
+    from teamtr_lora.study.diagnose import diagnose_run
 
     diagnosis = diagnose_run(args.team)
     if args.json:

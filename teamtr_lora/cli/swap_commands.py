@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.cli.arguments import add_registry, positive, print_json
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 _GO_ON = "Training goes on with the new team: teamtr-lora train RUN --resume training.stages=N"
 
@@ -81,10 +81,10 @@ def _swap(args: argparse.Namespace) -> None:
         return
     if not args.agent or not args.spec:
         raise UserError("swap needs --agent NAME and --with SPEC (or --undo)")
-    from teamtr_lora.registry.store import Registry
+    from teamtr_lora.registry.registry_store import Registry
     from teamtr_lora.report.swap import print_swap, swap_view
-    from teamtr_lora.swap.report import SwapOptions
-    from teamtr_lora.swap.swap import plan_swap, swapped
+    from teamtr_lora.swap.replace import plan_swap, swapped
+    from teamtr_lora.swap.swap_report import SwapOptions
 
     options = SwapOptions(args.agent, args.spec, args.stage0, args.probe_contexts, args.delta_align, args.items)
     registry = Registry(args.registry)

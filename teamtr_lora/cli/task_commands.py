@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.cli.arguments import add_overrides, positive, print_json
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 
 def add_commands(command: Any) -> None:
@@ -41,7 +41,7 @@ def _tasks(args: argparse.Namespace) -> None:
         return
     if args.task is None:
         raise UserError(f"tasks {args.action} needs a TASK; teamtr-lora tasks list shows them")
-    from teamtr_lora.tasks.score import sample_items, task_section
+    from teamtr_lora.tasks.machinery.score import sample_items, task_section
 
     if args.action == "show":
         stand_in = ["reward=rewards:exact_match"] if args.task == "dataset" else []  # what it cannot do without
@@ -53,7 +53,7 @@ def _tasks(args: argparse.Namespace) -> None:
 
 def _score(args: argparse.Namespace) -> None:
     from teamtr_lora.report.tasks import print_scores
-    from teamtr_lora.tasks.score import score_file
+    from teamtr_lora.tasks.machinery.score import score_file
 
     scores = score_file(args.task, args.items, args.responses, args.overrides)
     if not args.json:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.cli.arguments import add_registry, in_registry, port, positive, print_json, share, temperature
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 _TEAM_OF = "where a team's bare name is looked up"
 # what only means something with --baseline
@@ -113,7 +113,7 @@ def _baseline(args: argparse.Namespace) -> Any:
         if given:
             raise UserError(f"--{next(iter(given))} needs --baseline (cot, self_consistency or tree_of_thoughts)")
         return None
-    from teamtr_lora.evaluation.baselines import BaselineOptions
+    from teamtr_lora.evaluation.inference_baselines import BaselineOptions
 
     return BaselineOptions(args.baseline, **given)
 
@@ -124,7 +124,7 @@ def _ask(args: argparse.Namespace) -> None:
 
     episode = ask_team(in_registry(args.team, args.registry), args.question, temperature=args.temperature, seed=args.seed)
     if args.json:
-        from teamtr_lora.rollout.records import episode_record
+        from teamtr_lora.runs.transcripts import episode_record
 
         print_json(episode_record(episode, scored=False))
         return

@@ -3,14 +3,13 @@
 Modules:
     evaluate    plays a team and says how good it is
     inference   who answers: the team, or an inference-time baseline
-    baselines   those baselines by name, and their settings
+    inference_baselines  those baselines by name, and their settings
     outcome     what the statistics need of one answer
     returns     the discounted return, which certificates are about
     statistics  avg@k, pass@k, majorities, errors, intervals, paired tests
     result      what `eval` reports
     compare     two evaluations on the same items
     contents    what the recipe only names, by its hash
-    store       an evaluation on disk, resumable
     commands    what `eval` and `ask` do with a stored team
 """
 

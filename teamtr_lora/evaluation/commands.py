@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.errors import UserError
-from teamtr_lora.evaluation.baselines import BaselineOptions, open_baseline, resolve_baseline
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import sha256
 from teamtr_lora.evaluation.compare import Comparison, compare
 from teamtr_lora.evaluation.contents import base_hash, code_hashes
 from teamtr_lora.evaluation.evaluate import evaluation_items, evaluation_purpose
 from teamtr_lora.evaluation.inference import Played, Policy
+from teamtr_lora.evaluation.inference_baselines import BaselineOptions, open_baseline, resolve_baseline
 from teamtr_lora.evaluation.outcome import judge, problem_digest
 from teamtr_lora.evaluation.result import EvaluationResult, make_result
-from teamtr_lora.evaluation.store import EvaluationStore, evaluation_name, is_evaluation, read_evaluation
-from teamtr_lora.files import sha256
 from teamtr_lora.recipe import Recipe, ScriptTaskSection, load_recipe
 from teamtr_lora.registry.stored import StoredTeam, find_team, is_recipe_file
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.runs.evaluations import EvaluationStore, evaluation_name, is_evaluation, read_evaluation
 from teamtr_lora.tasks import Item, Task, build_task
-from teamtr_lora.tasks.task import Split
+from teamtr_lora.tasks.machinery.task import Split
 from teamtr_lora.team import Episode
 
 logger = logging.getLogger(__name__)

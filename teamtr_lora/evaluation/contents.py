@@ -6,9 +6,9 @@ import hashlib
 import os
 from pathlib import Path
 
-from teamtr_lora.base.load import base_identity
+from teamtr_lora.base.frozen_base import base_identity
 from teamtr_lora.base.source import NANO, beside, resolve
-from teamtr_lora.code_paths import code_hash
+from teamtr_lora.common.code_paths import code_hash
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.local_keys import local_files, named_code
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.outcome import Attempt, Outcome, judge
 from teamtr_lora.evaluation.statistics import avg_at_k, item_pass_at_k, pass_at_k, standard_error
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.tasks import Item, Task
-from teamtr_lora.tasks.task import Split
+from teamtr_lora.tasks.machinery.task import Split
 from teamtr_lora.team import Episode
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.outcome import Attempt
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from teamtr_lora.tasks import Item, Task
-from teamtr_lora.tasks.task import item_of
+from teamtr_lora.tasks.machinery.task import item_of
 from teamtr_lora.team import Episode
 
 

@@ -1,9 +1,8 @@
 """Typed recipes: what a run is made of, before any tensor exists. Imports neither torch nor transformers."""
 
-from teamtr_lora.recipe.load import dump_recipe, first_difference, load_recipe, load_run_recipe, recipe_schema
 from teamtr_lora.recipe.named import check_named
 from teamtr_lora.recipe.problems import problems
-from teamtr_lora.recipe.schema import (
+from teamtr_lora.recipe.recipe import (
     AgentSection,
     BaseSection,
     DiagnosticsSection,
@@ -20,6 +19,7 @@ from teamtr_lora.recipe.schema import (
     TrainingSection,
     TrustRegionSection,
 )
+from teamtr_lora.recipe.recipe_files import dump_recipe, first_difference, load_recipe, load_run_recipe, recipe_schema
 from teamtr_lora.recipe.task_sections import (
     AutoLogiTaskSection,
     BlocksworldTaskSection,

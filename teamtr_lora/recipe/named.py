@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from operator import attrgetter
 
-from teamtr_lora.code_paths import misnamed, undefined
-from teamtr_lora.recipe.schema import Recipe
-from teamtr_lora.recipe.sections import nearest
+from teamtr_lora.common.code_paths import misnamed, undefined
+from teamtr_lora.recipe.recipe import Recipe
 from teamtr_lora.recipe.task_sections import LOCAL_FILES, DatasetTaskSection
+from teamtr_lora.recipe.team_sections import nearest
 from teamtr_lora.recipe.words import Problem, RecipeError
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from teamtr_lora.recipe.schema import Recipe, TeamTRConfig
+from teamtr_lora.recipe.recipe import Recipe, TeamTRConfig
 from teamtr_lora.recipe.words import MISSING, Loc, Problem, explain, key_text, locate
 
 # One round for the keys, then one for each level of rules: router or task, team, recipe; the rest is slack.

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.recipe.load import recipe_schema
-from teamtr_lora.recipe.sections import nearest
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe.recipe_files import recipe_schema
+from teamtr_lora.recipe.team_sections import nearest
 from teamtr_lora.recipe.words import Node, describe, resolve, task_names
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from teamtr_lora.recipe.sections import DATA_FILE, SERVER_URL, ApiKeyVariable, Section, Text, refuse
+from teamtr_lora.recipe.team_sections import DATA_FILE, SERVER_URL, ApiKeyVariable, Section, Text, refuse
 
 
 class ResponderSection(Section):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Discriminator, Field, Strict, Tag, model_validator
 
 from teamtr_lora.recipe.responder import ResponderSection
-from teamtr_lora.recipe.sections import DATA_FILE, CallablePath, Section, Text, refuse
+from teamtr_lora.recipe.team_sections import DATA_FILE, CallablePath, Section, Text, refuse
 
 DataFile = Annotated[str, Field(pattern=DATA_FILE)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.files import write_atomic
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import write_atomic
 
 RECIPE = """\
 # Two agents add by columns, with a dataset and a reward of their own. Try it as it is:  teamtr-lora train recipe.yaml

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.recipe.schema import Recipe
-from teamtr_lora.recipe.sections import PATTERN_WORDS, nearest
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe.recipe import Recipe
+from teamtr_lora.recipe.team_sections import PATTERN_WORDS, nearest
 
 Node = dict[str, Any]
 Loc = tuple[str | int, ...]

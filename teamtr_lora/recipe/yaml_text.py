@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 MAX_BYTES = 1_000_000
 MAX_NODES = 100_000

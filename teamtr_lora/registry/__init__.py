@@ -1,7 +1,7 @@
 """Adapters and teams on disk: immutable versions, manifests, cards, what is imported and what goes to and comes from the hub.
 
 On disk:
-    store        writing: versions and teams, whole or absent, never overwritten
+    registry_store  writing: versions and teams, whole or absent, never overwritten
     reader       reading: names are checked before they become paths
     manifest     what a stored adapter and a stored team say of themselves
     identity     bases, tokenizers and protocols as hashes
@@ -14,12 +14,11 @@ From elsewhere:
     imports      `adapters import`: a run's team, or a PEFT folder
     fit          whether an adapter can be used, and fits a base
     pickles      pickles beside an adapter: never read
-    run_history  what a run directory remembers of its team
 The hub:
     hub          teams and agents there and back, in one commit or none
     hub_client   one repository, through huggingface_hub
     hub_card     the README of a team's repository
-    outgoing     what a push uploads
-    incoming     what a pull takes
+    pushed_files what a push uploads
+    pulled_files what a pull takes
     local_keys   what in a recipe is of one machine
 """

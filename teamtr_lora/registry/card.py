@@ -14,7 +14,7 @@ from typing import Any
 
 from teamtr_lora.base.lora_config import read_lora_config
 from teamtr_lora.base.source import HUB_ID, NANO
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe.yaml_text import write
 from teamtr_lora.registry.manifest import BaseIdentity, TeamManifest
 

@@ -12,10 +12,10 @@ from torch import Tensor, isfinite
 
 from teamtr_lora.base.adapter_files import StoredTensor, parse_json, read_header, read_matrices, show
 from teamtr_lora.base.bank import exported_config, lora_config
-from teamtr_lora.base.load import BaseFacts
+from teamtr_lora.base.frozen_base import BaseFacts
 from teamtr_lora.base.lora_config import PlainLora, read_lora_config
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, content_hash
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import LoraSection
 
 

@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES
 from teamtr_lora.base.versions import WEIGHTS
-from teamtr_lora.errors import UserError
-from teamtr_lora.recipe.sections import nearest
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe.team_sections import nearest
 from teamtr_lora.registry.fit import check_lora
 from teamtr_lora.registry.hub_client import COMMIT, HubRepo, Remote
-from teamtr_lora.registry.incoming import advice, check_listing, fetch_team, fetch_version, lora_of, staged_contents, staging
 from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, manifest_bytes, sealed, version_number
-from teamtr_lora.registry.outgoing import TEAM_FILE, VERSION_FILES, Parcel, agent_parcel, fingerprint, team_parcel
+from teamtr_lora.registry.pulled_files import advice, check_listing, fetch_team, fetch_version, lora_of, staged_contents, staging
+from teamtr_lora.registry.pushed_files import TEAM_FILE, VERSION_FILES, Parcel, agent_parcel, fingerprint, team_parcel
 from teamtr_lora.registry.reader import DEFAULT_ROOT, parse_team, read_file, safe
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 
 
 @dataclass(frozen=True)

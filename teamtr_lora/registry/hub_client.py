@@ -22,8 +22,8 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from huggingface_hub.utils import logging as client_logging
 
 from teamtr_lora.base.source import HUB_ID
-from teamtr_lora.errors import UserError
-from teamtr_lora.files import NO_SPACE
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import NO_SPACE
 
 logger = logging.getLogger(__name__)
 

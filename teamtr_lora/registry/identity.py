@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.base.load import base_identity, load_tokenizer
+from teamtr_lora.base.frozen_base import base_identity, load_tokenizer
 from teamtr_lora.base.source import Progress, resolve
 from teamtr_lora.recipe import TeamSection
 from teamtr_lora.registry.manifest import BaseIdentity

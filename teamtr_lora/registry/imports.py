@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES, parse_json, read_regular, show
-from teamtr_lora.base.load import base_facts
+from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.source import NANO, Progress, beside, resolve
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptTaskSection, TeamSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.words import RecipeError
@@ -27,9 +27,9 @@ from teamtr_lora.registry.local_keys import local_files, put
 from teamtr_lora.registry.manifest import AdapterManifest, Replaced, TeamManifest
 from teamtr_lora.registry.pickles import pickles, refuse_pickles
 from teamtr_lora.registry.reader import entries, safe
-from teamtr_lora.registry.run_history import read_history
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.registry.stored import read_team
+from teamtr_lora.runs.history import read_history
 
 
 @dataclass

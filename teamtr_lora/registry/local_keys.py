@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
+from teamtr_lora.recipe.recipe import ServerSection, TrackingSection
 from teamtr_lora.recipe.responder import ResponderSection
-from teamtr_lora.recipe.schema import ServerSection, TrackingSection
 from teamtr_lora.recipe.task_sections import LOCAL_CHOICES, LOCAL_FILES, PATHS_OR_NAMES
 
 _DEFAULTS = {

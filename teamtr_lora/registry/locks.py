@@ -9,8 +9,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.files import disk_errors
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import disk_errors
 
 
 @contextmanager

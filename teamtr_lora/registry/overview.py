@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.registry.reader import RegistryReader
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 
 
 def overview(root: Path) -> list[dict[str, Any]]:

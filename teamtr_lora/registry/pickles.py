@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from teamtr_lora.base.adapter_files import show
 from teamtr_lora.base.source import PICKLE_PATTERNS
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 PATTERNS = (*PICKLE_PATTERNS, "*.pkl", "*.pickle", "*.joblib", "*.dill")
 # A trainer's own state, beside the adapter in each of its checkpoints; nobody takes these for weights.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.identity import identify
 from teamtr_lora.registry.local_keys import named_code

@@ -8,7 +8,7 @@ Modules:
     diagnostics   `diagnose`
     swap          `swap` and `rebase`, at work and done
     registry      `adapters`
-    hub           `push` and `pull`
+    hub_transfers `push` and `pull`
     tasks         `tasks` and `score`
     keys          `keys`: the recipe's keys
 """

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from teamtr_lora.algorithm.calibration import Calibration
 from teamtr_lora.algorithm.certificate import Certificate
-from teamtr_lora.training.certified import Certified, RunCertificates, StageCertificate, UpdateCertificate
+from teamtr_lora.study.certified import Certified, RunCertificates, StageCertificate, UpdateCertificate
 
 
 def print_certificates(run: RunCertificates, *, updates: bool = False) -> None:

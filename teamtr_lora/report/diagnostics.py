@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from teamtr_lora.training.diagnose import RunDiagnosis
+from teamtr_lora.study.diagnose import RunDiagnosis
 
 TITLES = {
     "staleness": "stale surrogates and drifted contexts, by probed stage (excess: less the split-half null)",

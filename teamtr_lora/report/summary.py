@@ -13,12 +13,12 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from teamtr_lora.program import program
+from teamtr_lora.common.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall
 from teamtr_lora.team import Episode
 
 if TYPE_CHECKING:  # what trains takes seconds to import, and `ask` needs none of it
-    from teamtr_lora.training.plan import Plan
+    from teamtr_lora.study.plan import Plan
     from teamtr_lora.training.trainer import TrainSummary
 
 

@@ -20,8 +20,8 @@ from teamtr_lora.recipe.task_sections import (
     names_of,
 )
 from teamtr_lora.recipe.words import describe, resolve
-from teamtr_lora.tasks.score import Scores
-from teamtr_lora.tasks.task import Item
+from teamtr_lora.tasks.machinery.score import Scores
+from teamtr_lora.tasks.machinery.task import Item
 
 
 def task_rows() -> list[dict[str, str]]:

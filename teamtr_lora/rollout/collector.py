@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
-from teamtr_lora.tasks.task import Feedback, Interaction, Item, Task, settled
+from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Task, settled
 from teamtr_lora.team import Episode, Message, Team, Transcript
 
 GATHER_SECONDS = 0.1

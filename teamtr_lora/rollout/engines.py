@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import FrozenBase
-from teamtr_lora.errors import UserError
+from teamtr_lora.base.frozen_base import FrozenBase
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.sampler import Sampler
 
@@ -13,7 +13,7 @@ def open_sampler(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
     if rollout.engine != "transformers" and not bank.can_mix:
         raise UserError(f"rollout.engine = {rollout.engine}: vLLM cannot serve DoRA adapters; use the transformers engine")
     if rollout.engine == "vllm":
-        from teamtr_lora.rollout.vllm_engine import VllmSampler
+        from teamtr_lora.rollout.vllm.engine import VllmSampler
 
         return VllmSampler(base, bank, rollout, context_tokens=context_tokens)
     if rollout.engine == "vllm_server":

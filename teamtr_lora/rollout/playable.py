@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import FrozenBase, load_base
+from teamtr_lora.base.frozen_base import FrozenBase, load_base
 from teamtr_lora.base.source import beside
 from teamtr_lora.base.versions import AdapterVersion, read_version
-from teamtr_lora.code_paths import load_callable
+from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.recipe import BaseSection, LoraSection, RolloutSection, TeamSection
 from teamtr_lora.rollout.collector import PlayPlan, Progress, play
 from teamtr_lora.rollout.engines import open_sampler
 from teamtr_lora.rollout.sampler import Sampler
-from teamtr_lora.rollout.vllm_start import SharedMemory
+from teamtr_lora.rollout.vllm.start import SharedMemory
 from teamtr_lora.tasks import Task
 from teamtr_lora.team import Episode, Team, build_team
 

@@ -18,13 +18,13 @@ from typing import NoReturn
 
 import torch
 
-from teamtr_lora.base.load import base_facts, load_tokenizer, resolve_device, resolve_dtype
+from teamtr_lora.base.frozen_base import base_facts, load_tokenizer, resolve_device, resolve_dtype
 from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import read_version, version_folder
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.stored import find_team, is_recipe_file
-from teamtr_lora.rollout.vllm_start import DTYPES, GRAPH_SIZES, RANKS, TOKENS_PER_STEP, default_environment
+from teamtr_lora.rollout.vllm.start import DTYPES, GRAPH_SIZES, RANKS, TOKENS_PER_STEP, default_environment
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import urlsplit
 
-from teamtr_lora.base.load import FrozenBase
-from teamtr_lora.errors import UserError
+from teamtr_lora.base.frozen_base import FrozenBase
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.adapter_upload import PATH
 from teamtr_lora.rollout.sampler import Request

@@ -24,11 +24,11 @@ import torch
 from safetensors.torch import save as save_safetensors
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import FrozenBase
+from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.base.versions import AdapterVersion, version_folder, write_version
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection
-from teamtr_lora.recipe.rollout import VLLM_TEMPERATURES
+from teamtr_lora.recipe.rollout_section import VLLM_TEMPERATURES
 from teamtr_lora.rollout.adapter_upload import CONFIG_KEY, PATH, plain_config
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, request_problem
 from teamtr_lora.rollout.server_client import (

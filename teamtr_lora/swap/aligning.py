@@ -8,8 +8,8 @@ import torch
 
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.playable import PlayableTeam
-from teamtr_lora.swap.report import Listener
 from teamtr_lora.swap.stage0 import Alignment, Half, Stage0
+from teamtr_lora.swap.swap_report import Listener
 from teamtr_lora.swap.work import Work
 from teamtr_lora.training.scoring import Scorer
 

@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from teamtr_lora.base.adapter_files import show
-from teamtr_lora.base.load import BaseFacts
-from teamtr_lora.errors import UserError
+from teamtr_lora.base.frozen_base import BaseFacts
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import LoraSection, Recipe, problems
 from teamtr_lora.registry.identity import Identity, protocol_hash
 from teamtr_lora.registry.imports import understand
-from teamtr_lora.swap.incoming import Incoming, fresh_lora
+from teamtr_lora.swap.newcomer import Incoming, fresh_lora
 
 STRINGS = 1000  # context strings whose token ids are compared, where the probe has that many
 

@@ -15,18 +15,18 @@ from torch import Tensor
 
 from teamtr_lora.algorithm.radii import gain_weighted_radii
 from teamtr_lora.base.versions import AdapterVersion, content_hash, write_version
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import LoraSection, Recipe
 from teamtr_lora.registry.identity import identify
 from teamtr_lora.registry.locks import locked
 from teamtr_lora.registry.manifest import VERSION_NAME, Replaced, one_line
 from teamtr_lora.registry.reader import DEFAULT_ROOT, TEAM_FILE, entries
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.registry.stored import find_team
-from teamtr_lora.swap.incoming import Incoming
-from teamtr_lora.training.checkpoint import RunState
-from teamtr_lora.training.metrics import MetricsRow, StageRow, SwapRow, read_rows
-from teamtr_lora.training.run_dir import BASELINE, RunDir
+from teamtr_lora.runs.checkpoint import RunState
+from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, read_rows
+from teamtr_lora.runs.run_dir import BASELINE, RunDir
+from teamtr_lora.swap.newcomer import Incoming
 
 WORK = ".swap"  # unfinished work of a run directory
 
@@ -181,7 +181,7 @@ class RunPlace:
         return AdapterVersion(replacement.agent, old.number + 1, content_hash(replacement.tensors, replacement.config))
 
     def _save(self, held: HeldTeam, after: dict[str, AdapterVersion], record: dict[str, Any], measured: dict[str, Any]) -> None:
-        """The commit. Agents that change start with fresh optimisers, penalties and radii; a stage in progress begins anew."""
+        """The commit. Agents that change start with fresh optimizers, penalties and radii; a stage in progress begins anew."""
         run, agent = self.run, record["agent"]
         changed = [name for name, version in after.items() if version != held.versions[name]]
         state, optimizers = run.checkpoints.load() if run.checkpoints.exists() else (RunState(versions=_plain(held.versions)), {})

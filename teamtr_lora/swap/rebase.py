@@ -17,18 +17,20 @@ from typing import Any
 
 from torch import Tensor
 
-from teamtr_lora.base.load import BaseFacts, base_facts, base_identity, load_tokenizer
+from teamtr_lora.base.frozen_base import BaseFacts, base_facts, base_identity, load_tokenizer
 from teamtr_lora.base.precision import head_weight
 from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import AdapterVersion, content_hash, write_version
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import disk_errors, dump_json, sync_folder, write_atomic
 from teamtr_lora.evaluation.contents import code_hashes
-from teamtr_lora.files import disk_errors, dump_json, sync_folder, write_atomic
 from teamtr_lora.recipe import LoraSection, Recipe, RecipeError, ScriptTaskSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.registry.locks import locked
-from teamtr_lora.registry.run_history import REBASE_RECORD
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.runs.checkpoint import RunState
+from teamtr_lora.runs.history import REBASE_RECORD
+from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.swap.aligning import align, not_reached, scorer_for
 from teamtr_lora.swap.compatibility import (
     STRINGS,
@@ -39,17 +41,15 @@ from teamtr_lora.swap.compatibility import (
     protocol_checks,
     stop_on_failure,
 )
-from teamtr_lora.swap.incoming import find_fresh, fresh_lora
+from teamtr_lora.swap.newcomer import find_fresh, fresh_lora
 from teamtr_lora.swap.places import HeldTeam, Place
-from teamtr_lora.swap.probe import Probe, context_strings, play_probe, probe_from, probe_record, replayed
-from teamtr_lora.swap.report import Listener
+from teamtr_lora.swap.probe_contexts import Probe, context_strings, play_probe, probe_from, probe_record, replayed
 from teamtr_lora.swap.shock import Shock, TeamScore, score_team, shock
 from teamtr_lora.swap.stage0 import Alignment, Half, Teacher, in_chunks, probe_batch, teacher_states
+from teamtr_lora.swap.swap_report import Listener
 from teamtr_lora.swap.work import Work
 from teamtr_lora.tasks import Task, build_task
-from teamtr_lora.tasks.task import Split
-from teamtr_lora.training.checkpoint import RunState
-from teamtr_lora.training.run_dir import RunDir
+from teamtr_lora.tasks.machinery.task import Split
 
 EARLY_STRINGS = 200  # prompts whose token ids are compared before a base is loaded
 

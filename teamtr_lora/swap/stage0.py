@@ -2,7 +2,7 @@
 
     minimise E KL(old || new) over the probe's training half, until the held-out half is within delta_align
 
-The held-out half decides: its mean must be within the radius. Optimisation goes on while that still helps, until the mean's upper
+The held-out half decides: its mean must be within the radius. Optimization goes on while that still helps, until the mean's upper
 confidence bound is within the radius too: a few contexts carry most of a small KL, so a mean alone may have been lucky.
 
 To learn from, a context has more than its message: the old agent predicts every token of the context itself as well, in the same
@@ -26,7 +26,7 @@ from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.recipe import SwapSection, TrustRegionSection
 from teamtr_lora.team import Message, SequenceSpan, TokenSequence
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.optimise import message_kl
+from teamtr_lora.training.optimize import message_kl
 from teamtr_lora.training.optimizers import flatten_state, restore_state
 from teamtr_lora.training.scoring import MessageBatch, Microbatch, Scorer, unweighted_batch
 
@@ -151,7 +151,7 @@ def _reading(mean: ClusteredMean) -> Reading:
 
 
 Keep = Callable[[Alignment, dict[str, Tensor], dict[str, Any]], None]
-"""Called at every check with what a killed alignment goes on from: where it is, its tensors, and the scalars of its optimiser and
+"""Called at every check with what a killed alignment goes on from: where it is, its tensors, and the scalars of its optimizer and
 its loss scale."""
 
 
@@ -207,7 +207,7 @@ class Stage0:
             self._scaler.load_state_dict(scalars["scaler"])
 
     def run(self, state: Alignment, keep: Keep) -> Alignment:
-        """Optimises until the held-out half is in the region, or the budget or all progress ends; the best adapter stays."""
+        """Optimizes until the held-out half is in the region, or the budget or all progress ends; the best adapter stays."""
         every = max(1, len(self._fit.batches))
         while not state.done:
             with self._bank.training(self._name) as parameters:
@@ -298,6 +298,6 @@ def _with_context(context: TokenSequence) -> TokenSequence:
 
 
 def in_chunks(contexts: Sequence[TokenSequence], size: int) -> list[list[TokenSequence]]:
-    """The optimiser's minibatches: as even as they can be."""
+    """The optimizer's minibatches: as even as they can be."""
     count = max(1, -(-len(contexts) // size))
     return [list(contexts[start::count]) for start in range(count)]

@@ -12,8 +12,8 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.files import dump_json, remove_temporaries, write_atomic, write_folder_atomic
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import dump_json, remove_temporaries, write_atomic, write_folder_atomic
 
 REQUEST, STATE, TENSORS = "request.json", "state.json", "tensors.safetensors"
 

@@ -6,24 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora import recipe as recipes
-from teamtr_lora.code_paths import load_callable
-from teamtr_lora.errors import UserError
-from teamtr_lora.tasks.arbench import DetectiveTask, SituationTask
-from teamtr_lora.tasks.autologi import AutoLogi
-from teamtr_lora.tasks.bench import BenchTask
-from teamtr_lora.tasks.column_sum import ColumnSum
-from teamtr_lora.tasks.countdown import Countdown
+from teamtr_lora.common.code_paths import load_callable
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.benchmarks.arbench import DetectiveTask, SituationTask
+from teamtr_lora.tasks.benchmarks.autologi import AutoLogi
+from teamtr_lora.tasks.benchmarks.guessing import GuessingTask
+from teamtr_lora.tasks.benchmarks.math_tasks import MathTask
+from teamtr_lora.tasks.benchmarks.planbench import Blocksworld
+from teamtr_lora.tasks.benchmarks.tau2 import Tau2Task
+from teamtr_lora.tasks.benchmarks.tau2_files import DomainFiles
+from teamtr_lora.tasks.benchmarks.zebra import ZebraTask
 from teamtr_lora.tasks.dataset import DatasetTask, read_hub, read_rows
-from teamtr_lora.tasks.guessing import GuessingTask
-from teamtr_lora.tasks.math_tasks import MathTask
-from teamtr_lora.tasks.planbench import Blocksworld
-from teamtr_lora.tasks.responder import build_responder
-from teamtr_lora.tasks.rewards import Rewards
-from teamtr_lora.tasks.small import SmallTask
-from teamtr_lora.tasks.task import Task
-from teamtr_lora.tasks.tau2 import Tau2Task
-from teamtr_lora.tasks.tau2_files import DomainFiles
-from teamtr_lora.tasks.zebra import ZebraTask
+from teamtr_lora.tasks.generated.column_sum import ColumnSum
+from teamtr_lora.tasks.generated.countdown import Countdown
+from teamtr_lora.tasks.generated.small import SmallTask
+from teamtr_lora.tasks.machinery.bench import BenchTask
+from teamtr_lora.tasks.machinery.responder import build_responder
+from teamtr_lora.tasks.machinery.rewards import Rewards
+from teamtr_lora.tasks.machinery.task import Task
 
 
 def build_task(section: Any, folder: Path) -> Task:

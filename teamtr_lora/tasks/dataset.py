@@ -13,10 +13,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.tasks.overlap import OnOverlap, normalised, refuse_overlap, shared_items
-from teamtr_lora.tasks.rewards import Rewards
-from teamtr_lora.tasks.task import Item, Split, Task
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.machinery.overlap import OnOverlap, normalised, refuse_overlap, shared_items
+from teamtr_lora.tasks.machinery.rewards import Rewards
+from teamtr_lora.tasks.machinery.task import Item, Split, Task
 from teamtr_lora.team import Episode
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -39,6 +39,7 @@ class Episode:
     rewards: list[float] = field(default_factory=list)
     ended: Literal["router", "task", "overflow"] = "router"
     success: bool = False
+    credit: dict[str, list[float]] = field(default_factory=dict)  # by agent, where the task says who earned what: as `rewards`
     answer_turn: int | None = None  # the message that is the team's answer, by the router's rule; None: nobody spoke
 
     @property
@@ -52,9 +53,10 @@ class Episode:
         others = [message for place, message in enumerate(self.messages) if place != self.answer_turn]
         return replace(self, messages=[*others, self.messages[self.answer_turn]])
 
-    def discounted_return(self, discount: float) -> float:
-        """R of eq:group_adv: the discounted return over messages."""
-        return sum(discount**turn * reward for turn, reward in enumerate(self.rewards))
+    def discounted_return(self, discount: float, agent: str | None = None) -> float:
+        """R of eq:group_adv: the discounted return over messages; of `agent` alone where the task says who earned what."""
+        rewards = self.credit.get(agent, []) if agent is not None and self.credit else self.rewards
+        return sum(discount**turn * reward for turn, reward in enumerate(rewards))
 
     @property
     def tokens(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Literal, Protocol
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.team.chat import ChatPieces
 from teamtr_lora.team.tool_calls import canonical_text
 

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from teamtr_lora.code_paths import user_code
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.code_paths import user_code
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.team.episode import Message
 
 Read = Callable[[Message], str | None]  # the answer a message states, if any

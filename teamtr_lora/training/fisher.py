@@ -11,8 +11,8 @@ from torch import Tensor
 from teamtr_lora.algorithm.certificate import leave_one_out
 from teamtr_lora.algorithm.local_gain import gram_model
 from teamtr_lora.base.bank import AdapterBank, Snapshot
+from teamtr_lora.runs.diagnostic_rows import FisherReading
 from teamtr_lora.team import Episode, agent_sequences
-from teamtr_lora.training.diagnostic_rows import FisherReading
 from teamtr_lora.training.scoring import Microbatch, Scorer, message_batch
 
 FEWEST = 4  # messages, of at least two groups: fewer have no halves

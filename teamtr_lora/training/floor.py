@@ -10,10 +10,10 @@ import logging
 import torch
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.optimise import message_kl
+from teamtr_lora.training.optimize import message_kl
 from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, unweighted_batch
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def _perturbed_kl(scorer: Scorer, bank: AdapterBank, agent: str, batch: MessageB
 
 
 def check_floors(floors: dict[str, float], delta: float, *, tf32: bool = False) -> None:
-    """Refuses a delta the gate cannot resolve; warns where only the optimiser's own KL is noisy."""
+    """Refuses a delta the gate cannot resolve; warns where only the optimizer's own KL is noisy."""
     gate = floors.get("gate", 0.0)
     if delta < MARGIN * gate:
         raise UserError(

@@ -13,7 +13,7 @@ from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import k1_terms, k3_terms
 from teamtr_lora.algorithm.trust_region import ClusteredMean, clustered_mean
 from teamtr_lora.recipe import TeamTRConfig
-from teamtr_lora.training.optimise import message_kl
+from teamtr_lora.training.optimize import message_kl
 from teamtr_lora.training.scoring import CurrentPolicy, MessageBatch, Scorer
 
 ESTIMATORS = ("exact", "k3", "k1")

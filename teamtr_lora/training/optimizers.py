@@ -1,4 +1,4 @@
-"""Optimisers over one agent's own parameters, and their state as plain tensors for the checkpoint."""
+"""Optimizers over one agent's own parameters, and their state as plain tensors for the checkpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import TrainingSection
 
 
@@ -26,7 +26,7 @@ def build_optimizer(training: TrainingSection, parameters: list[nn.Parameter]) -
 
 
 def flatten_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The optimiser's state as tensors for safetensors, and what is no tensor as JSON."""
+    """The optimizer's state as tensors for safetensors, and what is no tensor as JSON."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Any] = {}
 
@@ -35,7 +35,7 @@ def flatten_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], 
             if isinstance(value, dict):
                 walk(f"{prefix}{key}/", value)
             elif isinstance(value, Tensor):
-                # a copy: optimisers of one process share maps, and safetensors stores no tensor twice
+                # a copy: optimizers of one process share maps, and safetensors stores no tensor twice
                 tensors[f"{prefix}{key}"] = value.detach().cpu().clone().contiguous()
             elif isinstance(value, (int, float, str)) or value is None:
                 scalars[f"{prefix}{key}"] = value

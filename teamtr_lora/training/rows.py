@@ -7,9 +7,9 @@ import time
 from collections import defaultdict
 
 from teamtr_lora.evaluation import standard_error
+from teamtr_lora.runs.metrics import KLReading, UpdateRow
 from teamtr_lora.team import Episode
 from teamtr_lora.training.gate import CandidateReading
-from teamtr_lora.training.metrics import KLReading, UpdateRow
 from teamtr_lora.training.update import UpdateOutcome
 
 
@@ -43,14 +43,14 @@ def update_row(
         kl_message_sum=_finite(reading.message_sum_kl) if reading else None,
         kl_token_mean=_finite(reading.token_mean_kl) if reading else None,
         kl_discounted=_finite(reading.discounted_kl) if reading else None,
-        kl_in_sample=_finite(outcome.optimised.kl),
+        kl_in_sample=_finite(outcome.optimized.kl),
         surrogate_gain=_finite(reading.gain) if reading else None,
         log_ratio_max=_finite(reading.log_ratio_max) if reading else None,
-        ratio_clip_rate=outcome.optimised.clip_rate,
-        gradient_norm=_finite(outcome.optimised.gradient_norm),
-        optimiser_steps=outcome.optimised.steps,
-        stopped_early=outcome.optimised.stopped_early,
-        beta=outcome.optimised.beta,
+        ratio_clip_rate=outcome.optimized.clip_rate,
+        gradient_norm=_finite(outcome.optimized.gradient_norm),
+        optimizer_steps=outcome.optimized.steps,
+        stopped_early=outcome.optimized.stopped_early,
+        beta=outcome.optimized.beta,
         reward_mean=sum(e.reward for e in episodes) / len(episodes),
         reward_standard_error=standard_error(_group_means(episodes)),
         success_rate=sum(e.success for e in episodes) / len(episodes),

@@ -19,17 +19,17 @@ from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.collector import PlayPlan, check_prompts
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, versions_in_place
 from teamtr_lora.rollout.sampler import derive_seed
+from teamtr_lora.runs.checkpoint import RunState, as_state
+from teamtr_lora.runs.metrics import StageRow
+from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.tasks import DataOrder, Item, Task
 from teamtr_lora.team import Episode
-from teamtr_lora.training.checkpoint import RunState, as_state
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.floor import check_floors, measure_floors
 from teamtr_lora.training.importance import episode_log_weights
-from teamtr_lora.training.metrics import StageRow
 from teamtr_lora.training.optimizers import flatten_state, restore_state
 from teamtr_lora.training.rows import update_row
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
-from teamtr_lora.training.run_dir import RunDir
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
 
 LEAST_PROBED = 8  # items of a small split that a stage leaves over: with fewer, the probe takes the stage's own too

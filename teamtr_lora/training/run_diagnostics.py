@@ -13,15 +13,15 @@ from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam, versions_in_place
 from teamtr_lora.rollout.sampler import derive_seed
+from teamtr_lora.runs.checkpoint import RunState, as_state
+from teamtr_lora.runs.diagnostic_rows import ProbeReading
+from teamtr_lora.runs.metrics import UpdateRow
+from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.team import Episode
-from teamtr_lora.training.checkpoint import RunState, as_state
-from teamtr_lora.training.diagnostic_rows import ProbeReading
-from teamtr_lora.training.diagnostics import StageContexts, contexts, shift_between, update_diagnostics
-from teamtr_lora.training.metrics import UpdateRow
-from teamtr_lora.training.probe import StageProbe, probe_plan
-from teamtr_lora.training.run_dir import RunDir
+from teamtr_lora.training.staleness_probe import StageProbe, probe_plan
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
+from teamtr_lora.training.update_diagnostics import StageContexts, contexts, shift_between, update_diagnostics
 
 
 class RunDiagnostics:

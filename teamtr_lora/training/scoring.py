@@ -12,7 +12,7 @@ from torch.nn.functional import embedding
 
 from teamtr_lora.algorithm.token_kl import TokenScores, head_logits, score_tokens
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import FrozenBase
+from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.base.precision import has_sliding_window, head_weight, strict_fp32
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora.base.source import beside
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation import Evaluation, evaluate
 from teamtr_lora.evaluation.contents import code_hashes, data_hashes
 from teamtr_lora.recipe import (
@@ -33,11 +33,11 @@ from teamtr_lora.recipe import (
 )
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
 from teamtr_lora.tasks import Rewards, Task, build_task
 from teamtr_lora.tasks.dataset import DatasetTask
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.run import TrainingRun
-from teamtr_lora.training.run_dir import RunDir, default_run_dir, latest_run_dir
 from teamtr_lora.training.stage import train
 
 logger = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
 """One agent's update: advantages, surrogate, gate, backtracking. Accepts inside the trust region, or adapter and
-optimiser are as before."""
+optimizer are as before."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import TeamTRConfig, TrainingSection, TrustRegionSection
 from teamtr_lora.rollout.playable import PlayableTeam
+from teamtr_lora.runs.metrics import CertificateTerms
 from teamtr_lora.team import Episode, agent_sequences
+from teamtr_lora.training.certificate_terms import certificate_terms
 from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate, sampler_gap
-from teamtr_lora.training.metrics import CertificateTerms
-from teamtr_lora.training.optimise import OptimiseReport, optimise
+from teamtr_lora.training.optimize import OptimizeReport, optimize
 from teamtr_lora.training.optimizers import build_optimizer
 from teamtr_lora.training.scoring import CurrentPolicy, MessageBatch, Scorer, keep_current, message_batch
-from teamtr_lora.training.terms import certificate_terms
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class UpdateOutcome:
     version: AdapterVersion  # the agent's version afterwards
     delta: float  # the agent's radius in this stage
     advantages: GroupAdvantages
-    optimised: OptimiseReport
+    optimized: OptimizeReport
     step: StepDecision
     readings: dict[float, CandidateReading]  # everything measured on held-out messages, by alpha
     gap: dict[str, float] | None  # None: nothing was measured
@@ -58,7 +58,7 @@ class UpdateOutcome:
 
 @dataclass
 class _Split:
-    """Messages for the gradient, in optimiser minibatches, and messages held out for the gate."""
+    """Messages for the gradient, in optimizer minibatches, and messages held out for the gate."""
 
     fit: list[MessageBatch]
     held: MessageBatch
@@ -67,7 +67,7 @@ class _Split:
 
 
 class AgentUpdater:
-    """Holds what lasts between updates: each agent's optimiser, penalty and radius."""
+    """Holds what lasts between updates: each agent's optimizer, penalty and radius."""
 
     def __init__(self, playable: PlayableTeam, config: TeamTRConfig, accelerator: Accelerator) -> None:
         self._playable, self._config, self._accelerator = playable, config, accelerator
@@ -105,15 +105,15 @@ class AgentUpdater:
         before, optimizer_before = bank.snapshot(agent), copy.deepcopy(self.optimizers[agent].state_dict())
         clock.lap("current")
         try:
-            optimised = self._optimise(agent, list(zip(split.fit, current, strict=True)))
-            clock.lap("optimise")
+            optimized = self._optimize(agent, list(zip(split.fit, current, strict=True)))
+            clock.lap("optimize")
             candidate = bank.snapshot(agent)
             step, readings = self._search(agent, split.held, before, candidate)
         except BaseException:  # an interrupt too: half an update is no version of the agent
             bank.restore(agent, before)
             self.optimizers[agent].load_state_dict(optimizer_before)
             raise
-        self.betas[agent] = optimised.beta
+        self.betas[agent] = optimized.beta
         radius = self.radii[agent]
         self._learn_radius(agent, step, readings)
         decision = self._conclude(agent, step, before, candidate, optimizer_before)
@@ -123,7 +123,7 @@ class AgentUpdater:
             bank.version(agent),
             radius,
             advantages,
-            optimised,
+            optimized,
             step,
             readings,
             gap,
@@ -157,9 +157,9 @@ class AgentUpdater:
             self.radii[agent] = track_target(self.radii[agent], reading.kl[self._config.trust_region.estimator].mean, target)
         self.slopes[agent] = smoothed(self.slopes[agent], gain_slope(gain, reading.kl["exact"].mean))
 
-    def _optimise(self, agent: str, minibatches: list[tuple[MessageBatch, CurrentPolicy]]) -> OptimiseReport:
+    def _optimize(self, agent: str, minibatches: list[tuple[MessageBatch, CurrentPolicy]]) -> OptimizeReport:
         with self._playable.bank.training(agent) as parameters:
-            return optimise(
+            return optimize(
                 self._accelerator,
                 self.scorer,
                 self.optimizers[agent],
@@ -200,7 +200,7 @@ class AgentUpdater:
         return step, readings
 
     def _conclude(self, agent: str, step: StepDecision, before: Snapshot, candidate: Snapshot, optimizer_before: Any) -> Decision:
-        """Commits the accepted candidate as a new version, or puts adapter and optimiser back bit for bit."""
+        """Commits the accepted candidate as a new version, or puts adapter and optimizer back bit for bit."""
         bank = self._playable.bank
         if step.accepted is None:
             bank.restore(agent, before)
@@ -270,7 +270,7 @@ class AgentUpdater:
             self._playable.bank.version(agent),
             self.radii[agent],
             advantages,
-            OptimiseReport(beta=self.betas[agent]),
+            OptimizeReport(beta=self.betas[agent]),
             StepDecision(None),
             {},
             None,

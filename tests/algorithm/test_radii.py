@@ -32,7 +32,7 @@ def test_an_unseen_agent_counts_as_average() -> None:
 
 
 def test_the_shared_part_maximises_the_modelled_gain() -> None:
-    """max sum c_i sqrt(d_i) under sum d_i = D, by a numerical optimiser, is what is shared beyond the kept part."""
+    """max sum c_i sqrt(d_i) under sum d_i = D, by a numerical optimizer, is what is shared beyond the kept part."""
     slope, delta = np.array([0.3, 1.0, 2.5]), 0.02
     total = len(slope) * delta
     best = minimize(

@@ -120,7 +120,7 @@ def test_a_direction_that_helps_only_near_by_is_shortened() -> None:
 
 
 def test_an_overlong_stretch_falls_back_to_what_fitted() -> None:
-    """KL that jumps beyond alpha = 1: the stretch fails, the optimiser's own step stands."""
+    """KL that jumps beyond alpha = 1: the stretch fails, the optimizer's own step stands."""
 
     def measure(alpha: float) -> GateReading:
         kl = 1e-3 if alpha <= 1 else 1.0

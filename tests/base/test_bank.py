@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import load_base
+from teamtr_lora.base.frozen_base import load_base
 from teamtr_lora.base.versions import write_version
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 IDS = torch.tensor([[5, 17, 101, 42, 9, 200, 33], [8, 8, 90, 41, 250, 3, 60]])
 

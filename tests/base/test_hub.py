@@ -21,10 +21,10 @@ rollout: {items_per_stage: 8, episodes_per_item: 2, max_message_tokens: 3}
 # One process, as the client reads its endpoint at import: plan, fetch everything, plan without a hub.
 SCRIPT = """
 import json, sys, urllib.request
-from teamtr_lora.base.load import base_facts
+from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.source import describe, resolve
 from teamtr_lora.recipe import load_recipe
-from teamtr_lora.training.plan import make_plan
+from teamtr_lora.study.plan import make_plan
 
 recipe, endpoint = load_recipe(sys.argv[1]), sys.argv[2]
 mark = lambda name: urllib.request.urlopen(f"{endpoint}/mark/{name}").read()

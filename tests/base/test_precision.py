@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
 
 from teamtr_lora.base.precision import decoder_layers, head_weight, strict_fp32
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 torch.set_num_threads(1)
 
@@ -181,7 +181,7 @@ def dequantised(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_quantised_base_computes_as_its_dequantised_copy(bits: str, dtype: torch.dtype, tmp_path) -> None:
     pytest.importorskip("bitsandbytes")
-    from teamtr_lora.base.load import quantization_config
+    from teamtr_lora.base.frozen_base import quantization_config
 
     tiny(torch.float32).save_pretrained(tmp_path)
     config = quantization_config(bits, dtype)

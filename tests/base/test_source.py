@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from teamtr_lora.base import source as source_module
 from teamtr_lora.base.source import cache_root, resolve
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 torch.set_num_threads(1)
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from teamtr_lora.base.versions import AdapterVersion, content_hash, read_version, version_folder, write_version
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 
 CONFIG = {"r": 2, "lora_alpha": 4.0, "use_rslora": False, "target_modules": ["q_proj"], "peft_type": "LORA"}
 

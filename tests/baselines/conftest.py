@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from teamtr_lora.base.load import load_tokenizer
+from teamtr_lora.base.frozen_base import load_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation import evaluate
 from teamtr_lora.evaluation.commands import open_stored
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.rollout.collector import PlayPlan
+from teamtr_lora.study.plan import make_plan
 from teamtr_lora.tasks import Task, build_task
-from teamtr_lora.tasks.guessing import GuessingTask
+from teamtr_lora.tasks.benchmarks.guessing import GuessingTask
 from teamtr_lora.team import Episode, build_router
-from teamtr_lora.training.plan import make_plan
 from teamtr_lora.training.trainer import TeamTRTrainer
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"

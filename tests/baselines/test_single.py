@@ -11,7 +11,7 @@ import pytest
 from teamtr_lora.baselines.algorithms import batch_settings, group_settings
 from teamtr_lora.baselines.bridge import prompt_keys, reward, trl_columns
 from teamtr_lora.baselines.single import budget, single_agent_recipe
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.team import Episode, Message, TeamProtocol
 

@@ -16,13 +16,13 @@ from teamtr_lora.baselines import trl_baseline
 from teamtr_lora.baselines.single import budget
 from teamtr_lora.baselines.trl_baseline import BaselineRun, train_baseline
 from teamtr_lora.cli import main
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation import evaluate
 from teamtr_lora.evaluation.commands import open_stored
 from teamtr_lora.recipe import Recipe, load_recipe
+from teamtr_lora.runs.metrics import TIME_FIELDS, StageRow, UpdateRow, read_rows
+from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.tasks import build_task
-from teamtr_lora.training.metrics import TIME_FIELDS, StageRow, UpdateRow, read_rows
-from teamtr_lora.training.run_dir import RunDir
 from teamtr_lora.training.trainer import TrainSummary
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
@@ -73,7 +73,7 @@ def test_the_run_directory_has_what_a_run_of_train_has(done: tuple[TrainSummary,
     assert [row.stage for row in stages] == [0, 1, 2] and [row.stage for row in updates] == [1, 2]
     assert sum(row.fresh_episodes for row in updates) == team.episodes == 24
     assert sum(row.sampled_tokens for row in updates) <= team.tokens
-    assert all(row.messages == 24 and row.optimiser_steps == 2 and row.decision == "accepted" for row in updates)
+    assert all(row.messages == 24 and row.optimizer_steps == 2 and row.decision == "accepted" for row in updates)
     assert stages[0].evaluation and stages[0].evaluation["avg_at_k"] == summary.accuracy_before
     assert stages[-1].evaluation and stages[-1].evaluation["avg_at_k"] == summary.accuracy_after
     spent = sum(row.sampled_tokens for row in updates) + sum(s.evaluation["sampled_tokens"] for s in stages if s.evaluation)

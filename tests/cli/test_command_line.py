@@ -88,7 +88,7 @@ def test_what_only_baselines_take_needs_a_baseline(capsys: pytest.CaptureFixture
 
 
 def test_baselines_keep_the_defaults_that_the_help_states() -> None:
-    from teamtr_lora.evaluation.baselines import BaselineOptions
+    from teamtr_lora.evaluation.inference_baselines import BaselineOptions
 
     text = " ".join(dict(parsers())["eval"].format_help().split())
     defaults = BaselineOptions("tree_of_thoughts")

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from teamtr_lora.cli import main
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation import commands
-from teamtr_lora.evaluation.baselines import BaselineOptions
 from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team
+from teamtr_lora.evaluation.inference_baselines import BaselineOptions
 from teamtr_lora.evaluation.outcome import Attempt, Outcome
-from teamtr_lora.evaluation.store import EvaluationStore
-from teamtr_lora.recipe.evaluation import PAPER_SAMPLES, EvaluationSection
+from teamtr_lora.recipe.evaluation_section import PAPER_SAMPLES, EvaluationSection
+from teamtr_lora.runs.evaluations import EvaluationStore
 
 RECIPE = """
 base: {source: BASE, device: cpu}

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation import evaluate
 from teamtr_lora.evaluation.evaluate import Evaluation, Measure, evaluation_items, summarise
 from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection
 from teamtr_lora.rollout.playable import open_team
 from teamtr_lora.tasks import Item, Task
-from teamtr_lora.tasks.column_sum import ColumnSum
-from teamtr_lora.tasks.task import Split
+from teamtr_lora.tasks.generated.column_sum import ColumnSum
+from teamtr_lora.tasks.machinery.task import Split
 from teamtr_lora.team import Episode, Message
 
 ITEM = Item("x", "17+25", {"totals": [12, 4], "answer": "42"})  # ones 12, tens 4

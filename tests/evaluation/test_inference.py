@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from teamtr_lora.base.load import load_base
+from teamtr_lora.base.frozen_base import load_base
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.errors import UserError
-from teamtr_lora.evaluation.baselines import BaselineOptions, resolve_baseline, solo_team
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.inference import JUDGEMENT_TOKENS, Played, SelfConsistency, Tree, TreeOfThoughts
+from teamtr_lora.evaluation.inference_baselines import BaselineOptions, resolve_baseline, solo_team
 from teamtr_lora.recipe import BaseSection, Recipe, RolloutSection, TeamSection
 from teamtr_lora.rollout.playable import PlayableTeam, open_team
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats
 from teamtr_lora.tasks import Item, Task
-from teamtr_lora.tasks.column_sum import ColumnSum
-from teamtr_lora.tasks.guessing import GuessingTask
-from teamtr_lora.tasks.small import SmallTask
+from teamtr_lora.tasks.benchmarks.guessing import GuessingTask
+from teamtr_lora.tasks.generated.column_sum import ColumnSum
+from teamtr_lora.tasks.generated.small import SmallTask
 from teamtr_lora.team import build_team
 
 ITEMS = [Item("p", "6*7=", {"answer": "42"}), Item("q", "5*5=", {"answer": "25"})]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.compare import compare
 from teamtr_lora.evaluation.outcome import Outcome, problem_digest
 from teamtr_lora.evaluation.result import EvaluationResult, make_result

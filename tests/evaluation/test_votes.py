@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from teamtr_lora.tasks import Item, Task
-from teamtr_lora.tasks.column_sum import ColumnSum
-from teamtr_lora.tasks.math_answer import canonical
-from teamtr_lora.tasks.math_tasks import MathTask
-from teamtr_lora.tasks.planbench import Blocksworld
-from teamtr_lora.tasks.score import play
-from teamtr_lora.tasks.small import SmallTask
-from teamtr_lora.tasks.zebra import ZebraTask
+from teamtr_lora.tasks.benchmarks.math_answer import canonical
+from teamtr_lora.tasks.benchmarks.math_tasks import MathTask
+from teamtr_lora.tasks.benchmarks.planbench import Blocksworld
+from teamtr_lora.tasks.benchmarks.zebra import ZebraTask
+from teamtr_lora.tasks.generated.column_sum import ColumnSum
+from teamtr_lora.tasks.generated.small import SmallTask
+from teamtr_lora.tasks.machinery.score import play
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""4-bit and 8-bit bases and 8-bit optimisers through bitsandbytes: real runs, and the state in a checkpoint."""
+"""4-bit and 8-bit bases and 8-bit optimizers through bitsandbytes: real runs, and the state in a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from teamtr_lora.recipe import load_recipe
-from teamtr_lora.training.metrics import UpdateRow, read_rows
+from teamtr_lora.runs.metrics import UpdateRow, read_rows
 from teamtr_lora.training.optimizers import flatten_state
 from teamtr_lora.training.trainer import TeamTRTrainer
 
@@ -41,12 +41,12 @@ def test_a_quantised_base_trains_inside_the_region(tmp_path: Path, quantization:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit"])
-def test_an_8bit_optimiser_trains_and_its_state_comes_back_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
+def test_an_8bit_optimizer_trains_and_its_state_comes_back_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
     """Its steps on a CPU depend on where the library's tensors lie in memory, so only the state is compared, not a whole run."""
     choice = [f"training.optimizer={optimizer}", "rollout.episodes_per_item=4", "rollout.items_per_stage=8"]
     first, rows = run(tmp_path, "run", *choice)
     again, _ = run(tmp_path, "run", *choice, resume=True)
-    assert any(row.optimiser_steps for row in rows)
+    assert any(row.optimizer_steps for row in rows)
     assert first.run is not None and again.run is not None
     for agent, kept in first.run.updater.optimizers.items():
         saved, scalars = flatten_state(kept)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from teamtr_lora.training.metrics import UpdateRow, read_rows
+from teamtr_lora.runs.metrics import UpdateRow, read_rows
 
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
 

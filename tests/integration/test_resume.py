@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.recipe import load_recipe
-from teamtr_lora.training.metrics import TIME_FIELDS
+from teamtr_lora.runs.metrics import TIME_FIELDS
 from teamtr_lora.training.trainer import TeamTRTrainer
 
 ROOT = Path(__file__).resolve().parents[2]

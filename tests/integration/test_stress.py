@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from teamtr_lora.recipe import load_recipe
-from teamtr_lora.training.metrics import UpdateRow, read_rows
+from teamtr_lora.runs.metrics import UpdateRow, read_rows
 from teamtr_lora.training.trainer import TeamTRTrainer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from teamtr_lora.training.metrics import UpdateRow, read_rows
+from teamtr_lora.runs.metrics import UpdateRow, read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 

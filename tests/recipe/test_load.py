@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import ColumnSumTaskSection, DatasetTaskSection, Recipe, dump_recipe, first_difference, load_recipe
 from teamtr_lora.recipe.yaml_text import MAX_BYTES, parse, write
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, RecipeError, TeamTRConfig, load_recipe, problems, recipe_schema
-from teamtr_lora.tasks.order import DataOrder
+from teamtr_lora.tasks.machinery.order import DataOrder
 
 AGENTS = [{"name": "planner"}, {"name": "solver"}]
 

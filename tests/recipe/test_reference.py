@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from teamtr_lora.cli import main
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.recipe.reference import recipe_keys
 from teamtr_lora.recipe.words import key_paths

@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from teamtr_lora.recipe import ItemSource, Recipe, load_recipe
 from teamtr_lora.recipe.task_sections import FAMILIES, names_of
-from teamtr_lora.training.plan import make_plan
+from teamtr_lora.study.plan import make_plan
 
 ROOT = Path(__file__).resolve().parents[2] / "recipes" / "tasks"
 REAL = {"qwen3_1.7b": "Qwen/Qwen3-1.7B", "qwen3_8b": "Qwen/Qwen3-8B"}

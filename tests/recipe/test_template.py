@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from teamtr_lora.code_paths import load_callable
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.code_paths import load_callable
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.recipe.template import write_starter
 from teamtr_lora.tasks import build_task

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import FrozenBase, load_base
+from teamtr_lora.base.frozen_base import FrozenBase, load_base
 from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, ProtocolSection, Recipe, TeamSection
 from teamtr_lora.registry.identity import Identity, identify, protocol_hash
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 
 RECIPE = Recipe(
     base=BaseSection(source="nano"),

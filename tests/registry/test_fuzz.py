@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from teamtr_lora.base.load import BaseFacts, base_facts
+from teamtr_lora.base.frozen_base import BaseFacts, base_facts
 from teamtr_lora.base.source import resolve
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.registry.card import adapter_card
 from teamtr_lora.registry.fit import open_contents, understand
 from teamtr_lora.registry.manifest import BaseIdentity, own_hash
 from teamtr_lora.registry.reader import parse_adapter, parse_team
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 TEXT = st.one_of(

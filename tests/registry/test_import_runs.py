@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash, write_version
-from teamtr_lora.errors import UserError
-from teamtr_lora.files import dump_json
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import dump_json
 from teamtr_lora.recipe import Recipe, dump_recipe
 from teamtr_lora.registry.imports import import_path
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM
 
 from teamtr_lora.base.adapter_files import MAX_HEADER_BYTES, MAX_JSON_BYTES
 from teamtr_lora.base.source import resolve
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.registry.imports import import_path
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"

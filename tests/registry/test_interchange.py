@@ -12,18 +12,18 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import load_base
+from teamtr_lora.base.frozen_base import load_base
 from teamtr_lora.base.source import resolve
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import AgentSection, LoraSection, TeamSection
-from teamtr_lora.recipe.rollout import MAX_VLLM_RANK
+from teamtr_lora.recipe.rollout_section import MAX_VLLM_RANK
 from teamtr_lora.registry.card import front_matter, vllm_lines
 from teamtr_lora.registry.identity import Identity, protocol_hash
 from teamtr_lora.registry.manifest import BaseIdentity
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.rollout.sampler import Request, SamplingParams
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
-from teamtr_lora.rollout.vllm_start import RANKS
+from teamtr_lora.rollout.vllm.start import RANKS
 
 PROMPTS = [[1, 80, 70, 90, 75], [1, *range(100, 140)]]
 TOKENS = 8

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from teamtr_lora.base.versions import content_hash
-from teamtr_lora.errors import UserError
-from teamtr_lora.files import sha256
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import sha256
 from teamtr_lora.registry.identity import Identity, protocol_hash
 from teamtr_lora.registry.manifest import BaseIdentity, Replaced, own_hash
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 
 
 def publish(registry: Registry, bank: Any, identity: Identity, recipe: Any, agent: str = "planner", scale: float = 1.0) -> Any:

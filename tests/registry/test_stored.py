@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from teamtr_lora.base import load
-from teamtr_lora.base.load import base_identity
+from teamtr_lora.base.frozen_base import base_identity
 from teamtr_lora.base.source import resolve
 from teamtr_lora.cli import main
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import dump_json
 from teamtr_lora.evaluation.commands import ask_team
-from teamtr_lora.files import dump_json
 from teamtr_lora.recipe import AgentSection, ProtocolSection, Recipe, RouterSection, TeamSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.registry.identity import protocol_hash, tokenizer_hash
 from teamtr_lora.registry.local_keys import named_code
 from teamtr_lora.registry.manifest import own_hash
-from teamtr_lora.registry.outgoing import agent_parcel, team_parcel
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.pushed_files import agent_parcel, team_parcel
+from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import load_versions, open_team
 from teamtr_lora.rollout.serve import ServeOptions, plan_launch

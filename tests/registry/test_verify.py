@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from teamtr_lora.base.source import resolve
-from teamtr_lora.errors import UserError
-from teamtr_lora.files import dump_json, sha256
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import dump_json, sha256
 from teamtr_lora.registry.manifest import own_hash
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.registry.verify import verify
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import FrozenBase, load_base
+from teamtr_lora.base.frozen_base import FrozenBase, load_base
 from teamtr_lora.recipe import LoraSection, TeamSection
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
 from teamtr_lora.team import Team, build_team

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.rollout.collector import PlayPlan, play
 from teamtr_lora.rollout.sampler import Completion, Request
 from teamtr_lora.tasks import Feedback, Interaction, Item, Task

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.rollout.collector import PlayPlan, check_prompts, play
-from teamtr_lora.rollout.records import episode_record
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, derive_seed
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
+from teamtr_lora.runs.transcripts import episode_record
 from teamtr_lora.tasks import Feedback, Interaction, Item, Task
 from teamtr_lora.team import Episode, Message, Team
 

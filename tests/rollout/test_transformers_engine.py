@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import FrozenBase
+from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.rollout import transformers_engine
 from teamtr_lora.rollout.sampler import Completion, Request, SamplingParams, derive_seed

@@ -15,13 +15,14 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import load_base
-from teamtr_lora.errors import UserError
+from teamtr_lora.base.frozen_base import load_base
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import LoraSection, RolloutSection
-from teamtr_lora.rollout import vllm_close, vllm_start
 from teamtr_lora.rollout.sampler import Request, SamplingParams
-from teamtr_lora.rollout.vllm_close import clear_frames_with, empty, tensors_of, tensors_within
-from teamtr_lora.rollout.vllm_engine import VllmSampler
+from teamtr_lora.rollout.vllm import close as vllm_close
+from teamtr_lora.rollout.vllm import start as vllm_start
+from teamtr_lora.rollout.vllm.close import clear_frames_with, empty, tensors_of, tensors_within
+from teamtr_lora.rollout.vllm.engine import VllmSampler
 
 
 def bytes_of(tensor: torch.Tensor) -> int:

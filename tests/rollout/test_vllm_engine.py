@@ -16,17 +16,18 @@ import pytest
 import torch
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import FrozenBase, load_base
+from teamtr_lora.base.frozen_base import FrozenBase, load_base
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import LoraSection, RolloutSection
 from teamtr_lora.registry.identity import identify
-from teamtr_lora.registry.store import Registry
-from teamtr_lora.rollout import vllm_engine, vllm_start
+from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
-from teamtr_lora.rollout.vllm_engine import VllmSampler
-from teamtr_lora.rollout.vllm_internals import fill_kernel_meta, knows, slot_map
+from teamtr_lora.rollout.vllm import engine as vllm_engine
+from teamtr_lora.rollout.vllm import start as vllm_start
+from teamtr_lora.rollout.vllm.engine import VllmSampler
+from teamtr_lora.rollout.vllm.internals import fill_kernel_meta, knows, slot_map
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vllm is not installed (tools/setup --all installs it)"

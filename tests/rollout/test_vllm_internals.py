@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from teamtr_lora.rollout.vllm_internals import _map_tokens_on_cpu
+from teamtr_lora.rollout.vllm.internals import _map_tokens_on_cpu
 
 
 class Wrapper:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from teamtr_lora.rollout.vllm_queue import PlainSteps, Sampled, only_decodes
+from teamtr_lora.rollout.vllm.queue import PlainSteps, Sampled, only_decodes
 
 installed = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 BLOCK, CONTEXT, STOP = 16, 160, 3

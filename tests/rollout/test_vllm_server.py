@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.load import FrozenBase
+from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.base.versions import AdapterVersion, read_version, write_version
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout import vllm_server
 from teamtr_lora.rollout.sampler import Completion, Request, SamplingParams

@@ -13,14 +13,14 @@ from safetensors.torch import load_file, save_file
 
 from teamtr_lora.base.versions import CONFIG, WEIGHTS
 from teamtr_lora.cli import main
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.registry.stored import read_team
+from teamtr_lora.runs.metrics import SwapRow, read_rows
 from teamtr_lora.swap.places import find_place
 from teamtr_lora.swap.rebase import _Rebase
-from teamtr_lora.swap.report import SwapOptions
-from teamtr_lora.swap.swap import swapped
+from teamtr_lora.swap.replace import swapped
+from teamtr_lora.swap.swap_report import SwapOptions
 from teamtr_lora.swap.work import Work
-from teamtr_lora.training.metrics import SwapRow, read_rows
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, read_adapter_folder
 from teamtr_lora.cli import main
-from teamtr_lora.files import dump_json
+from teamtr_lora.common.files import dump_json
 from teamtr_lora.registry.imports import import_path
 from teamtr_lora.registry.manifest import own_hash
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.registry.stored import read_team
 
 

@@ -12,11 +12,11 @@ from huggingface_hub import constants
 from huggingface_hub.utils import close_session
 
 from teamtr_lora.base.versions import CONFIG, WEIGHTS
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import LoraSection
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.registry.stored import read_team
-from teamtr_lora.swap.incoming import find_incoming, fresh_lora
+from teamtr_lora.swap.newcomer import find_incoming, fresh_lora
 
 
 @pytest.fixture

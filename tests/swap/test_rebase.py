@@ -17,13 +17,13 @@ from teamtr_lora.base.versions import read_adapter_folder, write_version
 from teamtr_lora.cli import main
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.registry.imports import import_path
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.registry.stored import read_team
 from teamtr_lora.rollout.playable import open_team
+from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.swap.compatibility import compare_vocabularies
-from teamtr_lora.swap.probe import play_probe
+from teamtr_lora.swap.probe_contexts import play_probe
 from teamtr_lora.tasks import build_task
-from teamtr_lora.training.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,7 +12,7 @@ from teamtr_lora.recipe import LoraSection
 from teamtr_lora.registry.stored import read_team
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.swap.aligning import scorer_for
-from teamtr_lora.swap.probe import Probe, context_strings, play_probe, probe_from, probe_record, replayed
+from teamtr_lora.swap.probe_contexts import Probe, context_strings, play_probe, probe_from, probe_record, replayed
 from teamtr_lora.swap.stage0 import (
     CONTEXT_WEIGHT,
     Half,

@@ -18,11 +18,11 @@ from teamtr_lora.cli import main
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.registry.identity import identify
 from teamtr_lora.registry.imports import import_path
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.registry.stored import read_team
+from teamtr_lora.runs.metrics import StageRow, SwapRow, read_rows
+from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.swap.places import RegistryPlace
-from teamtr_lora.training.metrics import StageRow, SwapRow, read_rows
-from teamtr_lora.training.run_dir import RunDir
 from teamtr_lora.training.trainer import TeamTRTrainer
 
 RADIUS = ["--delta-align", "0.2"]
@@ -47,7 +47,7 @@ def test_a_fresh_adapter_learns_the_old_policy_and_takes_its_place(run: Path, ca
     recipe, after = read_team(run)
     lora = {agent.name: agent.lora for agent in recipe.team.agents}["left"]
     assert (lora.rank, lora.targets) == (8, "all-linear")
-    assert lora.alpha == pytest.approx(8 * 2**0.5), "an optimiser's step moves the policy as far as with the old rank 4, alpha 8"
+    assert lora.alpha == pytest.approx(8 * 2**0.5), "an optimizer's step moves the policy as far as with the old rank 4, alpha 8"
     assert after["right"] == before["right"]
     assert after["left"].number == before["left"].number + 1 and after["left"].name == report["new"]
     tensors, config = read_adapter_folder(run / "adapters" / "left" / report["new"])
@@ -69,7 +69,7 @@ def test_a_fresh_adapter_learns_the_old_policy_and_takes_its_place(run: Path, ca
 def test_eval_and_training_go_on_with_the_new_team(run: Path, recipe_file: Path, capsys: Any) -> None:
     swapped(run, capsys, *FRESH, "--direct")
     _, optimizers = RunDir(run).checkpoints.load()
-    assert set(optimizers) == {"right"}, "the swapped agent's optimiser starts fresh"
+    assert set(optimizers) == {"right"}, "the swapped agent's optimizer starts fresh"
     # with the recipe as the user has it, which still names the old adapter, and with the run directory itself
     assert main(["train", str(recipe_file), "training.stages=2", "--run-dir", str(run), "--resume", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stages"] == 2
@@ -376,4 +376,4 @@ def test_undo_after_training_restores_every_agent_and_survives_a_kill(run: Path,
     told = json.loads(capsys.readouterr().out)
     assert read_team(run)[1] == before[1] and set(told) == {"left", "right"}
     assert told["left"] == {"from": trained_on[1]["left"].name, "to": before[1]["left"].name}
-    assert RunDir(run).checkpoints.load()[1] == {}, "no optimiser outlives the weights it was for"
+    assert RunDir(run).checkpoints.load()[1] == {}, "no optimizer outlives the weights it was for"

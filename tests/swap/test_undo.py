@@ -11,9 +11,9 @@ import pytest
 
 from teamtr_lora.cli import main
 from teamtr_lora.registry.stored import read_team
-from teamtr_lora.training import diagnose
-from teamtr_lora.training.metrics import StageRow, SwapRow, read_rows
-from teamtr_lora.training.run_dir import RunDir
+from teamtr_lora.runs.metrics import StageRow, SwapRow, read_rows
+from teamtr_lora.runs.run_dir import RunDir
+from teamtr_lora.study import diagnose
 
 LEFT = ["--agent", "left", "--with", "fresh:rank=8", "--direct", "--json"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from teamtr_lora.tasks.score import play, total_rewards
-from teamtr_lora.tasks.task import Item, Task
+from teamtr_lora.tasks.machinery.score import play, total_rewards
+from teamtr_lora.tasks.machinery.task import Item, Task
 from teamtr_lora.team import Episode
 
 

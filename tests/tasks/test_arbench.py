@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.tasks.arbench import (
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.benchmarks.arbench import (
     NOT_A_QUESTION,
     DetectiveTask,
     SituationTask,
@@ -18,8 +18,8 @@ from teamtr_lora.tasks.arbench import (
     question_in,
     ruling,
 )
-from teamtr_lora.tasks.responder import Scripted, Silent, Turn
-from teamtr_lora.tasks.task import Item, Task
+from teamtr_lora.tasks.machinery.responder import Scripted, Silent, Turn
+from teamtr_lora.tasks.machinery.task import Item, Task
 from teamtr_lora.team import Episode
 
 Played = Callable[[Task, Item, Sequence[str]], Episode]

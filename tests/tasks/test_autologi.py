@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.tasks.autologi import AutoLogi, answer_in
-from teamtr_lora.tasks.autologi_maker import DAYS, MAKERS
-from teamtr_lora.tasks.task import Item, Task
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.benchmarks.autologi import AutoLogi, answer_in
+from teamtr_lora.tasks.benchmarks.autologi_maker import DAYS, MAKERS
+from teamtr_lora.tasks.machinery.task import Item, Task
 
 Score = Callable[[Task, Sequence[tuple[Item, str]]], list[float]]
 ROW = {

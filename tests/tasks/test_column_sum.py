@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.tasks.column_sum import ColumnSum, column_totals, split_of
-from teamtr_lora.tasks.task import Item
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.generated.column_sum import ColumnSum, column_totals, split_of
+from teamtr_lora.tasks.machinery.task import Item
 from teamtr_lora.team import Episode, Message
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks import DataOrder, Item, Rewards, build_task
 from teamtr_lora.tasks.dataset import DatasetTask, read_rows
 from teamtr_lora.team import Episode, Message, build_router

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.tasks.guessing import GuessingTask, compare, guess_in
-from teamtr_lora.tasks.task import Item, Task
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.benchmarks.guessing import GuessingTask, compare, guess_in
+from teamtr_lora.tasks.machinery.task import Item, Task
 from teamtr_lora.team import Episode
 
 Played = Callable[[Task, Item, Sequence[str]], Episode]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.tasks.bench import BenchTask
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.build import bare_task
-from teamtr_lora.tasks.recorded import said_turns
-from teamtr_lora.tasks.score import play, read_items, score_file, task_section, total_rewards
+from teamtr_lora.tasks.machinery.bench import BenchTask
+from teamtr_lora.tasks.machinery.recorded import said_turns
+from teamtr_lora.tasks.machinery.score import play, read_items, score_file, task_section, total_rewards
 
 BAD: list[Any] = [5, None, [], {}, "x", [5], {"a": 5}, [[5]], [{"a": 5}], True, -1, "", "\ud800", [None], {"name": 5}]
 ACTION = {"name": "get_user_details", "arguments": {"user_id": "a"}, "compare_args": None, "requestor": "assistant"}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from teamtr_lora.tasks import math_answer, math_pool
-from teamtr_lora.tasks.math_tasks import READERS, MathTask
-from teamtr_lora.tasks.task import Item
+from teamtr_lora.tasks.benchmarks import math_answer, math_pool
+from teamtr_lora.tasks.benchmarks.math_tasks import READERS, MathTask
+from teamtr_lora.tasks.machinery.task import Item
 
 
 @pytest.fixture(scope="module")

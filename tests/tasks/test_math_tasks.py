@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.tasks import math_answer, math_pool
-from teamtr_lora.tasks.math_pool import MathPool, Pair
-from teamtr_lora.tasks.math_tasks import READERS, MathTask
-from teamtr_lora.tasks.task import Item, Task
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.benchmarks import math_answer, math_pool
+from teamtr_lora.tasks.benchmarks.math_pool import MathPool, Pair
+from teamtr_lora.tasks.benchmarks.math_tasks import READERS, MathTask
+from teamtr_lora.tasks.machinery.task import Item, Task
 
 Score = Callable[[Task, Sequence[tuple[Item, str]]], list[float]]
 Bench = Callable[[str], list[dict[str, Any]]]

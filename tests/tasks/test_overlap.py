@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.build import build_task
-from teamtr_lora.tasks.overlap import bare_problem, normalised, shared_items
-from teamtr_lora.tasks.score import task_section
+from teamtr_lora.tasks.machinery.overlap import bare_problem, normalised, shared_items
+from teamtr_lora.tasks.machinery.score import task_section
 
 
 @pytest.mark.parametrize(

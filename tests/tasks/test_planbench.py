@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.tasks.blocksworld import COLOURS, LETTERS, Action, Fact, achieves, apply, block_names, parse_plan
-from teamtr_lora.tasks.planbench import Blocksworld, arrangement
-from teamtr_lora.tasks.task import Item, Task
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.benchmarks.blocksworld import COLOURS, LETTERS, Action, Fact, achieves, apply, block_names, parse_plan
+from teamtr_lora.tasks.benchmarks.planbench import Blocksworld, arrangement
+from teamtr_lora.tasks.machinery.task import Item, Task
 
 Score = Callable[[Task, Sequence[tuple[Item, str]]], list[float]]
 Towers = list[list[str]]

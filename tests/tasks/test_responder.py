@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe.responder import ResponderSection
-from teamtr_lora.tasks import responder as module
-from teamtr_lora.tasks.responder import Endpoint, Scripted, Silent, build_responder, tidy
-from teamtr_lora.tasks.task import settled
+from teamtr_lora.tasks.machinery import responder as module
+from teamtr_lora.tasks.machinery.responder import Endpoint, Scripted, Silent, build_responder, tidy
+from teamtr_lora.tasks.machinery.task import settled
 
 Answer = Callable[[dict[str, Any]], tuple[int, Any]]
 ASKED = [{"role": "system", "content": "play"}, {"role": "user", "content": "hello"}]

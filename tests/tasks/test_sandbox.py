@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teamtr_lora.tasks.sandbox import Limits, run_checks
+from teamtr_lora.tasks.machinery.sandbox import Limits, run_checks
 
 QUICK = Limits(wall_seconds=1.5, cpu_seconds=1, memory_bytes=256 * 2**20)
 

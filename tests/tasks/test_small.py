@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teamtr_lora.tasks.countdown import Countdown, expression_in, value_of
-from teamtr_lora.tasks.small import GENERATORS, SmallTask
-from teamtr_lora.tasks.task import Item, Task
+from teamtr_lora.tasks.generated.countdown import Countdown, expression_in, value_of
+from teamtr_lora.tasks.generated.small import GENERATORS, SmallTask
+from teamtr_lora.tasks.machinery.task import Item, Task
 
 Score = Callable[[Task, Sequence[tuple[Item, str]]], list[float]]
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from teamtr_lora.cli import main
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.benchmarks.tau2 import Tau2Task, all_met
+from teamtr_lora.tasks.benchmarks.tau2_files import DomainFiles
 from teamtr_lora.tasks.build import build_task
-from teamtr_lora.tasks.responder import Responder, Scripted, Silent, Turn
-from teamtr_lora.tasks.score import task_section
-from teamtr_lora.tasks.task import Item, Task
-from teamtr_lora.tasks.tau2 import Tau2Task, all_met
-from teamtr_lora.tasks.tau2_files import DomainFiles
+from teamtr_lora.tasks.machinery.responder import Responder, Scripted, Silent, Turn
+from teamtr_lora.tasks.machinery.score import task_section
+from teamtr_lora.tasks.machinery.task import Item, Task
 from teamtr_lora.team import Episode
 
 Played = Callable[[Task, Item, Sequence[str]], Episode]

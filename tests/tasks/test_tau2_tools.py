@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teamtr_lora.tasks.tau2_airline import AirlineTools
-from teamtr_lora.tasks.tau2_retail import RetailTools
-from teamtr_lora.tasks.tau2_tools import Database, ToolError, Toolkit, arithmetic
+from teamtr_lora.tasks.benchmarks.tau2_airline import AirlineTools
+from teamtr_lora.tasks.benchmarks.tau2_retail import RetailTools
+from teamtr_lora.tasks.benchmarks.tau2_tools import Database, ToolError, Toolkit, arithmetic
 
 # two small shops: three orders of one customer, six flights and one reservation
 TABLES = json.loads(Path(__file__).with_name("tau2_tables.json").read_text())

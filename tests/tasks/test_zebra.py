@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teamtr_lora.errors import UserError
-from teamtr_lora.tasks.task import Item, Task
-from teamtr_lora.tasks.zebra import ZebraTask, cells_right, last_json
-from teamtr_lora.tasks.zebra_maker import ORDINALS, WORDS, make_grid
-from teamtr_lora.tasks.zebra_solver import KINDS, Clue, holds, solutions
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.benchmarks.zebra import ZebraTask, cells_right, last_json
+from teamtr_lora.tasks.benchmarks.zebra_maker import ORDINALS, WORDS, make_grid
+from teamtr_lora.tasks.benchmarks.zebra_solver import KINDS, Clue, holds, solutions
+from teamtr_lora.tasks.machinery.task import Item, Task
 
 Score = Callable[[Task, Sequence[tuple[Item, str]]], list[float]]
 SENTENCES = [

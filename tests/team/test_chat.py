@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import TeamSection
 from teamtr_lora.team import ChatPieces, TeamProtocol, build_team, check_prefix_stability
 

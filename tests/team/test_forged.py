@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from teamtr_lora.base.load import load_tokenizer
+from teamtr_lora.base.frozen_base import load_tokenizer
 from teamtr_lora.base.source import resolve
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.team import ChatPieces, TeamProtocol, Transcript
 
 ROLES = {"planner": "plans", "solver": "solves"}

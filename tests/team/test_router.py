@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.team import Message, Router, build_router
 
 AGENTS = ["a", "b", "c"]

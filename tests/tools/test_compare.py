@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.training.run import TrainingRun
 
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")

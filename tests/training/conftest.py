@@ -16,11 +16,11 @@ from transformers.trainer_callback import TrainerCallback
 from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection, TeamTRConfig
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam, open_team
+from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.team import Episode
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.run import TrainingRun
-from teamtr_lora.training.run_dir import RunDir
 
 AGENTS = [
     {"name": "left", "lora": {"rank": 4, "alpha": 8.0}},

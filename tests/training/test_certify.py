@@ -17,9 +17,9 @@ import torch
 
 from teamtr_lora.cli import main
 from teamtr_lora.recipe import TrustRegionSection
+from teamtr_lora.runs.metrics import CertificateTerms, read_rows
 from teamtr_lora.training import update as update_module
-from teamtr_lora.training.metrics import CertificateTerms, read_rows
-from teamtr_lora.training.terms import _weights, certificate_terms
+from teamtr_lora.training.certificate_terms import _weights, certificate_terms
 from teamtr_lora.training.update import AgentUpdater
 
 SMALL = ["training.stages=2", "rollout.items_per_stage=8", "rollout.episodes_per_item=4", "training.inner_epochs=2",
@@ -349,7 +349,7 @@ def filled(rows: list[dict[str, Any]], fresh: list[int]) -> None:
         if row["kind"] == "update":
             row["certificate"] |= own
             row |= {"probe": probe, "delta": 0.04, "kl_message_sum": 0.02, "sampled_tokens": 100}
-            row["seconds"] = {"rollout": 6.0, "optimise": 4.0, "diagnostics": 1.0, "probe": 5.0}
+            row["seconds"] = {"rollout": 6.0, "optimize": 4.0, "diagnostics": 1.0, "probe": 5.0}
         elif row["evaluation"]:
             row["evaluation"] |= {"mean_reward": 0.1 * row["stage"], "mean_reward_standard_error": 0.03 + 0.01 * row["stage"]}
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from teamtr_lora import files
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.errors import UserError
+from teamtr_lora.common import files
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import TrainingSection
-from teamtr_lora.training.checkpoint import CheckpointStore, RunState
+from teamtr_lora.runs.checkpoint import CheckpointStore, RunState
 from teamtr_lora.training.optimizers import build_optimizer, flatten_state, restore_state
 
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from teamtr_lora.base.versions import read_adapter_folder
+from teamtr_lora.runs.metrics import TIME_FIELDS, SwapRow, UpdateRow, read_rows
+from teamtr_lora.study.diagnose import _of_stages
 from teamtr_lora.tasks import DataOrder, Item, Task
-from teamtr_lora.training.diagnose import _of_stages
-from teamtr_lora.training.diagnostics import StageContexts, contexts, coupled_difference, shift_between
 from teamtr_lora.training.fisher import fisher_reading
-from teamtr_lora.training.metrics import TIME_FIELDS, SwapRow, UpdateRow, read_rows
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.stage import train
+from teamtr_lora.training.update_diagnostics import StageContexts, contexts, coupled_difference, shift_between
 
 PROBED = {"probe_every_stages": 1, "probe_items": 4, "probe_episodes_per_item": 4, "fisher_messages": 12, "token_shift_ranks": 3}
 

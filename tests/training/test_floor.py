@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from teamtr_lora.errors import UserError
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.team import agent_sequences
 from teamtr_lora.training.floor import check_floors, measure_floors
 from teamtr_lora.training.gate import gate_pass

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from teamtr_lora.training.metrics import CertificateTerms, KLReading, StageRow, SwapRow, UpdateRow
+from teamtr_lora.runs.metrics import CertificateTerms, KLReading, StageRow, SwapRow, UpdateRow
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from transformers.trainer_callback import TrainerCallback
 
-from teamtr_lora import files
 from teamtr_lora.base.versions import AdapterVersion, read_version
-from teamtr_lora.errors import UserError
+from teamtr_lora.common import files
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats
+from teamtr_lora.runs.metrics import TIME_FIELDS, MetricsLog, StageRow, UpdateRow, read_rows
+from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.training.events import Events
-from teamtr_lora.training.metrics import TIME_FIELDS, MetricsLog, StageRow, UpdateRow, read_rows
 from teamtr_lora.training.run import TrainingRun
-from teamtr_lora.training.run_dir import RunDir
 from teamtr_lora.training.stage import train, update_order
 
 PUBLISH_SECONDS = 0.15
@@ -186,7 +186,7 @@ def test_rows_are_the_documented_ones(finished: TrainingRun) -> None:
         if row.alpha is not None:
             assert row.alpha in row.alphas_tried and row.kl["exact"].bound <= row.delta and row.surrogate_gain > 0
             assert (row.decision == "shrunk") == (row.alpha < 1)
-        assert {"rollout", "current", "optimise", "gate", "publish", "diagnostics"} == set(row.seconds)
+        assert {"rollout", "current", "optimize", "gate", "publish", "diagnostics"} == set(row.seconds)
         assert row.sampler_gap["max_abs"] < 1e-3
     last = rows[-1]
     assert isinstance(last, StageRow) and last.updates == 4

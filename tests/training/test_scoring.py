@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from teamtr_lora.team import agent_sequences
-from teamtr_lora.training.optimise import _accumulate, message_kl
+from teamtr_lora.training.optimize import _accumulate, message_kl
 from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, message_batch
 
 

@@ -11,9 +11,9 @@ import torch
 from teamtr_lora.algorithm.advantage import GroupAdvantages
 from teamtr_lora.algorithm.trust_region import ClusteredMean
 from teamtr_lora.rollout.playable import PlayableTeam
+from teamtr_lora.runs.metrics import UpdateRow
 from teamtr_lora.team import Episode
 from teamtr_lora.training import update as update_module
-from teamtr_lora.training.metrics import UpdateRow
 from teamtr_lora.training.rows import update_row
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome, episode_advantages
 
@@ -35,7 +35,7 @@ def updater(make_team, config, accelerator) -> Updater:
 
 
 def flat(state: Any) -> Any:
-    """An optimiser's state_dict with its tensors as bytes, so that == is bit for bit."""
+    """An optimizer's state_dict with its tensors as bytes, so that == is bit for bit."""
     if isinstance(state, dict):
         return {key: flat(value) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
@@ -106,7 +106,7 @@ def test_a_rejected_update_leaves_no_trace(updater: Updater, episodes, state_of,
     versions, rng = playable.versions(), torch.get_rng_state()
     outcome = update.update("left", episodes, 0)
     assert outcome.decision == "rejected" and not outcome.accepted and outcome.step.accepted is None
-    assert outcome.optimised.steps == 1 and len(outcome.step.readings) == 1
+    assert outcome.optimized.steps == 1 and len(outcome.step.readings) == 1
     assert outcome.step.readings[0].kl.bound > 1e-4
     assert state_of(playable.bank.model) == model
     assert flat(update.optimizers["left"].state_dict()) == moments
@@ -164,7 +164,7 @@ def test_no_reward_variance_no_update(updater: Updater, episodes, state_of, conf
         episode.rewards = [0.0, 0.1]
     before, moments, betas = state_of(playable.bank.model), flat(update.optimizers["left"].state_dict()), dict(update.betas)
     outcome = update.update("left", episodes, 0)
-    assert outcome.decision == "skipped" and outcome.step.readings == [] and outcome.optimised.steps == 0
+    assert outcome.decision == "skipped" and outcome.step.readings == [] and outcome.optimized.steps == 0
     assert outcome.advantages.zero_variance_groups == 8 and outcome.trained_tokens == 0
     assert outcome.messages == sum(m.agent == "left" for e in episodes for m in e.messages) > 0  # it spoke, in vain
     assert state_of(playable.bank.model) == before and flat(update.optimizers["left"].state_dict()) == moments
@@ -204,8 +204,8 @@ def test_whole_groups_are_held_out_and_never_trained_on(updater: Updater, episod
     _, update = updater(minibatches_per_epoch=2, holdout=0.5)
     trained: list[Any] = []
     read: list[Any] = []
-    real_optimise, real_read = update_module.optimise, update_module.read_candidate
-    monkeypatch.setattr(update_module, "optimise", lambda *a, **k: trained.extend(b for b, _ in a[4]) or real_optimise(*a, **k))
+    real_optimize, real_read = update_module.optimize, update_module.read_candidate
+    monkeypatch.setattr(update_module, "optimize", lambda *a, **k: trained.extend(b for b, _ in a[4]) or real_optimize(*a, **k))
     monkeypatch.setattr(update_module, "read_candidate", lambda *a: read.append(a[1]) or real_read(*a))
     outcome = update.update("left", episodes, 3)
     groups = [set(b.group_M.tolist()) for b in trained]
@@ -310,7 +310,7 @@ def test_importance_weights_are_capped_and_multiply_the_advantage(
     weighted: dict[int, float] = {}
 
     def kept_in(store: dict[int, float]) -> Callable[..., Any]:
-        real = update_module.optimise
+        real = update_module.optimize
 
         def run(*args: Any, **values: Any) -> Any:
             for batch, _ in args[4]:
@@ -322,7 +322,7 @@ def test_importance_weights_are_capped_and_multiply_the_advantage(
     for cap, store in ((None, plain), (2.0, weighted)):
         _, update = updater(importance_cap=cap)
         with monkeypatch.context() as patch:
-            patch.setattr(update_module, "optimise", kept_in(store))
+            patch.setattr(update_module, "optimize", kept_in(store))
             outcome = update.update("left", episodes, 0)
         for episode in episodes if cap is None else []:
             message = episode.messages[0]

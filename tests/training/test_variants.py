@@ -13,7 +13,7 @@ import torch
 from teamtr_lora.algorithm.advantage import group_advantages
 from teamtr_lora.algorithm.trust_region import RADIUS_RANGE, track_target
 from teamtr_lora.recipe import load_recipe, problems
-from teamtr_lora.training.metrics import TIME_FIELDS, UpdateRow, read_rows
+from teamtr_lora.runs.metrics import TIME_FIELDS, UpdateRow, read_rows
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.stage import train, update_order
 from teamtr_lora.training.update import AgentUpdater

@@ -19,8 +19,8 @@ from teamtr_lora.cli import main
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
 from teamtr_lora.registry.manifest import Replaced
-from teamtr_lora.registry.outgoing import team_parcel
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.pushed_files import team_parcel
+from teamtr_lora.registry.registry_store import Registry
 
 TOKEN, STRANGER = "hf_aSecretThatNobodyMaySee", "hf_anotherAccount"
 REPO = "alice/team"

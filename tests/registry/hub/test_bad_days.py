@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from teamtr_lora.cli import main
 from teamtr_lora.registry.hub import pull, push
 from teamtr_lora.registry.identity import Identity
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.registry_store import Registry
 
 TOKEN, STRANGER = "hf_aSecretThatNobodyMaySee", "hf_anotherAccount"  # as in conftest.py
 REPO = "alice/team"

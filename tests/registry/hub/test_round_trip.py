@@ -18,12 +18,12 @@ from huggingface_hub import constants
 
 from teamtr_lora.base.source import resolve
 from teamtr_lora.cli import main
-from teamtr_lora.files import sha256
+from teamtr_lora.common.files import sha256
 from teamtr_lora.registry.hub import pull, push
 from teamtr_lora.registry.identity import Identity, identify
 from teamtr_lora.registry.manifest import own_hash
-from teamtr_lora.registry.outgoing import fingerprint
-from teamtr_lora.registry.store import Registry
+from teamtr_lora.registry.pushed_files import fingerprint
+from teamtr_lora.registry.registry_store import Registry
 
 TOKEN, STRANGER = "hf_aSecretThatNobodyMaySee", "hf_anotherAccount"  # as in conftest.py
 REPO = "alice/team"

@@ -1,0 +1,388 @@
+"""The frozen base: tokenizer and model of a local folder, and what can be said of it without its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from teamtr_lora.base.precision import HALF_DTYPES, decoder_layers, keep_activations_unquantised
+from teamtr_lora.base.source import Progress, StoredWeights, cache_root, check_folder, one_line, quiet_transformers, resolve
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import write_atomic
+
+if TYPE_CHECKING:  # transformers takes seconds to import, and commands that only read files come by here
+    from transformers import BitsAndBytesConfig
+    from transformers.configuration_utils import PretrainedConfig
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+QUANTIZATIONS = ("none", "4bit", "8bit")
+
+# One of these holds the vocabulary; without it transformers may quietly build an empty tokenizer.
+_VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
+_TOKENIZER_FILES = (
+    *_VOCABULARY_FILES, "merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+_LARGE_FILE = 64 << 20  # bytes
+_PROBE_TEXT = "The quick brown fox jumps over the lazy dog, 0123456789 times.\n"
+
+
+@dataclass(frozen=True)
+class FrozenBase:
+    """A base ready to carry adapters: in eval mode, no parameter requires a gradient."""
+
+    name: str  # the recipe's base.source
+    folder: Path
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    dtype: torch.dtype  # of the parameters that are not quantised, and of the arithmetic
+    quantization: str  # none, 4bit or 8bit, as it is in memory
+    context_tokens: int
+    vocab_size: int  # rows of the output head; at least the tokenizer's length
+    eos_ids: tuple[int, ...]  # ids that end a message; the tokenizer's own comes first
+    pad_id: int
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """A linear module that an adapter can be put on (the output head is not among them)."""
+
+    name: str  # full name, as in model.named_modules()
+    in_features: int
+    out_features: int
+    layer: int | None  # decoder layer it is in
+
+
+@dataclass(frozen=True)
+class BaseFacts:
+    """What `plan` needs to know of a base, read without its weights."""
+
+    model_type: str
+    hidden_size: int
+    layers: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_tokens: int
+    parameters: int  # a tied head counts once
+    tied_head: bool
+    stored: StoredWeights
+    stored_quantization: str  # none, or 4bit / 8bit when the files are quantised already
+    linears: tuple[LinearShape, ...]
+
+
+def load_base(
+    source: str,
+    *,
+    precision: str = "auto",
+    device: str = "auto",
+    quantization: str = "none",
+    revision: str | None = None,
+    progress: Progress | None = None,
+) -> FrozenBase:
+    """Fetch, load, freeze and check the base that a recipe names."""
+    place = resolve_device(device)
+    dtype = resolve_dtype(precision, place)
+    wanted = quantization_config(quantization, dtype)
+    folder = resolve(source, revision, progress)
+    config = _read_config(folder, source)
+    quantization = _merged_quantization(quantization, config, source)
+    if getattr(config, "quantization_config", None):
+        wanted = None  # the files say how they are quantised
+    tokenizer = load_tokenizer(folder, source)
+    vocab_size = _text(config).vocab_size
+    if len(tokenizer) > vocab_size:
+        raise UserError(f"base.source: the tokenizer of '{source}' has {len(tokenizer)} tokens, the model only {vocab_size}")
+    if progress is not None:
+        progress(f"loading {source}")
+    model = _load_model(folder, source, dtype, place, quantization, wanted)
+    eos_ids = _eos_ids(tokenizer, model, source)
+    _check_finite(model, tokenizer, dtype)
+    return FrozenBase(
+        name=source, folder=folder, model=model, tokenizer=tokenizer, device=place, dtype=dtype,
+        quantization=quantization, context_tokens=_context_tokens(config), vocab_size=vocab_size, eos_ids=eos_ids,
+        pad_id=eos_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+    )  # fmt: skip
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdigit())):
+        raise UserError(f"base.device: '{device}' is not one of auto, cpu, cuda, cuda:N")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"base.device: '{device}' asked for, but torch sees no CUDA GPU; use base.device=cpu or auto")
+    if index and int(index) >= torch.cuda.device_count():
+        raise UserError(f"base.device: '{device}' asked for, but there are {torch.cuda.device_count()} GPUs (from cuda:0)")
+    return torch.device(device)
+
+
+def resolve_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """`auto`: fp32 on a CPU; fp16 on a GPU, with an eighth of bf16's noise in the log-probabilities at its speed."""
+    if precision == "auto":
+        return torch.float32 if device.type == "cpu" else torch.float16
+    if precision not in PRECISIONS:
+        raise UserError(f"base.precision: '{precision}' is not one of auto, {', '.join(PRECISIONS)}")
+    return PRECISIONS[precision]
+
+
+def quantization_config(quantization: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
+    """NF4 with quantised block scales (QLoRA), or int8 weights. The output head stays as it is."""
+    if quantization not in QUANTIZATIONS:
+        raise UserError(f"base.quantization: '{quantization}' is not one of {', '.join(QUANTIZATIONS)}")
+    if quantization == "none":
+        return None
+    _need_bitsandbytes(quantization)
+    from transformers import BitsAndBytesConfig
+
+    if quantization == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+
+
+def load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a base folder; it must have a chat template, by which the team's messages are laid out."""
+    if not any((folder / name).is_file() for name in _VOCABULARY_FILES) and not any(folder.glob("*.tiktoken")):
+        raise UserError(f"base.source: '{source}' has no tokenizer; put tokenizer.json and tokenizer_config.json in '{folder}'")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"base.source: the tokenizer of '{source}' cannot be loaded: {one_line(error)}") from error
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"base.source: the tokenizer of '{source}' has no chat template; use an instruct model, "
+            f"or put a chat_template.jinja in '{folder}'"
+        )
+    return tokenizer
+
+
+def base_facts(folder: Path, stored: StoredWeights | None = None) -> BaseFacts:
+    """Shapes and sizes of a base from config.json and the headers of its weight files; no weight is read.
+
+    `stored`: what the headers say, where the folder holds a description without weights (`source.describe`).
+    """
+    from transformers import AutoModelForCausalLM
+
+    source = str(folder)
+    config = _read_config(folder, source, weights=stored is None)
+    text = _text(config)
+    with _loading(source), torch.device("meta"):
+        # The same code that builds the real model, so that no architecture's shapes are written down twice.
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    model.tie_weights()
+    heads = text.num_attention_heads
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    return BaseFacts(
+        model_type=config.model_type,
+        hidden_size=text.hidden_size,
+        layers=text.num_hidden_layers,
+        intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        heads=heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        vocab_size=text.vocab_size,
+        context_tokens=_context_tokens(config),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        tied_head=tied,
+        stored=stored or _stored(folder, source),
+        stored_quantization=_merged_quantization("none", config, source),
+        linears=tuple(_linears(model)),
+    )
+
+
+def base_identity(folder: Path, name: str | None = None) -> dict[str, str]:
+    """What a base is, for adapters to say what they were trained on: equal hashes mean the same stored policy.
+
+    Hashes are over (file name, content) in order of the names; a process reads each file once while it does not change.
+    """
+    folder = Path(folder)
+    tokenizer_files = [folder / name for name in _TOKENIZER_FILES] + list(folder.glob("*.tiktoken"))
+    return {
+        "name": name or folder.name,
+        "weights_sha256": _hash_of_files(list(folder.glob("*.safetensors"))),
+        "tokenizer_sha256": _hash_of_files([path for path in tokenizer_files if path.is_file()]),
+    }
+
+
+# --- pieces
+
+
+def _load_model(folder: Path, source: str, dtype: torch.dtype, place: torch.device, quantization: str, wanted: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    # Straight to the device where accelerate has to place it anyway, so that a GPU base needs no second copy in RAM.
+    placed = quantization != "none" or place.type != "cpu"
+    extra: dict[str, Any] = {"device_map": {"": str(place)}} if placed else {}
+    if wanted is not None:
+        extra["quantization_config"] = wanted
+    with _loading(source):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True,
+            local_files_only=True, output_loading_info=True, **extra,
+        )  # fmt: skip
+    model, info = loaded
+    if info["missing_keys"]:
+        raise UserError(f"base.source: '{source}' lacks weights, among them {sorted(info['missing_keys'])[0]}")
+    _keep_4bit_unpacked(model)
+    keep_activations_unquantised(model)
+    _without_dropout(model)
+    return model.eval().requires_grad_(False)
+
+
+def _without_dropout(model: torch.nn.Module) -> None:
+    """Gradient checkpointing puts the base in training mode: what it computes must not change with that."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+@contextmanager
+def _loading(source: str) -> Iterator[None]:
+    """What other libraries raise for a bad folder, as one line."""
+    try:
+        with quiet_transformers():
+            yield
+    except torch.OutOfMemoryError as error:
+        raise UserError(f"base.source: '{source}' does not fit in GPU memory; try base.quantization=4bit") from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"base.source: '{source}' cannot be loaded: {one_line(error)}") from error
+
+
+def _read_config(folder: Path, source: str, *, weights: bool = True) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    if weights:
+        check_folder(folder, source)
+    with _loading(source):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+def _text(config: PretrainedConfig) -> Any:
+    """The part of a config that describes the language model."""
+    return config.get_text_config(decoder=True)
+
+
+def _context_tokens(config: PretrainedConfig) -> int:
+    value = getattr(_text(config), "max_position_embeddings", None)
+    if not isinstance(value, int) or value < 1:
+        raise UserError(f"base.source: config.json has max_position_embeddings={value}; set it to the context length")
+    return value
+
+
+def _merged_quantization(wanted: str, config: PretrainedConfig, source: str) -> str:
+    """A folder may be quantised already; then that holds. Only bitsandbytes formats have an fp32 reading here."""
+    stored = getattr(config, "quantization_config", None)
+    if not stored:
+        return wanted
+    stored = stored if isinstance(stored, dict) else stored.to_dict()
+    found = "4bit" if stored.get("load_in_4bit") else "8bit" if stored.get("load_in_8bit") else None
+    if found is None:
+        method = stored.get("quant_method", "an unknown method")
+        raise UserError(f"base.source: '{source}' is stored quantised by {method}; use the unquantised model")
+    if wanted not in ("none", found):
+        raise UserError(f"base.quantization: '{wanted}' asked for, but '{source}' is stored in {found}; use {found}")
+    _need_bitsandbytes(found)
+    return found
+
+
+def _need_bitsandbytes(quantization: str) -> None:
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(f"base.quantization: {quantization} needs bitsandbytes; pip install 'teamtr-lora[quant]', or use none")
+
+
+def _keep_4bit_unpacked(model: nn.Module) -> None:
+    """On some CPUs bitsandbytes repacks 4-bit weights at the first forward, rounding their scales: another policy."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
+def _eos_ids(tokenizer: PreTrainedTokenizerBase, model: Any, source: str) -> tuple[int, ...]:
+    generation = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    others = generation if isinstance(generation, list) else [generation]
+    ids = [token for token in (tokenizer.eos_token_id, *others) if token is not None]
+    if not ids:
+        raise UserError(f"base.source: the tokenizer of '{source}' has no eos_token; set it in tokenizer_config.json")
+    return tuple(dict.fromkeys(ids))
+
+
+@torch.no_grad()
+def _check_finite(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> None:
+    """fp16 overflows in some bases (activations above 65504): better to hear it now than as NaN rewards later."""
+    if dtype not in HALF_DTYPES:
+        return
+    ids_B_T = torch.tensor([tokenizer(_PROBE_TEXT)["input_ids"]], device=model.device)
+    output = model(input_ids=ids_B_T, output_hidden_states=True, use_cache=False)
+    if not all(bool(torch.isfinite(part).all()) for part in (*output.hidden_states, output.logits)):
+        name = next(key for key, value in PRECISIONS.items() if value is dtype)
+        fix = "use bf16 or fp32" if dtype is torch.float16 else "use fp32"
+        raise UserError(f"base.precision: {name} gives infinite or NaN activations with this base; {fix}")
+
+
+def _stored(folder: Path, source: str) -> StoredWeights:
+    """From the headers of the weight files, which safetensors checks against the files' lengths."""
+    dtypes: set[str] = set()
+    files = sorted(folder.glob("*.safetensors"))
+    with _loading(source):
+        for file in files:
+            with safe_open(file, framework="pt") as weights:
+                dtypes |= {weights.get_slice(key).get_dtype() for key in weights.keys()}  # noqa: SIM118
+    return StoredWeights(sum(file.stat().st_size for file in files), tuple(sorted(dtypes)))
+
+
+def _linears(model: nn.Module) -> Iterator[LinearShape]:
+    layer_of = {module: index for index, layer in enumerate(decoder_layers(model)) for module in layer.modules()}
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module is not head:
+            yield LinearShape(name, module.in_features, module.out_features, layer_of.get(module))
+
+
+def _hash_of_files(files: list[Path]) -> str:
+    total = hashlib.sha256()
+    for path in sorted(files):
+        stat = path.stat()
+        total.update(f"{path.name} {_file_sha256(str(path.resolve()), stat.st_size, stat.st_mtime_ns)}\n".encode())
+    return total.hexdigest()
+
+
+@lru_cache(maxsize=512)
+def _file_sha256(path: str, size: int, mtime_ns: int) -> str:
+    if size < _LARGE_FILE:
+        with open(path, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    # Reading tens of gigabytes takes minutes: other processes find the hash of the same file in the cache.
+    change_ns = os.stat(path).st_ctime_ns
+    key = hashlib.sha256(f"{path} {size} {mtime_ns} {change_ns}".encode()).hexdigest()
+    note = cache_root() / "sha256" / key
+    if note.is_file() and len(known := note.read_text()) == 64:
+        return known
+    with open(path, "rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    with suppress(UserError):  # a cache that cannot be written costs time only
+        write_atomic(note, digest)
+    return digest

@@ -1,0 +1,248 @@
+"""Dotted paths to the user's own Python: reward functions and custom routers.
+
+A recipe holds names, never code. A name is looked up in the files beside the recipe, which its user can read, and nowhere else:
+with a dataset column called `command`, a stranger's recipe could make a shell out of many a function that is installed. A package
+is looked at too once the user has named it in TEAMTR_LORA_TRUST; Python's own library and this one never are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import symtable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from importlib.abc import MetaPathFinder
+from importlib.machinery import FileFinder, ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from teamtr_lora.common.errors import UserError
+
+TRUST = "TEAMTR_LORA_TRUST"
+BESIDE = "teamtr_lora_user"  # before the names of modules that were loaded from beside a recipe
+
+# Ways to make a name of a module's that no statement at its top level shows.
+_BINDS_UNSEEN = re.compile(
+    rb"\bimport[\s\\]*\*|\b(global|globals|locals|vars|setattr|exec|eval|modules|__dict__|__getattr__"
+    rb"|f_globals|__globals__)\b|:="
+)
+
+_hashes: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()
+
+
+def load_callable(path: str, *, key: str, folder: Path | None = None) -> Callable[..., Any]:
+    """The callable that `module:function` or `module.function` names; `key` is the recipe key, for the error."""
+    return _load(path, key, folder)[0]
+
+
+def code_hash(path: str, *, key: str, folder: Path | None = None) -> str:
+    """Of the module's file, and of the one that defines the callable where that is another; what they import is no part of it."""
+    return hashlib.sha256("\n".join(_load(path, key, folder)[1]).encode()).hexdigest()
+
+
+@contextmanager
+def user_code() -> Iterator[None]:
+    """Around the user's own code: what it prints goes to stderr, as stdout may be one JSON object, and sys.exit is an error."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except SystemExit as stop:
+        raise RuntimeError(f"it called sys.exit({'' if stop.code is None else repr(stop.code)})") from stop
+
+
+def misnamed(path: str, folder: Path | None) -> tuple[str, str] | None:
+    """What is wrong with a name, and the fix, as far as that shows without running any code; None where nothing is."""
+    module_name, name = _parts(path)
+    if not module_name or not name or not all(part.isidentifier() for part in [*module_name.split("."), name]):
+        return "not a dotted path", "write it as module:function"
+    file = _file(module_name, folder)
+    if file is None and (without := module_name.removesuffix(".py")) != module_name and _file(without, folder):
+        return "names a file where a module belongs", f"write it as {without}:{name}"
+    package = _installed(file) if file else module_name.partition(".")[0]
+    return _refused(package, file or Path(module_name.replace(".", "/") + ".py")) if package else None
+
+
+def undefined(path: str, folder: Path | None) -> tuple[str, str] | None:
+    """The same for a function that a file beside the recipe does not define, by its text: importing it has the last word."""
+    module_name, name = _parts(path)
+    file = _file(module_name, folder)
+    defined = _defined(file) if file else None
+    if defined is not None and name not in defined:
+        functions = ", ".join(sorted(n for n, is_function in defined.items() if is_function))
+        return f"{module_name} has no {name!r}", f"it defines {functions or 'no function'}"
+    return None
+
+
+def _defined(file: Path) -> dict[str, bool] | None:
+    """The names that a file binds at its top level, and whether as a function; None where that does not show from its text."""
+    try:
+        source = file.read_bytes()
+        table = symtable.symtable(source.decode(), str(file), "exec")
+    except (OSError, ValueError, SyntaxError, RecursionError):  # importing it will say so
+        return None
+    if _BINDS_UNSEEN.search(source):
+        return None
+    functions = {child.get_name() for child in table.get_children() if child.get_type() == "function"}
+    return {s.get_name(): s.get_name() in functions for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+
+
+def _load(path: str, key: str, folder: Path | None) -> tuple[Callable[..., Any], list[str]]:
+    """The callable, and the hashes of its files."""
+    if wrong := misnamed(path, folder):
+        raise UserError(f"{key} = {path!r}: {'; '.join(wrong)}")
+    module_name, name = _parts(path)
+    try:
+        with user_code():
+            module = _import(module_name, folder)
+            target = getattr(module, name, None)
+    except Exception as error:  # whatever the user's module raises while it is imported
+        raise UserError(f"{key} = {path!r}: cannot import {module_name!r} ({_one_line(error)})") from error
+    if target is None:
+        functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+        raise UserError(f"{key} = {path!r}: {module_name} has no {name!r}; it defines {', '.join(functions) or 'no function'}")
+    written_in_python = inspect.isfunction(target) or inspect.isclass(target) or inspect.isfunction(type(target).__call__)
+    if not written_in_python:
+        raise UserError(f"{key} = {path!r}: must be a function or class written in Python, not {type(target).__name__}")
+    defined = inspect.unwrap(target) if inspect.isfunction(target) else target if inspect.isclass(target) else type(target)
+    home = sys.modules.get(str(defined.__module__))
+    if not _is_users_own(home, folder):
+        raise UserError(
+            f"{key} = {path!r}: {name} is not {module_name}'s own, it comes from {defined.__module__}; "
+            "name a function of yours that calls it"
+        )
+    return target, [_file_hash(each) for each in dict.fromkeys([module, home]) if isinstance(each, ModuleType)]
+
+
+def _parts(path: str) -> tuple[str, str]:
+    module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
+    return module_name, name
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _file(module_name: str, folder: Path | None) -> Path | None:
+    """The module's file beside the recipe, if there is one."""
+    file = folder / (module_name.replace(".", "/") + ".py") if folder else None
+    return file if file is not None and file.is_file() else None
+
+
+def _trusted() -> set[str]:
+    names = {name.strip() for name in os.environ.get(TRUST, "").split(",")} - {""}
+    wrong = sorted(name for name in names if not name.isidentifier())
+    if wrong:
+        raise UserError(f"{TRUST} = {wrong[0]!r}: must be names of packages with commas between them, such as my_rewards,mine")
+    return {name for name in names if name not in sys.stdlib_module_names and name != "teamtr_lora"}
+
+
+def _refused(package: str, file: Path) -> tuple[str, str] | None:
+    """Why the functions of a package may not be named, and the fix; `file` is where one of the user's own would be."""
+    if package in sys.stdlib_module_names:
+        return f"{package} is part of Python itself", "name a function of your own, in a file beside the recipe"
+    if package == "teamtr_lora":
+        return "teamtr_lora's own functions cannot be named", "name a function of your own, in a file beside the recipe"
+    try:
+        found = package in sys.modules or importlib.util.find_spec(package) is not None  # a package is found, not run
+    except (ImportError, ValueError):
+        found = False
+    if not found:
+        return f"cannot import it: there is no {file} beside the recipe", "write that file, or check the name"
+    if package not in _trusted():
+        return (
+            f"{package} is an installed package, and a stranger's recipe could name any function of it",
+            f"put {file} beside the recipe, or set {TRUST}={package} if the package is yours",
+        )
+    return None
+
+
+def _installed(file: Path) -> str | None:
+    """The package that a file is of, where it is installed: a link to it, or a recipe said to be there, makes it nobody's own."""
+    file = file.resolve()
+    for place in file.parents:
+        library = (place / "os.py").is_file() and (place / "site.py").is_file()  # of any Python, not only of this one
+        if library or place.name in ("site-packages", "dist-packages"):
+            return file.relative_to(place).parts[0].removesuffix(".py")
+        if place == Path(__file__).resolve().parent:
+            return "teamtr_lora"
+    return None
+
+
+def _is_users_own(module: ModuleType | None, folder: Path | None) -> bool:
+    """Whether the module that a function is defined in, which may be another than the one it is named by, lies beside the recipe
+    or is trusted."""
+    if module is None or module.__name__.partition(".")[0] in {BESIDE, *_trusted()}:
+        return module is not None
+    file = Path(getattr(module, "__file__", None) or os.devnull)
+    return folder is not None and file.absolute().is_relative_to(folder.absolute()) and _installed(file) is None
+
+
+def _file_hash(module: ModuleType) -> str:
+    """Of its file when it is first loaded: like Python, a process goes on with that, whatever is written there later."""
+    if module not in _hashes:
+        file = Path(getattr(module, "__file__", None) or "")  # without one, the name is all there is to know
+        _hashes[module] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    return _hashes[module]
+
+
+def _import(module_name: str, folder: Path | None) -> Any:
+    """A file beside the recipe wins over an installed module; it gets a name of its own, so it can never replace one."""
+    file = _file(module_name, folder)
+    if folder is None or file is None:
+        return importlib.import_module(module_name)
+    private_name = f"{BESIDE}.{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}.{module_name}"
+    if private_name in sys.modules:
+        return sys.modules[private_name]
+    loader = _AsWritten(private_name, str(file))
+    spec = importlib.util.spec_from_file_location(private_name, file, loader=loader)
+    if spec is None:
+        raise ImportError(f"{file} is not a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[private_name] = module
+    neighbours = _Neighbours(folder)
+    sys.meta_path.insert(0, neighbours)
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[private_name]
+        raise
+    finally:
+        sys.meta_path.remove(neighbours)
+    return module
+
+
+class _AsWritten(SourceFileLoader):
+    """Runs the file that the user can read: a compiled one in a `__pycache__` that came with it may say something else."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+class _Neighbours(MetaPathFinder):
+    """Lets a module beside the recipe import the files beside it, none of which can replace one that is installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if path is None:
+            other = None if name in sys.builtin_module_names else PathFinder.find_spec(name)
+            taken = name in sys.builtin_module_names or (other is not None and not self._has(other.origin))
+            places = [] if taken else [str(self._folder)]
+        else:
+            places = [place for place in path if self._has(place)]
+        found = (FileFinder(place, (_AsWritten, [".py"])).find_spec(name) for place in places)
+        return next((spec for spec in found if spec is not None), None)
+
+    def _has(self, place: str | None) -> bool:
+        """Whether it lies beside the recipe, though not in an environment that does."""
+        return place is not None and Path(place).absolute().is_relative_to(self._folder) and _installed(Path(place) / "_") is None

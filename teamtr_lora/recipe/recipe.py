@@ -1,0 +1,365 @@
+"""How it learns: the remaining sections, and the whole recipe.
+
+`TeamTRConfig` is what a script passes beside its own team and data; `Recipe` adds what a file needs to be complete.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
+
+from teamtr_lora.recipe.diagnostics_section import DiagnosticsSection
+from teamtr_lora.recipe.evaluation_section import EvaluationSection
+from teamtr_lora.recipe.rollout_section import MAX_VLLM_RANK, VLLM_TEMPERATURES, RolloutSection, ServerSection, VllmSection
+from teamtr_lora.recipe.swap_section import SwapSection
+from teamtr_lora.recipe.task_sections import ColumnSumTaskSection, TaskSection
+from teamtr_lora.recipe.team_sections import (
+    AgentSection,
+    BaseSection,
+    LoraSection,
+    Mistake,
+    ProtocolSection,
+    RouterSection,
+    Section,
+    TeamSection,
+    Text,
+    refuse,
+)
+
+__all__ = [
+    "AgentSection",
+    "BaseSection",
+    "ColumnSumTaskSection",
+    "DiagnosticsSection",
+    "EvaluationSection",
+    "LoraSection",
+    "ProtocolSection",
+    "Recipe",
+    "RolloutSection",
+    "RouterSection",
+    "ServerSection",
+    "SwapSection",
+    "TaskSection",
+    "TeamSection",
+    "TeamTRConfig",
+    "TrackingSection",
+    "TrainingSection",
+    "TrustRegionSection",
+    "VllmSection",
+]
+
+
+class TrainingSection(Section):
+    """The stage loop and one agent's update."""
+
+    stages: int = Field(default=8, ge=1, description="Stages in the run; in each stage every agent is updated once.")
+    order: Literal["random", "fixed", "reverse"] | Annotated[list[Text], Field(min_length=1)] = Field(
+        default="random",
+        description="Order in which the agents are updated within a stage: random (drawn anew each stage), fixed (as the team "
+        "lists them), reverse, or a list of all agents' names.",
+    )
+    resampling: Literal["every_update", "every_k", "never", "importance"] = Field(
+        default="every_update",
+        description="When the team is sampled again within a stage: before every update (TeamTR), before every "
+        "resample_every-th, or never (all agents learn from the stage's first episodes: naive sequential, or joint); "
+        "importance: never, with each episode weighted by how much likelier the team has become to play it.",
+    )
+    resample_every: int = Field(default=2, ge=1, description="resampling: every_k only. Updates per rollout.")
+    update: Literal["sequential", "joint"] = Field(
+        default="sequential",
+        description="sequential: an agent's update is published before the next agent's; joint: all agents of a stage learn from "
+        "one batch and are published together at its end (with resampling: never).",
+    )
+    matched: Literal["update", "stage"] = Field(
+        default="update",
+        description="What items_per_stage times episodes_per_item counts: update: the episodes that each update learns from, so "
+        "every rollout of a stage plays all its items; stage: the episodes of a whole stage, whose items are shared out evenly "
+        "among its rollouts.",
+    )
+    advantage: Literal["group", "no_norm", "no_clip", "leave_one_out"] = Field(
+        default="group",
+        description="group: normalised by the group's standard deviation and clipped; no_norm: not normalised; no_clip: not "
+        "clipped; leave_one_out: reward minus the mean of the group's others.",
+    )
+    learning_rate: float = Field(default=1e-3, gt=0, description="Optimizer step size.")
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = Field(
+        default="adamw", description="Optimizer; the 8-bit ones need the extra `quant`."
+    )
+    weight_decay: float = Field(
+        default=0.0,
+        ge=0,
+        description="Decoupled weight decay on the adapter weights, per step as a multiple of the learning rate.",
+    )
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Largest gradient norm; longer gradients are scaled down to it.")
+    inner_epochs: int = Field(default=4, ge=1, description="Passes over an update's episodes, less the held-out ones.")
+    minibatches_per_epoch: int = Field(default=1, ge=1, description="Optimizer steps per pass.")
+    tokens_per_microbatch: int = Field(
+        default=8192,
+        ge=1,
+        description="Most tokens in one forward pass, padding included; gradients accumulate over passes.",
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Recompute activations in the backward pass: less memory, more time."
+    )
+    discount: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = Field(
+        default="auto", description="Discount per message; auto is 1 - 1/H with H messages per episode."
+    )
+    ratio: Literal["message", "token", "sequence_mean"] = Field(
+        default="message", description="Unit of the importance ratio in the surrogate."
+    )
+    clip_ratio: float = Field(
+        default=0.2, gt=0, lt=1, description="Surrogate clip range: ratios outside 1 +/- this earn nothing more."
+    )
+    advantage_clip: float = Field(default=3.0, gt=0, description="Largest advantage, in standard deviations of the group.")
+    advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the group's reward variance, inside the root.")
+    min_informative_groups: int = Field(
+        default=1,
+        ge=1,
+        description="Fewest groups with reward variance among those of the gradient; with fewer an update is skipped.",
+    )
+    head_chunk_tokens: int = Field(
+        default=1024, ge=1, description="Tokens per chunk of the output head; bounds memory for logits."
+    )
+
+    def discount_for(self, messages: int) -> float:
+        """Per message, in episodes of at most so many."""
+        return 1 - 1 / messages if self.discount == "auto" else float(self.discount)
+
+    def sampled_before(self, update: int) -> int:
+        """The update of the stage, counted from 0, before which the episodes that `update` learns from are sampled."""
+        if self.resampling in ("never", "importance"):
+            return 0
+        return update - update % self.resample_every if self.resampling == "every_k" else update
+
+    def rollouts(self, agents: int) -> list[int]:
+        """The updates of a stage, counted from 0, before which the team is sampled."""
+        return sorted({self.sampled_before(update) for update in range(agents)})
+
+    def items_per_rollout(self, items_per_stage: int, agents: int) -> int:
+        return items_per_stage // len(self.rollouts(agents)) if self.matched == "stage" else items_per_stage
+
+    @model_validator(mode="after")
+    def _joint_has_one_batch(self) -> Self:
+        if self.update == "joint" and self.resampling != "never":
+            wrong = f"a joint update has one batch a stage, and training.resampling is {self.resampling}"
+            refuse("training", [(("update",), self.update, wrong, "set training.resampling=never")])
+        return self
+
+
+class TrustRegionSection(Section):
+    """How far one update may move an agent, and how that is measured."""
+
+    kind: Literal["gate", "adaptive_radius", "penalty_adaptive", "penalty_fixed", "none"] = Field(
+        default="gate",
+        description="gate: every update is measured on held-out messages and shrunk or rejected if out of region; "
+        "adaptive_radius: the same, with a radius that moves until steps have a mean KL of delta; penalty_adaptive and "
+        "penalty_fixed: only the KL penalty in the surrogate; none: nothing holds an update back. All are measured.",
+    )
+    delta: float = Field(
+        default=0.01,
+        gt=0,
+        description="Radius of the trust region in nats of KL, per message or per token as `reduction` says.",
+    )
+    radii: Literal["equal", "gain_weighted"] = Field(
+        default="equal",
+        description="equal: every agent has radius delta; gain_weighted: the same total, shared anew after each stage by the "
+        "surrogate gain that each agent's updates had per distance (every agent keeps at least half of delta).",
+    )
+    reduction: Literal["message_sum", "token_mean"] = Field(
+        default="message_sum", description="KL summed over a message's tokens, or averaged over them."
+    )
+    estimator: Literal["exact", "k3", "k1"] = Field(
+        default="exact",
+        description="KL estimator: exact sums over the vocabulary; k3 and k1 use the sampled token only.",
+    )
+    holdout: float = Field(
+        default=0.25, gt=0, lt=1, description="Share of a rollout's items kept out of the gradient and used by the gate."
+    )
+    confidence: float = Field(
+        default=0.95,
+        gt=0.5,
+        lt=1,
+        description="One-sided confidence of the KL's upper bound that the gate compares with delta.",
+    )
+    step: Literal["fill", "shrink"] = Field(
+        default="fill", description="fill: stretch or shrink the step to fill the region; shrink: only ever shrink it."
+    )
+    max_stretch: float = Field(default=4.0, ge=1, description="step: fill only. Largest factor by which a step is stretched.")
+    backtracks: int = Field(default=6, ge=1, description="Most step lengths measured per update, the whole step included.")
+    beta_initial: float = Field(
+        default=0.1,
+        ge=0,
+        description="Weight of the KL penalty at first, per agent: penalty_fixed keeps it, none has no penalty, all other kinds "
+        "adapt it.",
+    )
+    gate_precision: Literal["fp32", "tf32"] = Field(default="fp32", description="Arithmetic of the gate's forward passes.")
+
+    @model_validator(mode="after")
+    def _one_rule_for_the_radius(self) -> Self:
+        if self.radii == "gain_weighted" and self.kind != "gate":
+            fix = "keep radii: equal (the default), or kind: gate"
+            refuse("trust_region", [(("radii",), self.radii, f"does nothing useful with kind {self.kind}", fix)])
+        return self
+
+    def heldout_items(self, items: int) -> int:
+        """How many of a rollout's items the gate keeps."""
+        return round(items * self.holdout)
+
+
+class TrackingSection(Section):
+    """Experiment trackers, beside the run directory's own metrics."""
+
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list, description="Trackers to report to.")
+    project: str = Field(default="teamtr-lora", min_length=1, description="Project name shown in the trackers.")
+
+
+class TeamTRConfig(Section):
+    """Everything but the base, the team and the task: what a script passes as `args`.
+
+    Keys may be named without their section: `TeamTRConfig(stages=2, delta=0.02)` is
+    `TeamTRConfig(training={"stages": 2}, trust_region={"delta": 0.02})`; `temperature` is then the rollout's. A mistake raises
+    RecipeError, in the words of `teamtr-lora validate`; `teamtr-lora keys` explains every key.
+    """
+
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of everything random in the run.")
+    output_dir: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="The run directory itself; null chooses one under runs."
+    )
+    rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are sampled.")
+    training: TrainingSection = Field(default_factory=TrainingSection, description="The stage loop and one agent's update.")
+    trust_region: TrustRegionSection = Field(
+        default_factory=TrustRegionSection, description="How far one update may move an agent."
+    )
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection, description="Measuring the team on held-out items.")
+    diagnostics: DiagnosticsSection = Field(default_factory=DiagnosticsSection, description="What is written for people to read.")
+    tracking: TrackingSection = Field(default_factory=TrackingSection, description="Experiment trackers.")
+    swap: SwapSection = Field(default_factory=SwapSection, description="How `swap` and `rebase` replace agents.")
+
+    def __init__(self, **values: Any) -> None:
+        if type(self) is not TeamTRConfig:
+            super().__init__(**values)
+            return
+        from teamtr_lora.recipe.config import config_error, into_sections  # which reads the classes of this module
+
+        placed, twice = into_sections(values)
+        try:
+            super().__init__(**placed)
+        except ValidationError as error:
+            raise config_error(placed, twice) from error
+        if twice:
+            raise config_error(placed, twice)
+
+    @model_validator(mode="after")
+    def _gate_has_groups(self) -> Self:
+        items, share = self.rollout.items_per_stage, self.trust_region.holdout
+        held = self.trust_region.heldout_items(items)
+        setting = f"rollout.items_per_stage = {items} with trust_region.holdout = {share:g} holds out {held} of {items} items"
+        where = ("trust_region", "holdout")
+        if held < 2:
+            fix = f"use rollout.items_per_stage >= {_items_for_two(share)}"
+            if items > 2:
+                fix += f", or trust_region.holdout = {math.ceil(200 / items) / 100:g} (default 0.25)"
+            refuse(
+                "trust_region",
+                [(where, share, f"{setting}; a clustered standard error needs at least two held-out groups", fix)],
+            )
+        if held >= items:
+            fix = "use a larger rollout.items_per_stage or a smaller trust_region.holdout (default 0.25)"
+            refuse("trust_region", [(where, share, f"{setting}; nothing is left for the gradient", fix)])
+        return self
+
+
+def _items_for_two(holdout: float) -> int:
+    """Fewest items per stage of which two are held out and one is left."""
+    items = max(3, int(1.5 / holdout))
+    while round(items * holdout) < 2:
+        items += 1
+    return items
+
+
+class Recipe(TeamTRConfig):
+    """A complete run: what a recipe file resolves to."""
+
+    base: BaseSection = Field(default_factory=BaseSection, description="The frozen model that every agent shares.")
+    team: TeamSection = Field(description="The agents and how they talk.")
+    task: TaskSection = Field(
+        default_factory=ColumnSumTaskSection, description="What the team is trained on; `name` selects the kind."
+    )
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        mistakes: list[Mistake] = []
+        if self.rollout.engine == "vllm" and self.base.quantization == "4bit" and self.base.device == "cpu":
+            mistakes.append((("base", "quantization"), "4bit", "vLLM cannot serve LoRA on a quantised base on a CPU",
+                             "use none, or rollout.engine=transformers"))  # fmt: skip
+        if self.rollout.engine != "transformers":
+            low, high = VLLM_TEMPERATURES
+            for section, key in ((self.rollout, "rollout"), (self.evaluation, "evaluation")):
+                if section.temperature and not low <= section.temperature <= high:
+                    mistakes.append(((key, "temperature"), section.temperature,
+                                     f"vLLM samples at temperatures from {low:g} to {high:g}, and another one is another policy",
+                                     f"use {low:g} to {high:g}, or rollout.engine=transformers"))  # fmt: skip
+        if self.rollout.engine == "vllm" and self.base.quantization == "8bit":
+            mistakes.append((("base", "quantization"), "8bit", "vLLM cannot serve LoRA on a base quantised to 8 bit in flight",
+                             "use 4bit or none, or rollout.engine=transformers"))  # fmt: skip
+        names = [agent.name for agent in self.team.agents]
+        mistakes += self._shares_are_even(len(names))
+        if isinstance(self.training.order, list) and sorted(self.training.order) != sorted(names):
+            mistakes.append((("training", "order"), self.training.order, "an explicit order names every agent once",
+                             f"use each of {', '.join(names)} once"))  # fmt: skip
+        if self.rollout.engine != "transformers":
+            for i, agent in enumerate(self.team.agents):
+                if agent.lora.rank > MAX_VLLM_RANK:
+                    mistakes.append((("team", "agents", i, "lora", "rank"), agent.lora.rank,
+                                     f"vLLM serves ranks up to {MAX_VLLM_RANK}",
+                                     f"use at most {MAX_VLLM_RANK}, or rollout.engine=transformers"))  # fmt: skip
+                if agent.lora.dora:
+                    mistakes.append((("team", "agents", i, "lora", "dora"), True, "vLLM cannot serve DoRA",
+                                     "use rollout.engine=transformers"))  # fmt: skip
+        refuse("recipe", mistakes)
+        return self
+
+    def _shares_are_even(self, agents: int) -> list[Mistake]:
+        """With matched: stage every rollout of a stage gets as many items, and enough for its gate."""
+        items, rollouts = self.rollout.items_per_stage, len(self.training.rollouts(agents))
+        share = self.training.items_per_rollout(items, agents)
+        held = self.trust_region.heldout_items(share)
+        if self.training.matched == "update" or (share * rollouts == items and 2 <= held < share):
+            return []
+        holdout = self.trust_region.holdout
+        least = max(_items_for_two(holdout), int(0.5 / (1 - holdout)) + 2, -(-items // rollouts))
+        fix = f"use {least * rollouts}, or training.matched=update"
+        wrong = f"matched: stage cannot share {items} items among the {rollouts} rollouts of a stage"
+        if share * rollouts == items:
+            wrong = f"matched: stage gives each of the {rollouts} rollouts {share} items, too few for two held out and one left"
+        return [(("rollout", "items_per_stage"), items, wrong, fix)]
+
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @property
+    def folder(self) -> Path:
+        """Where the recipe was found: datasets and reward modules are named relative to it. Never dumped."""
+        return self._folder
+
+    def placed_in(self, folder: Path) -> Self:
+        """The same recipe, whose relative paths now start at `folder`."""
+        copy = self.model_copy(deep=True)
+        copy._folder = folder
+        return copy
+
+    def with_loras(self, loras: Mapping[str, Mapping[str, Any]]) -> Self:
+        """The same recipe with other adapters for the agents named, checked as a whole."""
+        data = self.model_dump()
+        for agent in data["team"]["agents"]:
+            agent["lora"] = dict(loras.get(agent["name"], agent["lora"]))
+        return type(self).model_validate(data).placed_in(self.folder)
+
+    def __eq__(self, other: object) -> bool:
+        # Where a recipe was found is no part of what it says; pydantic would compare the private attribute too.
+        if not isinstance(other, Recipe):
+            return NotImplemented
+        return self.model_dump() == other.model_dump()

@@ -1,0 +1,229 @@
+"""Recipe files: YAML + `extends` + overrides -> Recipe, and back."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe.problems import check
+from teamtr_lora.recipe.recipe import Recipe
+from teamtr_lora.recipe.team_sections import nearest
+from teamtr_lora.recipe.words import Problem, RecipeError, key_text, schema_of_recipe
+from teamtr_lora.recipe.yaml_text import MAX_BYTES, parse, write
+
+MAX_PARENTS = 16
+
+# A reader meets who plays what before how it learns; the schema's own order starts with what scripts share.
+_ORDER = ("seed", "output_dir", "base", "team", "task")
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in `path`, with its parents merged in and `section.key=value` overrides applied last.
+
+    Raises RecipeError with every problem at once, or UserError when there is no recipe to look at.
+    """
+    path = Path(path)
+    data = _read_with_parents(path, ())
+    wrong_overrides = [problem for override in overrides if (problem := _override(data, override))]
+    recipe, problems = check(data)
+    if recipe is None or wrong_overrides:
+        raise RecipeError([*wrong_overrides, *problems], str(path))
+    return recipe.placed_in(path.resolve().parent)
+
+
+def load_run_recipe(folder: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a run directory, to go on with the run: relative paths start where its first recipe was."""
+    folder = Path(folder)
+    if not (folder / "recipe.yaml").is_file():
+        raise UserError(f"{folder}: no run here (recipe.yaml is missing); give a recipe file, or the folder that train printed")
+    recipe = load_recipe(folder / "recipe.yaml", overrides)
+    origin = folder / "origin.json"
+    try:
+        placed = Path(json.loads(origin.read_text())["recipe_folder"])
+    except FileNotFoundError as missing:
+        if not (folder / "team.json").exists():  # somebody's own recipe, which a run must not overwrite
+            raise UserError(f"{folder}: holds a recipe but no run; use: teamtr-lora train {folder / 'recipe.yaml'}") from missing
+        placed = folder.resolve()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{origin}: damaged ({error})") from error
+    return recipe.model_copy(update={"output_dir": str(folder)}).placed_in(placed)
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as YAML, every key written out; `load_recipe` reads an equal recipe from it."""
+    return write(_as_data(recipe))
+
+
+def recipe_schema() -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of a recipe file, for editors and for `validate --schema`."""
+    schema = copy.deepcopy(schema_of_recipe())
+    parent = {
+        "type": "string",
+        "description": "Recipe to start from, a file relative to this one; this file's keys win.",
+    }
+    schema["properties"] = {"extends": {"title": "Extends", **parent}, **_ordered(schema["properties"])}
+    # A file that extends another one may leave the team to it.
+    del schema["required"]
+    schema["anyOf"] = [{"required": ["team"]}, {"required": ["extends"]}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def first_difference(a: Recipe, b: Recipe, ignore: Collection[str] = ()) -> tuple[str, Any, Any] | None:
+    """The first key, in reading order, whose value differs, with both values; None where one recipe lacks the key.
+
+    `ignore` names keys or whole sections that may differ, such as "output_dir" or "tracking".
+    """
+    return next(_differences(_as_data(a), _as_data(b), "", frozenset(ignore)), None)
+
+
+def _differences(a: Any, b: Any, key: str, ignore: frozenset[str]) -> Iterator[tuple[str, Any, Any]]:
+    if key in ignore:
+        return
+    if isinstance(a, dict) and isinstance(b, dict):
+        pairs = [(name, a.get(name), b.get(name)) for name in [*a, *(name for name in b if name not in a)]]
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        pairs = [(str(i), *both) for i, both in enumerate(zip(a, b, strict=True))]
+    else:
+        if a != b or type(a) is not type(b):
+            yield key, a, b
+        return
+    for name, x, y in pairs:
+        yield from _differences(x, y, f"{key}.{name}" if key else name, ignore)
+
+
+def _as_data(recipe: Recipe) -> dict[str, Any]:
+    return _ordered(recipe.model_dump(mode="json"))
+
+
+def _ordered(sections: dict[str, Any]) -> dict[str, Any]:
+    return {key: sections[key] for key in [*_ORDER, *(key for key in sections if key not in _ORDER)]}
+
+
+def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+    """The mapping in `path` merged over its parents', `extends` consumed."""
+    data = _read(path)
+    here = path.resolve()
+    if "extends" not in data:
+        return data
+    named = data.pop("extends")
+    parent = _parent_path(path, named)
+    chain = (*children, here)
+    if parent.resolve() in chain:
+        loop = [*chain[chain.index(parent.resolve()) :], parent.resolve()]
+        names = " -> ".join(file.name for file in loop)
+        raise UserError(f"{path}: extends = {named!r}: the recipes extend each other in a circle ({names}); remove one extends")
+    if len(chain) > MAX_PARENTS:
+        raise UserError(f"{path}: extends = {named!r}: more than {MAX_PARENTS} recipes in a chain; merge some of them")
+    return _merge(_read_with_parents(parent, chain), data)
+
+
+def _parent_path(path: Path, named: Any) -> Path:
+    if not isinstance(named, str) or not named.strip() or "\0" in named:
+        raise UserError(f"{path}: extends = {named!r}: must be the path of one recipe file, relative to this one")
+    # A scheme has two letters or more, a Windows drive has one.
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:|//|\\\\", named):
+        raise UserError(f"{path}: extends = {named!r}: must be a local file, not an address; copy the parent beside this recipe")
+    return path.parent / named
+
+
+def _merge(parent: Any, child: Any) -> Any:
+    """Mappings merge key by key; lists and values of the child replace the parent's."""
+    if not (isinstance(parent, dict) and isinstance(child, dict)):
+        return child
+    if "name" in child and child["name"] != parent.get("name", child["name"]):
+        # Another kind of task: the parent's keys belong to a different model.
+        return child
+    return {**parent, **{key: _merge(parent[key], value) if key in parent else value for key, value in child.items()}}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if not path.exists():
+            raise UserError(_not_found(path))
+        if not path.is_file():
+            raise UserError(f"{path}: is not a file; give a recipe such as {path / 'recipe.yaml'}")
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path} line {line}: not UTF-8 text; save the recipe as UTF-8") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    if len(raw) > MAX_BYTES:
+        raise UserError(f"{path}: is larger than {MAX_BYTES} bytes; a recipe holds settings, put data in a dataset file")
+    data = parse(text, str(path))
+    if not isinstance(data, dict):
+        what = "is empty" if data is None else f"holds {type(data).__name__}, not a mapping"
+        raise UserError(f"{path}: {what}; a recipe is a mapping of sections such as team: and training:")
+    return data
+
+
+def _not_found(path: Path) -> str:
+    """One line that names the recipes that are there."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"{path}: no such recipe; the folder {folder} does not exist"
+    there = sorted(file.name for file in folder.iterdir() if file.suffix in (".yaml", ".yml"))
+    like = nearest(path.name, there)
+    if like:
+        return f"{path}: no such recipe; did you mean {str(folder / like)!r}?"
+    listed = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
+    return f"{path}: no such recipe; {folder} holds {listed or 'no .yaml file'}"
+
+
+def _override(data: dict[str, Any], text: str) -> Problem | None:
+    """Apply one `section.key=value` in place. Unknown keys are set too: `check` reports them with the others."""
+    key, equals, value_text = text.partition("=")
+    key = key.strip()
+    parts = key.split(".")
+    if not equals or not all(parts):
+        return Problem("override", text, "must be section.key=value", "for example training.stages=4")
+    try:
+        value = parse(value_text, f"override {key}")
+    except UserError as error:
+        return Problem(key, value_text, f"cannot be read as YAML ({error})", "put text in quotes")
+    if isinstance(value, (dict, list)) and not value_text.lstrip().startswith(("{", "[")):
+        value = value_text  # `FINAL:` and `- so` are text on a command line; mappings are written with braces
+    return _set(data, parts, value)
+
+
+def _set(data: Any, parts: list[str], value: Any) -> Problem | None:
+    for depth, part in enumerate(parts):
+        last = depth == len(parts) - 1
+        here = key_text(tuple(parts[:depth]))
+        at: Any = part
+        if isinstance(data, list):
+            index = _index(data, part)
+            if index is None:
+                return _no_element(here, ".".join(parts), data, part, value)
+            at = index
+        elif not isinstance(data, dict):
+            return Problem(".".join(parts), value, f"{here} is a value, not a section", f"set {here} itself, or check the key")
+        elif not last and part not in data:
+            data[part] = {}
+        if last:
+            data[at] = value
+        else:
+            data = data[at]
+    return None
+
+
+def _index(items: list[Any], part: str) -> int | None:
+    """A list position, or the position of the agent of that name."""
+    if part.isascii() and part.isdigit():
+        return int(part) if int(part) < len(items) else None
+    return next((i for i, item in enumerate(items) if isinstance(item, dict) and item.get("name") == part), None)
+
+
+def _no_element(here: str, key: str, items: list[Any], part: str, value: Any) -> Problem:
+    names = [item["name"] for item in items if isinstance(item, dict) and isinstance(item.get("name"), str)]
+    if part.isdigit():
+        return Problem(key, value, f"{here} has no element {part}", f"it has {len(items)}, counted from 0")
+    fix = "" if nearest(part, names) else f"it has {', '.join(names) or 'no named elements'}"
+    return Problem(key, value, f"nothing in {here} is named {part!r}", fix, nearest(part, names))

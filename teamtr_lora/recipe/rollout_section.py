@@ -1,0 +1,103 @@
+"""How episodes are sampled: the rollout section of a recipe, and what its engines need to know."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from teamtr_lora.recipe.team_sections import SERVER_URL, ApiKeyVariable, Section, Text, refuse
+
+ServerUrl = Annotated[str, Field(pattern=SERVER_URL)]
+
+MAX_VLLM_RANK = 512
+VLLM_TEMPERATURES = (0.01, 2.0)  # and 0: greedy
+
+_TRUNCATION = "truncation changes the policy under the ratio: training uses the full softmax(z/T)"
+
+
+class VllmSection(Section):
+    """rollout.engine: vllm only. How the engine shares the machine with the trainer."""
+
+    memory_share: float = Field(
+        default=0.3,
+        gt=0,
+        lt=1,
+        description="On a GPU: share of its memory for vLLM (its copy of the base, the adapters and the KV cache).",
+    )
+    kv_cache_gib: int = Field(default=1, ge=1, description="On a CPU: memory for the KV cache, in GiB.")
+    offload: Literal["auto", "never", "always"] = Field(
+        default="auto",
+        description="On a GPU: whether vLLM sleeps, its memory lent to the trainer, during updates; auto where memory is short.",
+    )
+    cuda_graphs: bool = Field(
+        default=True, description="On a GPU: capture CUDA graphs, for a slower start and much faster small batches."
+    )
+    publish: Literal["auto", "disk"] = Field(
+        default="auto", description="auto: new adapters go straight into the engine's memory; disk: through an adapter folder."
+    )
+
+
+class ServerSection(Section):
+    """rollout.engine: vllm_server only. OpenAI-compatible vLLM servers, possibly on other hosts."""
+
+    urls: list[ServerUrl] = Field(
+        default_factory=list, description="Addresses such as http://host:8000; requests are shared among them."
+    )
+    adapter_root: Text | None = Field(
+        default=None,
+        description="Folder under which the servers find adapter versions (a shared mount); null uploads them, which servers "
+        "started by `teamtr-lora serve` accept.",
+    )
+    timeout_seconds: float = Field(default=600.0, gt=0, description="Longest wait for one answer before a server counts as dead.")
+    api_key_variable: ApiKeyVariable = Field(
+        default="VLLM_API_KEY",
+        description="Environment variable that holds the servers' API key, if they ask for one; its name ends in API_KEY.",
+    )
+
+
+class RolloutSection(Section):
+    """How episodes are sampled."""
+
+    engine: Literal["transformers", "vllm", "vllm_server"] = Field(
+        default="transformers",
+        description="What generates the messages: transformers (in the trainer's own model), vllm (in this process, all agents "
+        "as LoRA on one base), or vllm_server (servers by URL).",
+    )
+    items_per_stage: int = Field(default=16, ge=1, description="Task items per stage; each is one group of episodes.")
+    episodes_per_item: int = Field(
+        default=8, ge=2, description="Episodes per item: the group over which advantages are normalised."
+    )
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature T; the policy is softmax(z/T).")
+    top_p: float = Field(default=1.0, description="Nucleus sampling mass; only 1.0 (off) is sound in training.")
+    top_k: int = Field(default=0, description="Tokens kept when sampling; only 0 (off) is sound in training.")
+    max_message_tokens: int = Field(default=32, ge=1, description="Longest message in tokens.")
+    truncated_messages: Literal["mask", "score"] = Field(
+        default="score",
+        description="Messages cut at max_message_tokens: score them like any other, or mask them out of the update.",
+    )
+    requests_per_batch: int = Field(default=256, ge=1, description="Largest batch of an engine in this process, in requests.")
+    importance_cap: float | None = Field(
+        default=None,
+        ge=1,
+        description="Cap on the sampler-to-trainer importance weight of a message; null uses no such weights.",
+    )
+    vllm: VllmSection = Field(default_factory=VllmSection, description="engine: vllm only.")
+    server: ServerSection = Field(default_factory=ServerSection, description="engine: vllm_server only.")
+
+    @model_validator(mode="after")
+    def _servers_are_named(self) -> Self:
+        if self.engine == "vllm_server" and not self.server.urls:
+            fix = 'list them, as in rollout.server.urls=["http://localhost:8000"]; `teamtr-lora serve` starts one'
+            refuse("rollout", [(("server", "urls"), [], "is empty, but rollout.engine is vllm_server", fix)])
+        return self
+
+    @field_validator("top_p", "top_k")
+    @classmethod
+    def _whole_softmax(cls, value: float, info: ValidationInfo) -> float:
+        off = {"top_p": 1.0, "top_k": 0}[str(info.field_name)]
+        if value != off:
+            fix = f"set rollout.{info.field_name} to {off} (the default)"
+            raise PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": _TRUNCATION, "fix": fix})
+        return value

@@ -1,0 +1,155 @@
+"""What a pull takes from a repository: files of known names and bounded sizes, believed only after every hash fits.
+
+Nothing that is fetched runs. A recipe may name Python that its user has to supply; what it says about files and servers of
+another machine is refused, as a stranger's recipe could otherwise choose what this machine reads, writes and whom it calls.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, parse_json, show
+from teamtr_lora.base.lora_config import read_lora_config
+from teamtr_lora.base.versions import MANIFEST, WEIGHTS
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import TEMPORARY, disk_errors
+from teamtr_lora.recipe import LoraSection
+from teamtr_lora.registry.fit import check_lora, open_contents
+from teamtr_lora.registry.hub_card import is_shared_name
+from teamtr_lora.registry.hub_client import HubRepo, Remote
+from teamtr_lora.registry.identity import protocol_hash
+from teamtr_lora.registry.local_keys import leaves_its_folder, local_choices, local_files, local_paths, named_code
+from teamtr_lora.registry.locks import locked
+from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, manifest_bytes
+from teamtr_lora.registry.pickles import pickles
+from teamtr_lora.registry.pushed_files import HISTORY_FILE, TEAM_FILE
+from teamtr_lora.registry.reader import FILES, check_belongs, check_hashes, parse_adapter, parse_team, read_file
+
+LIMITS = {**FILES, MANIFEST: MAX_JSON_BYTES, TEAM_FILE: MAX_JSON_BYTES, HISTORY_FILE: MAX_JSON_BYTES}
+MAX_TOTAL_BYTES = 64 << 30
+_STAGING = f"{TEMPORARY}pull"
+
+
+@contextmanager
+def staging(root: Path) -> Iterator[Path]:
+    """A folder in the registry for what is not yet checked. Pulls into one registry take turns; a killed one's is cleared."""
+    folder = root / _STAGING
+    with locked(root / ".pull", root):
+        try:
+            with disk_errors(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def fetch_team(hub: HubRepo, remote: Remote, folder: Path) -> tuple[TeamManifest, dict[int, str]]:
+    """The repository's team, and the fingerprints of its earlier versions."""
+    if TEAM_FILE not in remote.files:
+        single = WEIGHTS in remote.files
+        hint = (
+            "it is one agent's adapter: `teamtr-lora swap TEAM --agent NAME --with` takes it"
+            if single
+            else "no team was pushed there"
+        )
+        raise UserError(f"{hub.where}: holds no {TEAM_FILE}; {hint}")
+    where = f"{hub.where}/{TEAM_FILE}"
+    team = parse_team(_fetched(hub, remote, TEAM_FILE, folder), where)
+    try:
+        recipe = team.load_recipe()
+    except UserError as error:
+        raise UserError(f"{where}: {' '.join(str(error).split())}") from error
+    if protocol_hash(recipe.team) != team.protocol_hash:
+        raise UserError(f"{where}: protocol_hash is not the recipe's; the file was altered")
+    _check_recipe(team.recipe, where)
+    history: dict[int, str] = {}
+    if HISTORY_FILE in remote.files:
+        said = parse_json(_fetched(hub, remote, HISTORY_FILE, folder), f"{hub.where}/{HISTORY_FILE}")
+        for number, fingerprint in said.items():
+            if not re.fullmatch(r"[1-9][0-9]{0,8}", number) or not re.fullmatch(r"[0-9a-f]{64}", str(fingerprint)):
+                raise UserError(f"{hub.where}/{HISTORY_FILE}: {show(number)} is no team version with its hash")
+            history[int(number)] = str(fingerprint)
+    return team, history
+
+
+def check_listing(hub: HubRepo, remote: Remote, team: TeamManifest, agents: list[str]) -> None:
+    """Every file that is needed is there, under its own name and not too large, before the first is fetched; and nothing that
+    no push puts there: a pickle, or a path that leads out."""
+    for path in sorted(remote.files):
+        if leaves_its_folder(path):
+            raise UserError(f"{hub.where}: lists {show(path)}, a path that leads out of it; not pulled")
+        if pickles([path.rpartition("/")[2]]):
+            raise UserError(f"{hub.where}: {show(path)} is a pickle, which can run code when loaded; not pulled")
+    total = 0
+    for agent in agents:
+        for file, limit in {**FILES, MANIFEST: MAX_JSON_BYTES}.items():
+            path = f"{agent}/{file}"
+            if path not in remote.files:
+                raise UserError(f"{hub.where}: {path} is missing")
+            total += _size(hub, remote, path, limit)
+    if total > MAX_TOTAL_BYTES:
+        raise UserError(f"{hub.where}: team {team.team!r} has {total} bytes; more than {MAX_TOTAL_BYTES} are not pulled")
+
+
+def fetch_version(hub: HubRepo, remote: Remote, team: TeamManifest, agent: str, folder: Path) -> AdapterManifest:
+    """One agent's files in `folder`/AGENT, every hash computed: they are what team.json names, or nothing is taken."""
+    where, expected = f"{hub.where}/{agent}", (team.team, agent, team.agents[agent])
+    manifest = parse_adapter(_fetched(hub, remote, f"{agent}/{MANIFEST}", folder), f"{where}/{MANIFEST}", expected)
+    check_belongs(manifest, team, where)
+    contents = {file: _fetched(hub, remote, f"{agent}/{file}", folder) for file in FILES}
+    check_hashes(manifest, contents, where)
+    _, config = open_contents(contents, where, manifest.content_hash)
+    check_lora(read_lora_config(config, where), lora_of(team, agent), where)
+    return manifest
+
+
+def lora_of(team: TeamManifest, agent: str) -> LoraSection:
+    return next(member.lora for member in team.load_recipe().team.agents if member.name == agent)
+
+
+def staged_contents(folder: Path, agent: str, manifest: AdapterManifest) -> dict[str, bytes]:
+    """The checked files again, under the name that the team has here."""
+    contents = {file: read_file(folder / agent / file, limit) for file, limit in {**FILES, MANIFEST: MAX_JSON_BYTES}.items()}
+    if parse_adapter(contents[MANIFEST], str(folder)).team != manifest.team:
+        contents[MANIFEST] = manifest_bytes(manifest)
+    return contents
+
+
+def advice(team: TeamManifest) -> list[str]:
+    """What a pulled team needs that did not come with it."""
+    code, responder = named_code(team.recipe), getattr(team.load_recipe().task, "responder", None)
+    notes = [f"{key} = {show(path)}: Python code that you must supply; read it before you use it" for key, path in code.items()]
+    if not is_shared_name(team.base.source):
+        notes.append(f"base.source = {show(team.base.source)}: a base that you must supply, in a folder of that name")
+    notes += [f"{key} = {show(value)}: a file that you must supply" for key, value in local_files(team.recipe).items()]
+    if responder is not None and responder.script is None:
+        notes.append("task.responder.url: a server that you must supply; without one nobody answers the team")
+    return notes
+
+
+def _fetched(hub: HubRepo, remote: Remote, path: str, folder: Path) -> bytes:
+    limit = LIMITS[path.rpartition("/")[2]]
+    _size(hub, remote, path, limit)
+    return read_file(hub.fetch(path, remote, folder), limit)
+
+
+def _size(hub: HubRepo, remote: Remote, path: str, limit: int) -> int:
+    size = remote.files[path].size
+    if not 0 <= size <= limit:
+        raise UserError(f"{hub.where}: {path} has {size} bytes; such a file may have {limit}")
+    return size
+
+
+def _check_recipe(recipe: dict[str, Any], where: str) -> None:
+    """`push` takes these values out; who put them back wants this machine to do something."""
+    found, source = {**local_choices(recipe), **local_paths(recipe)}, recipe.get("base", {}).get("source")
+    if isinstance(source, str) and leaves_its_folder(source):
+        found["base.source"] = source
+    for key, value in found.items():
+        raise UserError(f"{where}: its recipe sets {key} to {show(value)}, which is for this machine to choose; not pulled")

@@ -1,0 +1,223 @@
+"""metrics.jsonl: one row per update, per stage and per swap. The models below are its documented schema.
+
+What depends on the moment (TIME_FIELDS: times, rates, peak memory) is all that differs between two runs of one recipe on one
+CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import disk_errors
+from teamtr_lora.runs.diagnostic_rows import ProbeReading, UpdateDiagnostics
+
+TIME_FIELDS = ("seconds", "tokens_per_second", "time", "peak_memory_bytes")
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class KLReading(_Row):
+    """One estimator on the held-out messages, in the recipe's reduction; null where it is not finite."""
+
+    mean: float | None = Field(description="over held-out messages, nats per message or per token as trust_region.reduction says")
+    standard_error: float | None = Field(description="of the mean, clustered by group; null with one group")
+    bound: float | None = Field(description="mean + z * standard error, clustered by group; what the gate compares with delta")
+
+
+class CertificateTerms(_Row):
+    """What the certificate needs to know of an accepted update, from held-out episodes, in raw reward units."""
+
+    surrogate: float = Field(description="L: mean over episodes of sum (w - 1) * (discounted return - the group's others' mean)")
+    surrogate_standard_error: float | None = Field(description="clustered by group")
+    surrogate_undiscounted: float = Field(description="the same with undiscounted returns")
+    surrogate_undiscounted_standard_error: float | None = Field(description="clustered by group")
+    kl: float = Field(description="discounted functional of def:kltok, over all held-out episodes, nats")
+    turn_kl: list[float] = Field(
+        description="mean KL of the agent's first, second, ... message of an episode, nats; 0 where not reached"
+    )
+    gamma: float = Field(description="discount per message behind `surrogate` and `kl`: training.discount, auto resolved")
+    groups: int = Field(description="held-out groups behind all of it")
+    zeta_clip: float = Field(description="app:exp:zeta, in units of the normalised advantage: mean |unclipped - clipped|")
+    zeta_ratio: float = Field(
+        description="the same units: mean over messages of |advantage| * |w - w clipped to 1 +/- clip_ratio|"
+    )
+    zeta_norm: float = Field(
+        description="the same units: half the mean difference of advantages normalised by either half of their group"
+    )
+    surrogate_clipped: float | None = Field(default=None, description="L with ratios clipped to 1 +/- clip_ratio (thm:stage-hp)")
+    largest_weight: float = Field(
+        default=1.0, description="of an episode in these means: held-out groups stand for all, by whether their returns differ"
+    )
+    surrogate_clipped_groups: list[float] = Field(
+        default=[], description="the same of each held-out group, in the order of their items (lem:beta-block)"
+    )
+
+
+class UpdateRow(_Row):
+    kind: Literal["update"] = Field(default="update", description="which row this is")
+    stage: int = Field(description="1-based")
+    update: int = Field(description="1-based position in the stage's order")
+    agent: str = Field(description="the one that was updated")
+    decision: Literal["accepted", "shrunk", "rejected", "skipped"] = Field(description="shrunk: accepted at alpha < 1")
+    version: str = Field(description="the agent's version after the update")
+    content_hash: str = Field(description="sha256 of that version's weights and scaling")
+    team_versions: dict[str, str] = Field(description="the versions the episodes were sampled from")
+    delta: float = Field(description="the radius this update had to stay in")
+    alpha: float | None = Field(description="accepted step length; null when nothing was accepted")
+    alphas_tried: list[float] = Field(description="step lengths that the gate measured, in order; 1 is the optimizer's own step")
+    out_of_region: bool = Field(
+        description="accepted with an exact-KL bound above delta; false by construction where the exact KL gates"
+    )
+    kl: dict[str, KLReading] = Field(description="by estimator, at the accepted alpha, else at the last one tried")
+    kl_message_sum: float | None = Field(description="held-out mean of the message-sum exact KL, nats per message")
+    kl_token_mean: float | None = Field(description="held-out mean of each message's exact KL per token, nats")
+    kl_discounted: float | None = Field(description="held-out discounted functional of def:kltok, where the agent spoke")
+    kl_in_sample: float | None = Field(description="exact, nats as `kl`, on the gradient's messages, where optimization stopped")
+    surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")
+    log_ratio_max: float | None = Field(description="largest |log message ratio| on held-out messages")
+    ratio_clip_rate: float = Field(
+        description="share of ratios outside 1 +/- clip_ratio on the gradient's messages, where optimization stopped"
+    )
+    gradient_norm: float | None = Field(
+        description="of the last optimizer step, before max_grad_norm scales it down; null where not finite"
+    )
+    optimizer_steps: int = Field(description="taken in this update; 0 where it was skipped")
+    stopped_early: bool = Field(description="optimization ended because the in-sample KL reached delta")
+    beta: float = Field(description="penalty after the update")
+    reward_mean: float = Field(description="raw episode reward under the team before this update")
+    reward_standard_error: float | None = Field(description="over groups")
+    success_rate: float = Field(description="share of the episodes that the task counts as right, 0 to 1")
+    advantage_clip_rate: float = Field(
+        description="share of the episodes whose |advantage| is above advantage_clip; 0 where none is clipped"
+    )
+    groups: int = Field(description="of the episodes: one for each item played")
+    zero_variance_groups: int = Field(description="of them, those whose episodes all have the same return: no gradient")
+    advantage_abs_max: float = Field(description="largest unclipped |advantage|")
+    advantage_overflow: float = Field(description="mean |unclipped - clipped advantage|: what clipping took away (lem:clipbias)")
+    sampler_gap: dict[str, float] | None = Field(
+        description="sampler against trainer log-probabilities: mean_abs, max_abs, message_kl (reduced as the gate's)"
+    )
+    episodes: int = Field(description="the update learned from")
+    fresh_episodes: int = Field(description="of them, sampled for this update: 0 where an earlier rollout is used again")
+    certificate: CertificateTerms | None = Field(description="null where nothing was accepted")
+    importance: dict[str, float] | None = Field(
+        default=None,
+        description="resampling: importance, on episodes used again: their trajectory weights' ess (share of the episodes), p95, "
+        "p99, largest, over_ten (share above 10), mean and its standard error; null where none are used",
+    )
+    diagnostics: UpdateDiagnostics | None = Field(default=None, description="null where diagnostics.from_updates is off")
+    probe: ProbeReading | None = Field(default=None, description="null in stages that diagnostics.probe_every_stages leaves out")
+    messages: int = Field(description="of the updated agent, without those that truncated_messages: mask leaves out")
+    truncated_messages: int = Field(description="of the whole team, cut off by the token limit")
+    overflowed_episodes: int = Field(description="ended because the transcript had outgrown the context")
+    sampled_tokens: int = Field(
+        description="of all agents' messages in the episodes, whether sampled for this update or used again"
+    )
+    trained_tokens: int = Field(description="of the updated agent, per inner epoch")
+    seconds: dict[str, float] = Field(description="by phase: rollout, current, optimize, gate, publish, diagnostics, probe")
+    tokens_per_second: float = Field(description="sampled tokens over rollout seconds")
+    time: float = Field(description="Unix time")
+
+
+class StageRow(_Row):
+    kind: Literal["stage"] = Field(default="stage", description="which row this is")
+    stage: int = Field(description="0 is the team before training")
+    order: list[str] = Field(description="agents in the order they were updated")
+    versions: dict[str, str] = Field(description="each agent's version after the stage")
+    evaluation: dict[str, Any] | None = Field(
+        description="Evaluation.as_dict(), and mean_return with its standard error: the rewards discounted by certificate.gamma, "
+        "each from the turn that earned it; null where evaluation.every_stages skips it"
+    )
+    floors: dict[str, float] | None = Field(
+        description="stage 0: KL floors of the training and gate passes, in the recipe's reduction"
+    )
+    items_seen: int = Field(
+        description="training items that complete stages have taken, this one included; an item taken again counts again"
+    )
+    updates: int = Field(description="so far, with the counts of their decisions below")
+    accepted: int = Field(description="every update that made a new version, shrunk ones included")
+    shrunk: int = Field(description="accepted at alpha < 1")
+    rejected: int = Field(description="updates of which no step length was acceptable")
+    skipped: int = Field(description="updates with too few groups or messages to learn from")
+    out_of_region_accepted: int = Field(description="accepted updates whose exact-KL bound was above their delta")
+    sampled_tokens: int = Field(description="since the run began: rollouts, evaluations and swaps; probes are not counted")
+    seconds: float = Field(description="since the run began, over all its sessions")
+    peak_memory_bytes: int = Field(description="of this process so far: allocated on the GPU, or resident on a CPU")
+    time: float = Field(description="Unix time")
+
+
+class SwapRow(_Row):
+    """An agent was replaced (or a replacement undone) between two stages. The step itself is not certified (prop:pnp)."""
+
+    kind: Literal["swap"] = Field(default="swap", description="which row this is")
+    stage: int = Field(description="the last complete stage; updates of a later stage that was in progress begin anew")
+    agent: str = Field(description="the one that was replaced")
+    how: Literal["stage0", "direct", "undo"] = Field(
+        description="stage0: aligned with the old agent first; direct: as it came; undo: the last swap taken back"
+    )
+    source: str = Field(description="what the new adapter was made from, as the command named it")
+    old: str = Field(description="the agent's version before")
+    new: str = Field(description="the agent's version afterwards")
+    versions: dict[str, str] = Field(description="the team's afterwards")
+    delta_align: float | None = Field(description="the radius of the alignment; null without one")
+    kl_before: KLReading | None = Field(description="KL(old || new) on held-out probe contexts before alignment")
+    kl_after: KLReading | None = Field(description="the same after alignment; both null without one")
+    steps: int = Field(description="of the alignment's optimizer")
+    evaluation: dict[str, Any] | None = Field(description="of the team afterwards, as a stage's; null after an undo")
+    evaluation_before: dict[str, Any] | None = Field(description="of the team before, on the same items; null after an undo")
+    sampled_tokens: int = Field(description="of the probe and of all evaluations of the swap")
+    trained_tokens: int = Field(description="of the alignment, over all its steps, tokens of contexts included; 0 without one")
+    seconds: float = Field(description="of the process that finished the swap; 0 for an undo")
+    time: float = Field(description="Unix time")
+
+
+MetricsRow = UpdateRow | StageRow | SwapRow
+
+
+class MetricsLog:
+    """Appends rows durably. The byte length is part of the checkpoint: rows after it belong to an update that was lost."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def append(self, row: MetricsRow) -> None:
+        with disk_errors(self._path), open(self._path, "ab") as file:
+            file.write((row.model_dump_json() + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    @property
+    def size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def truncate(self, size: int) -> None:
+        if self.size < size:
+            raise UserError(f"{self._path}: shorter than the checkpoint says ({self.size} of {size} bytes); the file was altered")
+        if self.size > size:
+            os.truncate(self._path, size)
+
+
+def read_rows(path: Path) -> list[MetricsRow]:
+    """All rows. What follows the last line's end is a row that is being written, or was when the run was killed: no row yet."""
+    kinds: dict[str, type[UpdateRow] | type[StageRow] | type[SwapRow]] = {"update": UpdateRow, "stage": StageRow, "swap": SwapRow}
+    rows: list[MetricsRow] = []
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: missing; give the folder that train printed, once it has evaluated the first team") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            data = json.loads(line)
+            rows.append(kinds[data["kind"]].model_validate(data))
+        except (ValueError, KeyError, TypeError) as error:
+            what = str(error).splitlines()[0]
+            raise UserError(f"{path}: line {number} is damaged or of another version of teamtr-lora ({what})") from error
+    return rows

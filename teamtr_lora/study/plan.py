@@ -1,0 +1,260 @@
+"""`plan`: what a recipe costs, from configuration files alone: no weights are read, nor fetched from a hub."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import accelerate.optimizer  # noqa: F401  (what a run imports, so that this process is as large as a run's own libraries make it)
+import peft  # noqa: F401  (likewise)
+import torch
+
+from teamtr_lora.base.frozen_base import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
+from teamtr_lora.base.memory import peak_memory
+from teamtr_lora.base.source import beside, describe
+from teamtr_lora.common.code_paths import load_callable
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe import Recipe, ScriptTaskSection
+from teamtr_lora.tasks import build_task
+from teamtr_lora.team import Team, build_team
+
+SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
+# What one decoder layer keeps of one token for the backward pass, in values: about 10 of hidden width (norms, residuals, q, k, v,
+# attention output) and 4.5 of MLP width (gate, up, activation, product). On a half-precision base PEFT also keeps a float32
+# copy of the input of every adapted layer: 6 of hidden width and 1 of MLP width.
+HIDDEN_COPIES, MLP_COPIES = 10, 4.5
+HIDDEN_CASTS, MLP_CASTS = 6, 1
+# Chunk-sized float32 arrays alive at once while the head's KL is differentiated.
+HEAD_COPIES = 8
+STORED_BYTES = {"4bit": 0.56, "8bit": 1.06}  # a value, with its block scales
+
+
+@dataclass(frozen=True)
+class Plan:
+    base: str
+    parameters: int
+    device: str
+    precision: str
+    updates_per_stage: int
+    rollouts_per_stage: int
+    episodes_per_update: int
+    episodes_per_stage: int
+    messages_per_episode: int
+    prompt_tokens: int
+    sampled_tokens_per_update_at_most: int
+    sampled_tokens_per_stage_at_most: int
+    stages: int
+    evaluation_episodes: int
+    adapter_parameters: dict[str, int]
+    adapter_bytes: dict[str, int]
+    memory_bytes: dict[str, int]
+    memory_total_bytes: int
+    trust_region: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def tables(self) -> dict[str, list[tuple[str, str]]]:
+        return {
+            "base": [(self.base, f"{self.parameters / 1e6:,.1f}M parameters, {self.precision} on {self.device}")],
+            "each stage": [
+                ("updates", f"{self.updates_per_stage}"),
+                (
+                    "episodes (rollouts x episodes)",
+                    f"{self.episodes_per_stage:,} = {self.rollouts_per_stage} x {self.episodes_per_update:,}",
+                ),
+                ("messages per episode, at most", f"{self.messages_per_episode}"),
+                ("prompt tokens of a first message", f"{self.prompt_tokens:,}"),
+                ("sampled tokens, at most", f"{self.sampled_tokens_per_stage_at_most:,}"),
+            ],
+            "the run": [
+                ("stages", f"{self.stages}"),
+                ("updates", f"{self.stages * self.updates_per_stage:,}"),
+                ("sampled tokens, at most", f"{self.stages * self.sampled_tokens_per_stage_at_most:,}"),
+                ("episodes of one evaluation", f"{self.evaluation_episodes:,}"),
+            ],
+            "adapters (float32)": [
+                (agent, f"{count:,} parameters, {_size(self.adapter_bytes[agent])}")
+                for agent, count in self.adapter_parameters.items()
+            ],
+            "memory, estimated": [
+                *((name, _size(size)) for name, size in self.memory_bytes.items()),
+                ("peak", _size(self.memory_total_bytes)),
+            ],
+        }
+
+
+def make_plan(recipe: Recipe) -> Plan:
+    folder, stored = describe(beside(recipe.base.source, recipe.folder), recipe.base.revision)
+    facts = base_facts(folder, stored)
+    device = resolve_device(recipe.base.device)
+    dtype = resolve_dtype(recipe.base.precision, device)
+    team = _team(recipe, folder, facts)
+    prompt = _prompt_tokens(recipe, team)
+    adapters = {agent.name: _adapter_parameters(agent.lora, facts) for agent in recipe.team.agents}
+    rollout = recipe.rollout
+    agents = len(recipe.team.agents)
+    episodes = recipe.training.items_per_rollout(rollout.items_per_stage, agents) * rollout.episodes_per_item
+    rollouts = len(recipe.training.rollouts(agents))
+    messages = team.router.max_messages
+    sampled = episodes * messages * rollout.max_message_tokens
+    transcript = min(team.context_tokens, prompt + messages * (rollout.max_message_tokens + _turn_tokens(team)))
+    memory = _memory(recipe, facts, adapters, transcript, dtype, device)
+    return Plan(
+        base=recipe.base.source,
+        parameters=facts.parameters,
+        device=str(device),
+        precision=recipe.base.quantization if recipe.base.quantization != "none" else str(dtype).removeprefix("torch."),
+        updates_per_stage=len(recipe.team.agents),
+        rollouts_per_stage=rollouts,
+        episodes_per_update=episodes,
+        episodes_per_stage=episodes * rollouts,
+        messages_per_episode=messages,
+        prompt_tokens=prompt,
+        sampled_tokens_per_update_at_most=sampled,
+        sampled_tokens_per_stage_at_most=sampled * rollouts,
+        stages=recipe.training.stages,
+        evaluation_episodes=recipe.evaluation.items * recipe.evaluation.samples_in_training,
+        adapter_parameters=adapters,
+        adapter_bytes={agent: 4 * count for agent, count in adapters.items()},
+        memory_bytes=memory,
+        memory_total_bytes=_peak(memory, engine=rollout.engine, offload=rollout.vllm.offload),
+        trust_region=_in_words(recipe),
+    )
+
+
+def _team(recipe: Recipe, folder: Path, facts: BaseFacts) -> Team:
+    router = recipe.team.router
+    custom = load_callable(router.callable, key="team.router.callable", folder=recipe.folder) if router.callable else None
+    tokenizer = load_tokenizer(folder, recipe.base.source)
+    return build_team(recipe.team, tokenizer, base_context_tokens=facts.context_tokens, custom_router=custom)
+
+
+def _prompt_tokens(recipe: Recipe, team: Team) -> int:
+    """The longest first prompt among a few items, rendered with the real tokenizer."""
+    if isinstance(recipe.task, ScriptTaskSection):
+        prompts = [""]
+    else:
+        task = build_task(recipe.task, recipe.folder)
+        task.check_agents(team.names, team.router.max_messages)
+        task.check_router(team.router)
+        items = task.items("train")
+        prompts = [items[i].prompt for i in range(SAMPLE_ITEMS if items.size is None else min(SAMPLE_ITEMS, items.size))]
+    return max(len(team.protocol.begin(prompt).prompt_for(team.names[0])) for prompt in prompts)
+
+
+def _turn_tokens(team: Team) -> int:
+    """Tokens a turn costs beside its message: its opening, header and closing."""
+    chat = team.protocol.chat
+    return len(chat.encode(chat.agent_open + f"{team.names[0]}:\n")) + len(team.protocol.close_ids)
+
+
+def _adapter_parameters(lora: Any, facts: BaseFacts) -> int:
+    wanted = lora.targets
+    chosen = [m for m in facts.linears if wanted == "all-linear" or m.name in wanted or m.name.rpartition(".")[2] in wanted]
+    if not chosen:
+        names = ", ".join(sorted({m.name.rpartition(".")[2] for m in facts.linears}))
+        raise UserError(f"team.agents: lora.targets = {wanted!r} names no linear layer of this base; it has {names}")
+    narrow = min(min(m.in_features, m.out_features) for m in chosen)
+    if lora.rank > narrow:
+        raise UserError(f"team.agents: lora.rank = {lora.rank} is larger than a layer is wide; use at most {narrow}")
+    magnitudes = sum(m.out_features for m in chosen) if lora.dora else 0
+    return sum(lora.rank * (m.in_features + m.out_features) for m in chosen) + magnitudes
+
+
+def _memory(
+    recipe: Recipe, facts: BaseFacts, adapters: dict[str, int], transcript: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, int]:
+    rollout, training = recipe.rollout, recipe.training
+    value = dtype.itemsize
+    rows = min(rollout.requests_per_batch, max(rollout.items_per_stage * rollout.episodes_per_item, recipe.evaluation.items))
+    moments = 8 if training.optimizer == "adamw" else 2
+    stored = facts.parameters * STORED_BYTES.get(recipe.base.quantization, value)
+    per_token = (facts.hidden_size * HIDDEN_COPIES + facts.intermediate_size * MLP_COPIES) * value
+    if value < 4:
+        per_token += (facts.hidden_size * HIDDEN_CASTS + facts.intermediate_size * MLP_CASTS) * 4
+    layers = 1 if training.gradient_checkpointing else facts.layers
+    kept = facts.hidden_size * facts.layers * value if training.gradient_checkpointing else 0
+    tokens = max(training.tokens_per_microbatch, transcript)
+    messages = rollout.items_per_stage * rollout.episodes_per_item * rollout.max_message_tokens
+    chunk = min(training.head_chunk_tokens, messages)
+    return {
+        "libraries" if device.type == "cpu" else "CUDA context": _libraries(device),
+        "base": int(stored),
+        "adapters": 4 * sum(adapters.values()),
+        # every agent's moments, and while one updates: its weights before and after, their moments before, gradients
+        "optimizer": moments * sum(adapters.values()) + (4 * 3 + moments) * max(adapters.values()),
+        **_sampling_memory(recipe, int(stored), rows * transcript * _cached_values(facts) * value, device),
+        "activations": int(tokens * (per_token * layers + kept)) + messages * facts.hidden_size * value,
+        "KL head chunk": chunk * facts.vocab_size * 4 * HEAD_COPIES,
+    }
+
+
+def _cached_values(facts: BaseFacts) -> int:
+    """Keys and values that one token leaves in a KV cache."""
+    return facts.layers * facts.kv_heads * facts.head_dim * 2
+
+
+def _sampling_memory(recipe: Recipe, base: int, cache: int, device: torch.device) -> dict[str, int]:
+    """What the engine takes beside the trainer: the cache of the trainer's own model, vLLM's share, or nothing here."""
+    vllm = recipe.rollout.vllm
+    if recipe.rollout.engine == "vllm_server":
+        return {"KV cache": 0}
+    if recipe.rollout.engine == "transformers":
+        return {"KV cache": cache}
+    if device.type == "cpu":
+        return {"KV cache": vllm.kv_cache_gib * 2**30, "vLLM's base": base}
+    return {"KV cache": 0, "vLLM's share": int(vllm.memory_share * torch.cuda.get_device_properties(device).total_memory)}
+
+
+def _peak(memory: dict[str, int], *, engine: str, offload: str) -> int:
+    """Rollouts and updates take turns: the cache of the trainer's own model is gone when an update begins, and an update's
+    activations when a rollout does. vLLM keeps what it has, unless it always sleeps during updates."""
+    update = memory["activations"] + memory["KL head chunk"]
+    sampling = memory["KV cache"] + memory.get("vLLM's share", 0) + memory.get("vLLM's base", 0)
+    rest = sum(memory.values()) - update - sampling
+    keeps = engine == "vllm" and not ("vLLM's share" in memory and offload == "always")
+    return rest + (sampling + update if keeps else max(sampling, update))
+
+
+def _libraries(device: torch.device) -> int:
+    """On a CPU the process itself, measured now that it has imported what a run imports; on a GPU the context's usual size."""
+    return peak_memory(device) if device.type == "cpu" else 500 * 2**20
+
+
+_UNGATED = {
+    "penalty_adaptive": "only a KL penalty holds an update back; its weight doubles and halves to keep the KL near delta",
+    "penalty_fixed": "only a KL penalty of fixed weight holds an update back",
+    "none": "nothing holds an update back",
+}
+
+
+def _in_words(recipe: Recipe) -> str:
+    region = recipe.trust_region
+    unit = "summed over each message's tokens" if region.reduction == "message_sum" else "averaged over each message's tokens"
+    played = recipe.training.items_per_rollout(recipe.rollout.items_per_stage, len(recipe.team.agents))
+    items = f"{region.heldout_items(played)} of {played} items"
+    if region.kind in _UNGATED:
+        return (
+            f"Trust region: {_UNGATED[region.kind]}. No update is shortened or rejected; how far each one went is measured on "
+            f"{items} and counted as out of region beyond {region.delta:g} nats."
+        )
+    share = " (the team's average: it is shared anew after each stage, by gain)" if region.radii == "gain_weighted" else ""
+    if region.kind == "adaptive_radius":
+        share = " (at first: it moves until the steps' mean KL is that)"
+    step = "lengthened to the boundary or shortened to fit" if region.step == "fill" else "shortened to fit"
+    return (
+        f"Trust region: an update is accepted only if the {region.estimator} KL from the agent it replaces, {unit}, is at most "
+        f"{region.delta:g} nats{share} with {region.confidence:.0%} confidence, on {items} held out from its gradient, and its "
+        f"surrogate gain there is positive. A step is {step}; if nothing fits it is rejected and the agent stays as it was, bit "
+        "for bit."
+    )
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return ""

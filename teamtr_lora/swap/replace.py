@@ -1,0 +1,323 @@
+"""`swap`: one agent's adapter replaced, with the steps and checks of app:align and app:pnp-protocol.
+
+    compatibility -> probe -> (Stage-0) -> swap shock -> new team version
+
+Every finished part is kept in the place's work folder until the report is out: killed at any moment, the old team or the new one
+is there, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from teamtr_lora.base.frozen_base import base_facts
+from teamtr_lora.base.source import beside, resolve
+from teamtr_lora.base.versions import content_hash
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import sha256
+from teamtr_lora.evaluation.contents import code_hashes
+from teamtr_lora.recipe import Recipe, ScriptTaskSection
+from teamtr_lora.recipe.team_sections import nearest
+from teamtr_lora.registry.identity import identify_folder
+from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.swap.aligning import align, not_reached, scorer_for
+from teamtr_lora.swap.compatibility import STRINGS, Check, Fitting, fit_adapter, stop_on_failure, token_check
+from teamtr_lora.swap.newcomer import Incoming, find_incoming
+from teamtr_lora.swap.places import HeldTeam, Place, Replacement
+from teamtr_lora.swap.probe_contexts import Probe, context_strings, play_probe, probe_from, probe_record
+from teamtr_lora.swap.shock import TeamScore, score_team, shock
+from teamtr_lora.swap.stage0 import Alignment, Half, Reading, Teacher, in_chunks, probe_batch, teacher_states
+from teamtr_lora.swap.swap_report import Listener, SwapOptions, SwapReport, report_from
+from teamtr_lora.swap.work import Work
+from teamtr_lora.tasks import Task, build_task
+
+
+@contextmanager
+def swapped(
+    place: Place, options: SwapOptions, *, registry: Registry, task: Task | None = None, listener: Listener | None = None
+) -> Iterator[SwapReport]:
+    """Swaps, and gives the report; when that has been dealt with, the work folder goes."""
+    with place.changing():
+        work = Work(place.work)
+        report = _Swap(place, options, registry, task, listener or Listener(), work).run()
+        yield report
+        work.clear()
+
+
+def plan_swap(
+    place: Place, options: SwapOptions, *, registry: Registry, task: Task | None = None, listener: Listener | None = None
+) -> SwapReport:
+    """The compatibility report and what a swap would do; nothing is changed."""
+    return _Swap(place, options, registry, task, listener or Listener(), None).plan()
+
+
+class _Swap:
+    def __init__(
+        self, place: Place, options: SwapOptions, registry: Registry, task: Task | None, listener: Listener, work: Work | None
+    ) -> None:
+        self.place, self.options, self.registry, self.listener = place, options, registry, listener
+        self._work = work
+        self.started = time.monotonic()
+        self.held: HeldTeam = place.read()
+        self.recipe = options.applied(self.held.recipe)
+        self.agent = _known_agent(self.recipe, options.agent)
+        self.candidate = _free_name([agent.name for agent in self.recipe.team.agents])
+        self._given_task = task
+
+    @property
+    def work(self) -> Work:
+        assert self._work is not None
+        return self._work
+
+    @property
+    def radius(self) -> float:
+        return self.recipe.swap.delta_align or self.recipe.trust_region.delta
+
+    # --- the two entrances
+
+    def run(self) -> SwapReport:
+        request = {**asdict(self.options), "swap": self.recipe.swap.model_dump(), "items": self._items()}
+        if (finished := self._finished(request)) is not None:
+            return finished
+        task = self.task()
+        incoming, fitting = self._look()
+        begun_from = {agent: version.name for agent, version in self.held.versions.items()}
+        self.work.begin({**request, "from": begun_from, "contents": self._contents(incoming)})
+        playable = self._open(fitting)
+        try:
+            return self._carry_out(playable, task, incoming, fitting)
+        finally:
+            playable.close()
+
+    def plan(self) -> SwapReport:
+        incoming, fitting = self._look()
+        if incoming.tokenizer is not None:
+            playable = self._open(fitting)
+            try:
+                probe = self._play_probe(playable, self.task())
+                self._compare_tokens(playable, incoming, fitting, probe)
+            finally:
+                playable.close()
+        else:
+            fitting.checks.append(token_check(incoming, None, self.identity, ()))
+            self.listener.checks(fitting.checks)
+            stop_on_failure(fitting.checks)
+        swap = self.recipe.swap
+        plan = [f"play the team until {self.agent} has spoken in {swap.probe_contexts} contexts"]
+        if swap.stage0:
+            plan.append(
+                f"align the new adapter until its held-out KL is within {self.radius:g}, in at most {swap.align_steps} steps"
+            )
+        plan.append(f"measure the team on {self._items()} held-out items before and after")
+        plan.append(f"replace {self.held.versions[self.agent].name} of {self.agent} in {self.place.where}")
+        return self._report("dry run", fitting.checks, None, {}, plan=plan)
+
+    # --- steps
+
+    def _look(self) -> tuple[Incoming, Fitting]:
+        """Everything that needs neither the base's weights nor an episode."""
+        incoming = find_incoming(self.options.spec, self.registry, self.held.adapters / self.agent)
+        if incoming.kind == "stored":
+            incoming = self.place.known(incoming, self.agent)
+        base = self.recipe.base
+        source = beside(base.source, self.recipe.folder)
+        folder = resolve(source, base.revision)
+        self.identity = identify_folder(folder, source, base.revision)
+        old = next(a.lora for a in self.recipe.team.agents if a.name == self.agent)
+        fitting = fit_adapter(self.recipe, old, self.agent, incoming, base_facts(folder), self.identity)
+        if fitting.lora is None:
+            self.listener.checks(fitting.checks)
+            stop_on_failure(fitting.checks)
+        return incoming, fitting
+
+    def _open(self, fitting: Fitting) -> PlayableTeam:
+        self.listener.phase("loading the base")
+        assert fitting.lora is not None
+        recipe = self.recipe
+        playable = open_team(
+            recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder, extra={self.candidate: fitting.lora}
+        )
+        try:
+            load_versions(playable, self.held.versions, self.held.adapters)
+            if fitting.tensors is not None:
+                playable.bank.restore(self.candidate, fitting.tensors)
+        except BaseException:
+            playable.close()
+            raise
+        return playable
+
+    def _carry_out(self, playable: PlayableTeam, task: Task, incoming: Incoming, fitting: Fitting) -> SwapReport:
+        record = self.work.get("probe")
+        probe = probe_from(record) if record else self._play_probe(playable, task)
+        self.work.put("probe", probe_record(probe))
+        self._compare_tokens(playable, incoming, fitting, probe)
+        scores = {"before": self._score(playable, task, "before", None)}
+        scores["direct"] = self._score(playable, task, "direct", (self.agent, self.candidate))
+        alignment = None
+        if self.recipe.swap.stage0:
+            alignment = self._align(playable, probe)
+            scores["aligned"] = self._score(playable, task, "aligned", (self.agent, self.candidate))
+        return self._commit(playable, fitting, alignment, scores, probe)
+
+    def _play_probe(self, playable: PlayableTeam, task: Task) -> Probe:
+        progress = self.listener.phase("playing the probe")
+        return play_probe(playable, task, self.recipe, [self.agent], self.recipe.swap.probe_contexts, progress)
+
+    def _compare_tokens(self, playable: PlayableTeam, incoming: Incoming, fitting: Fitting, probe: Probe) -> None:
+        tokenizer = playable.base.tokenizer
+        strings = context_strings(probe, tokenizer, STRINGS) if incoming.tokenizer is not None else []
+        fitting.checks.append(token_check(incoming, tokenizer, self.identity, strings))
+        self.listener.checks(fitting.checks)
+        stop_on_failure(fitting.checks)
+
+    def _score(self, playable: PlayableTeam, task: Task, name: str, stand_in: tuple[str, str] | None) -> TeamScore:
+        known = self.work.get(name)
+        if known is not None:
+            return TeamScore(**known)
+        progress = self.listener.phase(f"measuring the team: {name}")
+        score = score_team(playable, task, self.recipe, self._items(), stand_in=stand_in, progress=progress)
+        self.work.put(name, score.as_dict())
+        return score
+
+    def _align(self, playable: PlayableTeam, probe: Probe) -> Alignment:
+        recipe = self.recipe
+        scorer = scorer_for(playable, recipe)
+        fit, held = probe.halves(self.agent, recipe.swap.probe_contexts, recipe.seed)
+
+        def half(chunks: list[list[Any]], *, learn: bool) -> Half:
+            playable.bank.activate(self.agent)
+            limit = recipe.training.tokens_per_microbatch
+            batches = [probe_batch(scorer, chunk, limit, with_context=learn) for chunk in chunks]
+            return Half(batches, [Teacher(teacher_states(scorer, batch)) for batch in batches])
+
+        with playable.training_memory():
+            fit_half = half(in_chunks(fit, recipe.swap.contexts_per_step), learn=True)
+            held_half = half([held], learn=False)
+            alignment = align(
+                self.work, "stage0", self.listener, scorer, playable, self.candidate, fit_half, held_half, recipe, self.radius
+            )
+        if not alignment.reached:
+            self.work.clear()
+            raise UserError(not_reached(self.agent, alignment, self.place.where, self.recipe.swap.align_steps))
+        return alignment
+
+    def _commit(
+        self, playable: PlayableTeam, fitting: Fitting, alignment: Alignment | None, scores: dict[str, TeamScore], probe: Probe
+    ) -> SwapReport:
+        bank, how = playable.bank, "stage0" if alignment else "direct"
+        assert fitting.lora is not None
+        tensors = {name: tensor.cpu().clone() for name, tensor in bank.tensors(self.candidate).items()}
+        config = bank.config(self.candidate)
+        report = self._report(how, fitting.checks, alignment, scores, probe.sampled_tokens, content_hash(tensors, config))
+        measured = {
+            "delta_align": alignment.delta if alignment else None,
+            "kl_before": _kl(alignment.before) if alignment else None,
+            "kl_after": _kl(alignment.after) if alignment else None,
+            "steps": alignment.steps if alignment else 0,
+            "evaluation": scores["aligned" if alignment else "direct"].evaluation,
+            "evaluation_before": scores["before"].evaluation,
+            "sampled_tokens": report.sampled_tokens,
+            "trained_tokens": report.trained_tokens,
+            "seconds": report.seconds,
+        }
+        self.work.put("report", asdict(report))
+        replacement = Replacement(self.agent, tensors, config, fitting.lora, how, self.options.spec, measured)
+        versions = self.place.commit(replacement)
+        report = SwapReport(**{**vars(report), "new": versions[self.agent], "versions": versions})
+        self.work.put("report", asdict(report))
+        return report
+
+    # --- pieces
+
+    def task(self) -> Task:
+        if self._given_task is not None:
+            return self._given_task
+        if isinstance(self.recipe.task, ScriptTaskSection):
+            raise UserError(f"{self.place.where}: this team's items and rewards live in a Python script; swap it from there")
+        return build_task(self.recipe.task, self.recipe.folder)
+
+    def _items(self) -> int:
+        return self.options.items or self.recipe.evaluation.items
+
+    def _finished(self, request: dict[str, Any]) -> SwapReport | None:
+        """The report of a swap that was killed after the team had changed."""
+        begun, report = self.work.request(), self.work.get("report")
+        if begun is None or report is None or {k: v for k, v in begun.items() if k not in ("from", "contents")} != request:
+            return None
+        if self.held.versions[self.agent].content_hash != report["content_hash"] or self._renewed(begun.get("contents")):
+            return None
+        versions = {agent: version.name for agent, version in self.held.versions.items()}
+        restored = report_from({**report, "versions": versions, "new": versions[self.agent]})
+        self.listener.checks(restored.checks)
+        return restored
+
+    def _contents(self, incoming: Incoming) -> dict[str, Any]:
+        """What the request only names: with other weights or code under the same names it is another swap."""
+        base = self.identity.base.weights_hash
+        return {"adapter": _file_hashes(incoming), "base": base, "code": code_hashes(self.recipe)}
+
+    def _renewed(self, begun: dict[str, Any] | None) -> bool:
+        """Whether `--with` names another adapter than the one that was swapped in. One that is gone since was wanted before."""
+        try:
+            incoming = find_incoming(self.options.spec, self.registry, self.held.adapters / self.agent)
+        except UserError:
+            return False
+        return begun is not None and begun["adapter"] != _file_hashes(incoming)
+
+    def _report(
+        self,
+        how: str,
+        checks: list[Check],
+        alignment: Alignment | None,
+        scores: dict[str, TeamScore],
+        probe_tokens: int = 0,
+        content: str | None = None,
+        plan: list[str] | None = None,
+    ) -> SwapReport:
+        before, direct, aligned = (scores.get(name) for name in ("before", "direct", "aligned"))
+        return SwapReport(
+            team=self.place.where,
+            agent=self.agent,
+            source=self.options.spec,
+            how=how,
+            old=self.held.versions[self.agent].name,
+            new=None,
+            content_hash=content,
+            versions={agent: version.name for agent, version in self.held.versions.items()},
+            checks=checks,
+            alignment=alignment,
+            before=before,
+            direct=direct,
+            aligned=aligned,
+            shock_direct=shock(before, direct) if before and direct else None,
+            shock_aligned=shock(before, aligned) if before and aligned else None,
+            sampled_tokens=probe_tokens + sum(score.sampled_tokens for score in scores.values()),
+            trained_tokens=alignment.trained_tokens if alignment else 0,
+            seconds=time.monotonic() - self.started,
+            plan=plan or [],
+        )
+
+
+def _known_agent(recipe: Recipe, agent: str) -> str:
+    names = [a.name for a in recipe.team.agents]
+    if agent not in names:
+        like = nearest(agent, names)
+        raise UserError(f"--agent {agent!r}: " + (f"did you mean {like!r}?" if like else f"the team has {', '.join(names)}"))
+    return agent
+
+
+def _free_name(names: list[str]) -> str:
+    return next(name for name in ("candidate", *(f"candidate-{i}" for i in range(2, 99))) if name not in names)
+
+
+def _file_hashes(incoming: Incoming) -> dict[str, str]:
+    return {name: sha256(data) for name, data in (incoming.contents or {}).items()}
+
+
+def _kl(reading: Reading) -> dict[str, float | None]:
+    return asdict(reading)

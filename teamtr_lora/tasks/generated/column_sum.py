@@ -1,0 +1,121 @@
+"""Adding two numbers by columns, one column a message: the embedded task.
+
+    347+285     ->  7+5+0=12   (ones: digits, carry in, total)
+                    4+8+1=13   (tens)
+                    3+2+1=6    (hundreds)
+
+The team's sum is read column by column from all messages, so every message is needed; and a message needs the carry of the
+one before it. Procedural, seeded and unlimited; a pair of numbers, in either order, belongs to train or to test by a hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Sequence
+
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.machinery.forms import Form
+from teamtr_lora.tasks.machinery.task import Item, Split, Task, item_of
+from teamtr_lora.team import Episode, Message
+
+TOTAL = re.compile(r"=\s*([0-9]+)")
+TEST_SHARE = 0.2  # of all pairs of numbers
+
+
+def column_totals(first: int, second: int, digits: int) -> list[int]:
+    """The total of each column from the right, carry included."""
+    totals: list[int] = []
+    carry = 0
+    for column in range(digits):
+        totals.append(first // 10**column % 10 + second // 10**column % 10 + carry)
+        carry = totals[-1] // 10
+    return totals
+
+
+def split_of(first: int, second: int) -> Split:
+    digest = hashlib.sha256(f"{min(first, second)}+{max(first, second)}".encode()).digest()
+    return "test" if digest[0] < 256 * TEST_SHARE else "train"
+
+
+class ColumnItems:
+    """Item `position` of a split: drawn from a generator seeded by the position alone."""
+
+    size: int | None = None
+
+    def __init__(self, digits: int, split: Split) -> None:
+        self._digits, self._split = digits, split
+
+    def __getitem__(self, position: int) -> Item:
+        rng = random.Random(f"column_sum/{self._digits}/{self._split}/{position}")
+        low, high = 10 ** (self._digits - 1), 10**self._digits - 1
+        while True:
+            first, second = rng.randint(low, high), rng.randint(low, high)
+            if split_of(first, second) == self._split:
+                return Item(
+                    id=f"{self._split}:{first}+{second}",
+                    prompt=f"{first}+{second}",
+                    data={"totals": column_totals(first, second, self._digits), "answer": str(first + second)},
+                )
+
+
+class ColumnData(Form):
+    totals: list[int]
+
+
+class ColumnSum(Task):
+    name = "column_sum"
+    data_form = ColumnData
+
+    def __init__(self, digits: int = 3, credit: str = "all") -> None:
+        self.digits, self.credit = digits, credit
+        self.needs_every_message = digits > 1
+
+    def check_item(self, item: Item) -> None:
+        super().check_item(item)
+        if len(item.data["totals"]) != self.digits:
+            raise UserError(f"item {item.id}: data.totals has {len(item.data['totals'])} columns; set digits to that")
+
+    def items(self, split: Split) -> ColumnItems:
+        return ColumnItems(self.digits, split)
+
+    def score(self, episodes: Sequence[Episode]) -> list[float]:
+        """The last word on each column counts, so a team with several rounds may correct itself."""
+        shares = [self._share_right(episode) for episode in episodes]
+        return shares if self.credit == "columns" else [float(share == 1) for share in shares]
+
+    def _share_right(self, episode: Episode) -> float:
+        expected = [str(total) for total in item_of(episode).data["totals"]]
+        return sum(s == e for s, e in zip(self._totals(episode), expected, strict=True)) / self.digits
+
+    def _totals(self, episode: Episode) -> list[str | None]:
+        stated = [self.answer(message.text) for message in episode.messages]
+        last = {turn % self.digits: answer for turn, answer in enumerate(stated)}
+        return [last.get(column) for column in range(self.digits)]
+
+    def vote(self, episode: Episode) -> str | None:
+        """All the columns: the last message alone is one of them."""
+        totals = self._totals(episode.as_answered())
+        return None if None in totals else " ".join(map(str, totals))
+
+    def success(self, reward: float) -> bool:
+        return reward >= 1
+
+    def answer(self, text: str) -> str | None:
+        """The column total a message states: its last `=number`."""
+        found = TOTAL.findall(text)
+        return (found[-1].lstrip("0") or "0") if found else None
+
+    def part(self, message: Message) -> int:
+        return message.turn % self.digits
+
+    def message_correct(self, item: Item, message: Message) -> bool:
+        return self.answer(message.text) == str(item.data["totals"][self.part(message)])
+
+    def check_agents(self, agents: Sequence[str], max_messages: int) -> None:
+        if max_messages < self.digits:
+            raise UserError(
+                f"task.digits = {self.digits}: the team speaks {max_messages} messages an episode and each column needs one; "
+                f"set task.digits={max_messages} or add agents or rounds"
+            )

@@ -1,0 +1,143 @@
+"""countdown: reach a target with the given numbers, each used once, by + - * /. The last message's last expression counts."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from teamtr_lora.tasks.machinery.forms import Form
+from teamtr_lora.tasks.machinery.task import Item, Split, Task, item_of
+from teamtr_lora.team import Episode, Message
+
+TEST_SHARE = 0.2
+LONGEST = 200
+# All that hangs together, also what is no expression: a part of `1.5+3` or `-5+3` must not pass for one
+EXPRESSION = re.compile(r"[-+*/().,^0-9 ]*[0-9)]")
+PLAIN = re.compile(r"[-+*/()0-9 ]+")
+TOKEN = re.compile(r"[0-9]+|[-+*/()]")
+SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
+LATEX = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\left": "", r"\right": ""}
+TIMES = re.compile(r"(?<=[0-9)]) ?[xX] ?(?=[0-9(])")
+FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
+PUNCTUATION = re.compile(r"[.,](?=\s|$)|^\s*[-*]\s", re.MULTILINE)  # the end of a sentence, the bullet of a list
+
+
+def expression_in(text: str) -> str | None:
+    """The last run of numbers and signs that has a sign in it."""
+    text = FRACTION.sub(r"(\1)/(\2)", text[-5_000:].translate(SIGNS))
+    for command, sign in LATEX.items():
+        text = text.replace(command, sign)
+    text = TIMES.sub("*", PUNCTUATION.sub("\n", text))
+    found = [part for part in EXPRESSION.findall(text) if re.search(r"[-+*/]", part)]
+    return found[-1].strip() if found and len(found[-1]) <= LONGEST else None
+
+
+def value_of(expression: str) -> tuple[Fraction, list[int]] | None:
+    """The exact value and the numbers used; None for anything that is no expression."""
+    tokens = TOKEN.findall(expression) if PLAIN.fullmatch(expression) else []
+    numbers = [int(token) for token in tokens if token.isdigit()]
+    try:
+        value, end = _sum(tokens, 0)
+    except (IndexError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+    return (value, numbers) if end == len(tokens) else None
+
+
+def _sum(tokens: list[str], place: int) -> tuple[Fraction, int]:
+    value, place = _product(tokens, place)
+    while place < len(tokens) and tokens[place] in "+-":
+        other, after = _product(tokens, place + 1)
+        value, place = (value + other if tokens[place] == "+" else value - other), after
+    return value, place
+
+
+def _product(tokens: list[str], place: int) -> tuple[Fraction, int]:
+    value, place = _atom(tokens, place)
+    while place < len(tokens) and tokens[place] in "*/":
+        other, after = _atom(tokens, place + 1)
+        value, place = (value * other if tokens[place] == "*" else value / other), after
+    return value, place
+
+
+def _atom(tokens: list[str], place: int) -> tuple[Fraction, int]:
+    if tokens[place] == "(":
+        value, place = _sum(tokens, place + 1)
+        if tokens[place] != ")":
+            raise ValueError("an open bracket")
+        return value, place + 1
+    return Fraction(int(tokens[place])), place + 1  # a ValueError where no number stands
+
+
+class CountdownData(Form):
+    numbers: list[int]
+    target: int
+
+
+class Countdown(Task):
+    name = "countdown"
+    data_form = CountdownData
+
+    def __init__(self, numbers: int = 3, shots: int = 2) -> None:
+        self._numbers, self._shots = numbers, shots
+
+    def items(self, split: Split) -> CountdownItems:
+        return CountdownItems(self._numbers, self._shots, split)
+
+    def score(self, episodes: Sequence[Episode]) -> list[float]:
+        return [float(bool(e.messages) and self._right(item_of(e), e.messages[-1].text)) for e in episodes]
+
+    def _right(self, item: Item, text: str) -> bool:
+        expression = expression_in(text)
+        found = value_of(expression) if expression else None
+        return found is not None and found[0] == item.data["target"] and sorted(found[1]) == sorted(item.data["numbers"])
+
+    def answer(self, text: str) -> str | None:
+        return expression_in(text)
+
+    def message_correct(self, item: Item, message: Message) -> bool:
+        return self._right(item, message.text)
+
+
+class CountdownItems:
+    """Item `position` of a split, drawn from a generator seeded by the position alone; its examples are always training ones."""
+
+    size: int | None = None
+
+    def __init__(self, numbers: int, shots: int, split: Split) -> None:
+        self._numbers, self._shots, self._split = numbers, shots, split
+
+    def __getitem__(self, position: int) -> Item:
+        rng = random.Random(f"countdown/{self._numbers}/{self._shots}/{self._split}/{position}")
+        numbers, target, solution = self._draw(rng, self._split)
+        examples = [self._draw(rng, "train") for _ in range(self._shots)]
+        lines = [
+            f"{_question(shown, goal)} {way}"
+            for shown, goal, way in examples
+            if (sorted(shown), goal) != (sorted(numbers), target)
+        ]
+        rule = "Reach the target with all the numbers, each once, by + - * /."
+        data = {"numbers": numbers, "target": target, "solution": solution}
+        return Item(f"{self._split}:{position}", "\n".join([rule, *lines, _question(numbers, target)]), data)
+
+    def _draw(self, rng: random.Random, split: Split) -> tuple[list[int], int, str]:
+        while True:
+            numbers = [rng.randint(1, 20) for _ in range(self._numbers)]
+            solution = str(numbers[0])
+            for number in numbers[1:]:
+                sign = rng.choice("+-*")
+                solution = (
+                    f"({solution}){sign}{number}" if sign == "*" and re.search(r"[-+]", solution) else f"{solution}{sign}{number}"
+                )
+            value = value_of(solution)
+            assert value is not None
+            shuffled = rng.sample(numbers, len(numbers))
+            digest = hashlib.sha256(f"{sorted(numbers)} {value[0]}".encode()).digest()
+            if 0 < value[0] <= 999 and (digest[0] < 256 * TEST_SHARE) == (split == "test"):
+                return shuffled, int(value[0]), solution
+
+
+def _question(numbers: Sequence[int], target: int) -> str:
+    return f"Numbers {', '.join(map(str, numbers))}; target {target}:"

@@ -1,0 +1,115 @@
+"""Small generated questions with a number for an answer: what a base of a hundred million parameters can learn from.
+
+Each prompt shows a few solved examples, then the question. The team's answer is the last number in its last message. Procedural,
+seeded and unlimited; a question, in any order of its parts, belongs to train or to test by a hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from teamtr_lora.tasks.machinery.forms import Form
+from teamtr_lora.tasks.machinery.task import Item, Split, Task, item_of
+from teamtr_lora.team import Episode
+
+# Everything that hangs together with a digit, so that 12.34, 7/34 or 34th is not taken for 34
+NUMBER = re.compile(r"(?<![0-9A-Za-z_])-?[0-9]+(?:[.,:/^][0-9]+)*[0-9A-Za-z_]*")
+INTEGER = re.compile(r"(-?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+))(?:\.0+)?")
+TEST_SHARE = 0.2
+LONGEST = 30  # digits of a number that could be an answer
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Question:
+    text: str
+    answer: int
+    key: str  # equal for questions that are the same up to order: they must not be on both sides of the split
+
+
+def _arithmetic(rng: random.Random) -> Question:
+    terms = [rng.randint(1, 20) for _ in range(3)]
+    return Question("+".join(map(str, terms)) + "=", sum(terms), f"sum {sorted(terms)}")
+
+
+def _products(rng: random.Random) -> Question:
+    first, second = rng.randint(2, 12), rng.randint(2, 99)
+    return Question(f"{first}*{second}=", first * second, f"product {sorted((first, second))}")
+
+
+def _largest(rng: random.Random) -> Question:
+    numbers = rng.sample(range(1, 100), 4)
+    return Question(f"Largest of {', '.join(map(str, numbers))}:", max(numbers), f"largest {sorted(numbers)}")
+
+
+def _letter_count(rng: random.Random) -> Question:
+    letter = rng.choice(LETTERS[:8])
+    word = "".join(rng.choice(LETTERS[:8]) for _ in range(rng.randint(4, 8)))
+    return Question(f"How many {letter} in {word}:", word.count(letter), f"letters {letter} {''.join(sorted(word))}")
+
+
+GENERATORS: dict[str, Callable[[random.Random], Question]] = {
+    "arithmetic": _arithmetic,
+    "products": _products,
+    "largest": _largest,
+    "letter_count": _letter_count,
+}
+
+
+def split_of(question: Question) -> Split:
+    return "test" if hashlib.sha256(question.key.encode()).digest()[0] < 256 * TEST_SHARE else "train"
+
+
+class SmallItems:
+    """Item `position` of a split, drawn from a generator seeded by the position alone; its examples are always training ones."""
+
+    size: int | None = None
+
+    def __init__(self, name: str, shots: int, split: Split) -> None:
+        self._name, self._shots, self._split = name, shots, split
+
+    def __getitem__(self, position: int) -> Item:
+        rng = random.Random(f"{self._name}/{self._shots}/{self._split}/{position}")
+        question = self._draw(rng, self._split)
+        examples = [self._draw(rng, "train") for _ in range(self._shots)]
+        lines = [f"{shown.text} {shown.answer}" for shown in examples if shown.key != question.key]
+        return Item(
+            id=f"{self._split}:{position}:{question.text}",
+            prompt="\n".join([*lines, question.text]),
+            data={"answer": str(question.answer)},
+        )
+
+    def _draw(self, rng: random.Random, split: Split) -> Question:
+        while True:
+            question = GENERATORS[self._name](rng)
+            if split_of(question) == split:
+                return question
+
+
+class SmallData(Form):
+    answer: str
+
+
+class SmallTask(Task):
+    data_form = SmallData
+
+    def __init__(self, name: str, shots: int = 4) -> None:
+        self.name, self.shots = name, shots
+
+    def items(self, split: Split) -> SmallItems:
+        return SmallItems(self.name, self.shots, split)
+
+    def score(self, episodes: Sequence[Episode]) -> list[float]:
+        return [float(self._right(episode)) for episode in episodes]
+
+    def _right(self, episode: Episode) -> bool:
+        return bool(episode.messages) and self.answer(episode.messages[-1].text) == item_of(episode).data["answer"]
+
+    def answer(self, text: str) -> str | None:
+        found = NUMBER.findall(text)
+        whole = INTEGER.fullmatch(found[-1]) if found and len(found[-1]) < LONGEST else None
+        return str(int(whole[1].replace(",", ""))) if whole else None

@@ -1,0 +1,238 @@
+"""Who answers the team: one interface for suspects, referees and customers.
+
+`ask` returns what the task makes of the reply, or a future of it: an endpoint's replies come in parallel, while the collector
+plays on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe.responder import ResponderSection
+from teamtr_lora.tasks.dataset import read_rows
+from teamtr_lora.team.protocol import without_reasoning
+
+T = TypeVar("T")
+Turn = dict[str, str]  # role (system, user, assistant) and content, as the API has them
+
+CONNECT_SECONDS = 10.0
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
+MOST_BYTES = 4_000_000  # of one answer
+CHARACTERS_PER_TOKEN = 8  # a reply longer than its tokens could be is cut
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+
+
+class Responder:
+    """Plays one side of a conversation. `turns` are that side's view: its system text, what it was told, what it said."""
+
+    live = True  # somebody is there: an episode may be expected to end by their word
+
+    def ask(self, turns: Sequence[Turn], then: Callable[[str], T]) -> T | Future[T]:
+        """`then` makes what is wanted of the reply, which may be empty but is never too long."""
+        raise TypeError(f"{type(self).__name__} answers nothing")
+
+
+class Silent(Responder):
+    """Nobody: scores messages that were recorded, where the replies to them no longer matter."""
+
+    live = False
+
+    def ask(self, turns: Sequence[Turn], then: Callable[[str], T]) -> T:
+        return then("")
+
+
+class Scripted(Responder):
+    """Replies by a rule, at once; the same turns always get the same reply."""
+
+    def __init__(self, say: Callable[[Sequence[Turn]], str]) -> None:
+        self._say = say
+
+    def ask(self, turns: Sequence[Turn], then: Callable[[str], T]) -> T:
+        return then(tidy(self._say(turns), MOST_BYTES))
+
+
+class Endpoint(Responder):
+    """An OpenAI-compatible chat server, asked from a few threads; daemons, so that a run that ends never waits for them."""
+
+    def __init__(self, section: ResponderSection) -> None:
+        assert section.url is not None
+        self._section, self._model = section, section.model
+        self._where = f"task.responder.url = {section.url!r}"
+        self._key = _api_key(section.api_key_variable)
+        try:
+            parts = urlsplit(section.url)
+            self._connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+            self._connect(parts.netloc)  # connects nowhere yet, but reads the host and the port
+        except (HTTPException, ValueError) as error:
+            raise UserError(f"{self._where}: is no address ({error}); write it like http://host:8000/v1") from error
+        self._host = parts.netloc
+        self._path = parts.path.rstrip("/").removesuffix("/chat/completions") or "/v1"
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Sequence[Turn], Callable[[str], Any]]] = queue.SimpleQueue()
+        self._lock, self._threads = threading.Lock(), 0
+
+    def ask(self, turns: Sequence[Turn], then: Callable[[str], T]) -> Future[T]:
+        future: Future[T] = Future()
+        self._jobs.put((future, list(turns), then))
+        with self._lock:
+            if self._threads < self._section.requests:
+                self._threads += 1
+                threading.Thread(target=self._work, name=f"responder-{self._threads}", daemon=True).start()
+        return future
+
+    def _work(self) -> None:
+        kept: list[HTTPConnection] = []  # this thread's connection, if one is open
+        while True:
+            future, turns, then = self._jobs.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(then(self._reply(turns, kept)))
+                except Exception as error:  # whatever it is, it belongs to whoever waits for the reply
+                    future.set_exception(error)
+
+    def _reply(self, turns: Sequence[Turn], kept: list[HTTPConnection]) -> str:
+        section = self._section
+        body = {
+            "model": self._name(kept),
+            "messages": recent(turns, section.context_characters),
+            "max_tokens": section.max_tokens,
+            "temperature": section.temperature,
+        }
+        answer = self._call("POST", "/chat/completions", body, kept)
+        try:
+            content = answer["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise UserError(f"{self._where}: its answer has no choices[0].message.content; is it a chat server?") from error
+        return tidy(content if isinstance(content, str) else "", section.max_tokens * CHARACTERS_PER_TOKEN)
+
+    def _name(self, kept: list[HTTPConnection]) -> str:
+        if self._model is None:
+            try:
+                self._model = str(self._call("GET", "/models", None, kept)["data"][0]["id"])
+            except (KeyError, IndexError, TypeError) as error:
+                raise UserError(f"{self._where}: it lists no model; name one in task.responder.model") from error
+        return self._model
+
+    def _call(self, method: str, path: str, body: Any, kept: list[HTTPConnection]) -> Any:
+        """The JSON of a good answer, after as many tries as it may take."""
+        pause, reason = FIRST_PAUSE_SECONDS, ""
+        for attempt in range(self._section.retries + 1):
+            if attempt:
+                time.sleep(pause * random.uniform(0.5, 1.0))  # not all threads at once
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            try:
+                status, raw = self._send(method, path, body, kept)
+            except (OSError, HTTPException) as error:
+                reason = str(error) or type(error).__name__
+                continue
+            if status == 200:
+                try:
+                    return json.loads(raw)
+                except (ValueError, RecursionError):
+                    reason = "its answer is no JSON"
+                    continue
+            reason = f"it answers {status}: {self._words(raw)}"
+            if status in (401, 403):
+                raise UserError(f"{self._where}: {reason}; put its API key into {self._section.api_key_variable}")
+            if status < 500 and status not in (408, 409, 425, 429):
+                break
+        raise UserError(f"{self._where}: {reason}; start it, correct the address, or see task.responder.model and .retries")
+
+    def _send(self, method: str, path: str, body: Any, kept: list[HTTPConnection]) -> tuple[int, bytes]:
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        sent = None
+        if body is not None:
+            sent, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
+        longest = self._section.timeout_seconds
+        deadline, reused = time.monotonic() + longest, bool(kept)
+        connection = kept.pop() if kept else self._connect(self._host, timeout=min(CONNECT_SECONDS, longest))
+        try:
+            connection.request(method, self._path + path, sent, headers)
+            connection.sock.settimeout(longest)
+            response = connection.getresponse()
+            parts, size = [], 0
+            while part := response.read1(65536):
+                parts.append(part)
+                size += len(part)
+                if size > MOST_BYTES or time.monotonic() > deadline:
+                    raise OSError(f"its answer is over {MOST_BYTES} bytes" if size > MOST_BYTES else "its answer takes too long")
+        except (OSError, HTTPException) as error:
+            connection.close()
+            if reused and isinstance(error, ConnectionError):  # it may have hung up while idle: that is no failure
+                return self._send(method, path, body, kept)
+            raise
+        response.close()
+        if response.will_close:
+            connection.close()
+        else:
+            kept.append(connection)
+        return response.status, b"".join(parts)
+
+    def _words(self, raw: bytes) -> str:
+        """What an error answer says, in one line, without the key."""
+        text = raw[:2000].decode(errors="replace")
+        text = text.replace(self._key, "[key]") if self._key else text
+        return " ".join(text.split())[:300]
+
+
+def recent(turns: Sequence[Turn], longest: int) -> list[Turn]:
+    """The first turn, who one is, and as many of the last ones as have room; the very last always."""
+    room = longest - len(turns[0]["content"])
+    kept: list[Turn] = []
+    for turn in reversed(turns[1:]):
+        room -= len(turn["content"])
+        if kept and room < 0:
+            break
+        kept.append(turn)
+    return [*turns[:1], *reversed(kept)]
+
+
+def tidy(reply: str, longest: int) -> str:
+    """A model's reply as text for a transcript: no reasoning, no control characters, not longer than it may be."""
+    return _CONTROLS.sub("", without_reasoning(reply)).strip()[:longest].rstrip()
+
+
+def build_responder(section: ResponderSection, folder: Path) -> Responder:
+    """`folder` is the recipe's. Nobody answers where the section names nobody; a task refuses to be played so."""
+    if section.url is not None:
+        return Endpoint(section)
+    if section.script is None:
+        return Silent()
+    rows = read_rows(folder / Path(section.script).expanduser(), "task.responder.script")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row.get("reply"), str) or not isinstance(row.get("when", ""), str):
+            raise UserError(f"task.responder.script = {section.script!r}: row {number} is no {{when, reply}} of texts")
+    return Scripted(lambda turns: _scripted_reply(rows, turns))
+
+
+def _scripted_reply(rows: Sequence[Mapping[str, Any]], turns: Sequence[Turn]) -> str:
+    said = turns[-1]["content"].casefold() if turns else ""
+    return next((str(row["reply"]) for row in rows if str(row.get("when", "")).casefold() in said), "")
+
+
+def _api_key(variable: str) -> str:
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"task.responder.api_key_variable: what {variable} holds is no API key (odd characters)")
+    return key
+
+
+def needs_somebody(responder: Responder, task: str) -> None:
+    if not responder.live:
+        raise UserError(
+            f"task.responder: {task} is a conversation, and nobody answers; set task.responder.url to an OpenAI-compatible server"
+        )

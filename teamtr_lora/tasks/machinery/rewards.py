@@ -1,0 +1,188 @@
+"""Reward functions with TRL's signature, over whole batches of finished episodes, and what happens when one misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from teamtr_lora.common.code_paths import user_code
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.machinery.task import item_of
+from teamtr_lora.team import Episode
+
+logger = logging.getLogger(__name__)
+
+RewardFunction = Callable[..., Any]
+LARGEST = 1e100  # sums of squares of larger ones are infinite
+
+# What TRL also passes; a run's own log is metrics.jsonl, so these take what they are given and keep nothing.
+TRL_EXTRAS: dict[str, Any] = {"trainer_state": None, "log_extra": lambda *_, **__: None, "log_metric": lambda *_, **__: None}
+OURS = frozenset({"prompt", "prompts", "completions", "completion_ids", "messages", "episodes", *TRL_EXTRAS})
+
+
+class RewardError(UserError):
+    """A reward function raised, returned a wrong length, or returned something that is no finite number."""
+
+
+class Rewards:
+    """Sums reward functions `f(prompts, completions, completion_ids, **columns) -> list[float | None]` (None: no opinion).
+
+    As in TRL, a string prompt gives string completions (the team's last message) and a conversational one gives lists of
+    messages. `messages` holds the whole transcript, `episodes` the Episode objects, for rewards that look at the team.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[RewardFunction],
+        on_error: Literal["stop", "zero"] = "stop",
+        within: tuple[float, float] = (-math.inf, math.inf),
+    ) -> None:
+        self._functions, self._on_error, self._within = list(functions), on_error, within
+
+    def needed_columns(self) -> dict[str, str]:
+        """Columns of the dataset that a function cannot be called without, and which function that is."""
+        found: dict[str, str] = {}
+        for function in self._functions:
+            try:
+                parameters = inspect.signature(function).parameters
+            except (TypeError, ValueError):  # it says nothing of its arguments: calling it will show
+                continue
+            for p in parameters.values():
+                if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in OURS:
+                    found[p.name] = _name(function)
+        return found
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[float]:
+        if not episodes:
+            return []
+        columns = _columns(episodes)
+        totals: list[list[float]] = [[] for _ in episodes]
+        for function in self._functions:
+            for index, value in enumerate(self._call(function, columns, episodes)):
+                if value is not None:
+                    totals[index].append(value)
+        silent = next((i for i, values in enumerate(totals) if not values), None)
+        if silent is not None:
+            self._fail(f"every reward function returned None for item {episodes[silent].item_id!r}")
+        return [self._noted(sum(values), episode) for values, episode in zip(totals, episodes, strict=True)]
+
+    def _call(self, function: RewardFunction, columns: dict[str, Any], episodes: Sequence[Episode]) -> list[float | None]:
+        name = _name(function)
+        try:
+            values = _called(function, columns)
+        except Exception as error:
+            return self._one_by_one(name, function, columns, episodes, error)
+        if not isinstance(values, (list, tuple)) and hasattr(values, "tolist"):
+            values = values.tolist()  # a tensor or array is fine as long as its length is
+        if not isinstance(values, (list, tuple)) or len(values) != len(episodes):
+            got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
+            self._fail(f"reward {name} returned {got} for {len(episodes)} episodes (items {episodes[0].item_id!r} ...)")
+            return [0.0] * len(episodes)
+        return [self._number(name, value, episode) for value, episode in zip(values, episodes, strict=True)]
+
+    def _one_by_one(
+        self, name: str, function: RewardFunction, columns: dict[str, Any], episodes: Sequence[Episode], first: Exception
+    ) -> list[float | None]:
+        """After a failure: finds the episode that fails on its own. Under `zero` only such episodes get 0."""
+        values: list[float | None] = []
+        for index, episode in enumerate(episodes):
+            row = {key: [column[index]] for key, column in columns.items()}
+            try:
+                values.append(self._number(name, _called(function, row)[0], episode))
+            except RewardError:
+                raise
+            except Exception as error:
+                self._fail(f"reward {name} raised {_one_line(error)} for item {episode.item_id!r}", error)
+                values.append(0.0)
+        if self._on_error == "stop":  # it fails on the whole batch only
+            self._fail(f"reward {name} raised {_one_line(first)} (first item of the batch: {episodes[0].item_id!r})", first)
+        return values
+
+    def _number(self, name: str, value: Any, episode: Episode) -> float | None:
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not abs(number) <= LARGEST:  # also where it is no number
+            self._fail(
+                f"reward {name} returned {value!r} for item {episode.item_id!r}; a reward is a number of at most {LARGEST:g}"
+            )
+            return 0.0
+        return number
+
+    def _noted(self, reward: float, episode: Episode) -> float:
+        low, high = self._within
+        slack = 1e-9 * max(1.0, abs(low), abs(high))
+        if not low - slack <= reward <= high + slack:
+            logger.warning(
+                "item %r got reward %g, outside task.reward_range = [%g, %g]: training goes on, certificates need the true range",
+                episode.item_id, reward, low, high,
+            )  # fmt: skip
+            self._within = (-math.inf, math.inf)  # said once
+        return reward
+
+    def _fail(self, line: str, error: Exception | None = None) -> None:
+        if self._on_error == "stop":
+            raise RewardError(f"{line}; fix the reward, or set task.on_reward_error=zero to count such episodes as 0") from error
+        logger.warning("%s; counted as 0 (task.on_reward_error=zero)", line)
+
+
+def _name(function: RewardFunction) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _called(function: RewardFunction, columns: dict[str, Any]) -> Any:
+    with user_code():
+        return _settled(function(**_accepted(function, columns)))
+
+
+def _settled(value: Any) -> Any:
+    """What an async reward function returns, awaited; in a thread of its own, since a notebook's loop is already running."""
+    if not inspect.isawaitable(value):
+        return value
+
+    async def wait() -> Any:
+        return await value
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, wait()).result()
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _columns(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """TRL's arguments, one entry an episode; dataset columns come along under their own names."""
+    items = [item_of(episode) for episode in episodes]
+    names = list(dict.fromkeys(key for item in items for key in item.data))
+    columns: dict[str, Any] = {name: [item.data.get(name) for item in items] for name in names}
+    prompts = [item.data.get("prompt", item.prompt) for item in items]
+    texts = [episode.messages[-1].text if episode.messages else "" for episode in episodes]
+    columns["prompts"] = prompts
+    columns["completions"] = [
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    columns["completion_ids"] = [episode.messages[-1].token_ids if episode.messages else [] for episode in episodes]
+    columns["messages"] = [  # also where the dataset has a column of that name, as those of chats do
+        [{"role": "assistant", "name": m.agent, "content": m.text} for m in episode.messages] for episode in episodes
+    ]
+    columns["episodes"] = list(episodes)
+    return columns
+
+
+def _accepted(function: RewardFunction, columns: dict[str, Any]) -> dict[str, Any]:
+    """All columns for a function that takes **kwargs (TRL's habit); else only the arguments it names."""
+    parameters = inspect.signature(function).parameters
+    columns = {**TRL_EXTRAS, **columns}
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return columns
+    return {key: value for key, value in columns.items() if key in parameters}

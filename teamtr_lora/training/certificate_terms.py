@@ -1,0 +1,102 @@
+"""From an accepted candidate's reading to the terms of its certificate (thm:single), on held-out episodes only."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from teamtr_lora.algorithm.certificate import centred_surrogate, leave_one_out, zeta_proxies
+from teamtr_lora.algorithm.trust_region import ClusteredMean, clustered_mean
+from teamtr_lora.recipe import TeamTRConfig
+from teamtr_lora.runs.metrics import CertificateTerms
+from teamtr_lora.team import Episode
+from teamtr_lora.training.gate import CandidateReading
+from teamtr_lora.training.scoring import MessageBatch
+
+
+def certificate_terms(
+    reading: CandidateReading,
+    batch: MessageBatch,
+    episodes: list[Episode],
+    groups: set[int],
+    informative: set[int],
+    config: TeamTRConfig,
+    gamma: float,
+) -> CertificateTerms:
+    """`batch` holds the agent's messages of the episodes in `groups`; its episode numbers count all `episodes`."""
+    held = [i for i, episode in enumerate(episodes) if episode.group in groups]
+    number = {old: new for new, old in enumerate(held)}
+    episode_M = np.array([number[i] for i in batch.episode_M.tolist()])
+    group_E = np.array([episodes[i].group for i in held])
+    discounted_E = np.array([episodes[i].discounted_return(gamma) for i in held])
+    reward_E = np.array([episodes[i].reward for i in held])
+    log_ratio_M = reading.log_ratio_M.double().numpy()
+
+    weight_E = _weights(episodes, held, informative)
+
+    def surrogate(returns_E: np.ndarray) -> ClusteredMean:
+        terms_E = weight_E * centred_surrogate(log_ratio_M, episode_M, leave_one_out(returns_E, group_E))
+        return clustered_mean(torch.from_numpy(terms_E), torch.from_numpy(group_E), config.trust_region.confidence)
+
+    training, with_gamma, without = config.training, surrogate(discounted_E), surrogate(reward_E)
+    turn_M = np.array([message.turn for message in batch.messages])
+    kl_E = np.bincount(episode_M, (1 - gamma) * gamma**turn_M * reading.kl_M.double().numpy(), minlength=len(held))
+    clipped_M = log_ratio_M.clip(math.log1p(-training.clip_ratio), math.log1p(training.clip_ratio))
+    clipped_E = weight_E * centred_surrogate(clipped_M, episode_M, leave_one_out(discounted_E, group_E))
+    zeta = zeta_proxies(
+        discounted_E,
+        group_E,
+        episode_M,
+        log_ratio_M,
+        ratio_clip=training.clip_ratio,
+        advantage_clip=training.advantage_clip,
+        eps=training.advantage_eps,
+    )
+    return CertificateTerms(
+        surrogate=with_gamma.mean,
+        surrogate_standard_error=_finite(with_gamma.standard_error),
+        surrogate_undiscounted=without.mean,
+        surrogate_undiscounted_standard_error=_finite(without.standard_error),
+        kl=float(np.average(kl_E, weights=weight_E)),  # def:kltok over all episodes, as L is; the reading's is where it spoke
+        turn_kl=_turn_kl(reading, episode_M, weight_E / weight_E.sum()),
+        gamma=gamma,
+        groups=len(groups),
+        zeta_clip=zeta.clip,
+        zeta_ratio=zeta.ratio,
+        zeta_norm=zeta.norm,
+        surrogate_clipped=float(clipped_E.mean()),
+        surrogate_clipped_groups=[float(clipped_E[group_E == group].mean()) for group in sorted(groups)],
+        largest_weight=float(weight_E.max()),
+    )
+
+
+def _weights(episodes: list[Episode], held: list[int], informative: set[int]) -> np.ndarray:
+    """What each held-out episode counts. The gate needs groups with something to tell, and items that have such ones may be held
+    out more often than the others: weighted, L and KL are means over all items again. Where no other is held out, the weights sum
+    to less than one an episode: the others add nothing to L."""
+    telling = {episode.item_id for episode in episodes if episode.group in informative}
+    tells_E = np.array([episode.item_id in telling for episode in episodes])
+    weight_E = np.ones(len(held))
+    for kind in (True, False):
+        mine_E = tells_E[held] == kind
+        if mine_E.any():
+            weight_E[mine_E] = (tells_E == kind).mean() / mine_E.mean()
+    return weight_E
+
+
+def _turn_kl(reading: CandidateReading, episode_M: np.ndarray, share_E: np.ndarray) -> list[float]:
+    """By the agent's first, second, ... message of an episode; 0 in episodes that did not reach it."""
+    spoken = np.zeros(len(share_E), dtype=int)
+    totals: list[float] = []
+    for episode, kl in sorted(zip(episode_M.tolist(), reading.kl_M.tolist(), strict=True), key=lambda pair: pair[0]):
+        place = spoken[episode]
+        spoken[episode] += 1
+        totals += [0.0] * (place + 1 - len(totals))
+        totals[place] += kl * share_E[episode]
+    return totals
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,170 @@
+"""The inner loop: it climbs, it accumulates, it stops at the boundary, and the penalty holds it back."""
+
+import math
+
+import pytest
+import torch
+
+from teamtr_lora.algorithm.surrogate import surrogate_terms
+from teamtr_lora.recipe import TrainingSection
+from teamtr_lora.team import agent_sequences
+from teamtr_lora.training.optimize import InSample, message_kl, optimize
+from teamtr_lora.training.optimizers import build_optimizer, flatten_state, restore_state
+from teamtr_lora.training.scoring import Scorer, keep_current, message_batch
+
+
+@pytest.fixture
+def climb(make_team, episodes, config, accelerator):
+    """Optimizes "left" on some of the episodes; gives the report, the adapter afterwards and the objective measured anew."""
+
+    def run(*, beta: float = 0.0, parts: int = 1, optimizer=None, count: int = 12, **values):
+        playable, settings = make_team(), config(**values)
+        scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=settings.training.head_chunk_tokens)
+        chosen = episodes[:count]
+        advantage = {id(e): (-1.0, 1.0)[e.messages[0].token_ids[0] % 2] for e in chosen}
+
+        def batch_of(some):
+            return message_batch(
+                agent_sequences(some, "left"), advantage, {id(e): i for i, e in enumerate(chosen)},
+                tokens_per_microbatch=settings.training.tokens_per_microbatch, mask_truncated=False, device=scorer.device,
+            )  # fmt: skip
+
+        playable.bank.activate("left")
+        batches = [batch_of(chosen[i::parts]) for i in range(parts)]
+        pairs = [(batch, keep_current(scorer, batch)) for batch in batches]
+        optimizer = (optimizer or torch.optim.SGD)(
+            list(playable.bank.parameters("left").values()), lr=settings.training.learning_rate
+        )
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        with playable.bank.training("left") as parameters:
+            report = optimize(
+                accelerator,
+                scorer,
+                optimizer,
+                parameters,
+                pairs,
+                settings,
+                delta=settings.trust_region.delta,
+                beta=beta,
+                scaler=scaler,
+            )
+        whole = batch_of(chosen)
+        after = torch.cat(keep_current(scorer, whole).logp)
+        message_N = torch.cat([p.message_N for p in whole.microbatches])
+        start = torch.cat([p.sampler_logp_N for p in whole.microbatches])
+        objective = surrogate_terms(after, start, message_N, whole.advantage_M, clip=0.2).objective_M.mean()
+        return report, playable.bank.snapshot("left"), float(objective - whole.advantage_M.mean())
+
+    return run
+
+
+def test_it_climbs(climb) -> None:
+    report, _, gain = climb(optimizer=torch.optim.AdamW, learning_rate=5e-4, inner_epochs=4, delta=5.0)
+    assert report.steps == 4 and not report.stopped_early and report.gradient_norm > 0
+    assert gain > 0.02 and report.kl > 0
+
+
+def test_micro_batches_add_up_to_one_gradient(climb) -> None:
+    """One plain gradient step: whatever the micro-batches and chunks, the same new adapter."""
+    whole = climb(inner_epochs=1, learning_rate=1.0, max_grad_norm=1e9, tokens_per_microbatch=10**6, head_chunk_tokens=10**4)
+    for budget, chunk in ((1, 3), (300, 16)):
+        split = climb(inner_epochs=1, learning_rate=1.0, max_grad_norm=1e9, tokens_per_microbatch=budget, head_chunk_tokens=chunk)
+        assert split[0].gradient_norm == pytest.approx(whole[0].gradient_norm, rel=1e-4)
+        assert all(torch.allclose(split[1][n], whole[1][n], atol=1e-5) for n in whole[1])
+
+
+def test_gradients_are_clipped_to_the_recipes_norm(climb) -> None:
+    _, start, _ = climb(inner_epochs=1, learning_rate=1e-12, max_grad_norm=1e9)
+    report, after, _ = climb(inner_epochs=1, learning_rate=1.0, max_grad_norm=0.01)
+    moved = math.sqrt(sum(float((after[n] - start[n]).square().sum()) for n in start))
+    assert report.gradient_norm > 0.01 and moved == pytest.approx(0.01, rel=1e-2)
+
+
+def test_it_stops_where_the_in_sample_kl_reaches_delta(climb) -> None:
+    report, stopped, _ = climb(optimizer=torch.optim.AdamW, learning_rate=1e-2, inner_epochs=30, delta=0.02)
+    assert report.stopped_early and 1 <= report.steps < 30 and report.kl >= 0.02
+    exact, same, _ = climb(optimizer=torch.optim.AdamW, learning_rate=1e-2, inner_epochs=report.steps, delta=0.02)
+    assert not exact.stopped_early and all(torch.equal(stopped[n], same[n]) for n in same), (
+        "the gradient from outside is not used"
+    )
+
+
+def test_the_report_is_of_the_last_step_too(climb) -> None:
+    """`kl` is the in-sample KL where optimization stopped, and beta adapts to it: also after a single step."""
+    report, _, _ = climb(optimizer=torch.optim.AdamW, learning_rate=5e-4, inner_epochs=1, delta=5.0, beta=1.0)
+    assert report.steps == 1 and report.kl > 0
+    assert report.beta == 0.5, "one step, far inside delta"
+
+
+def test_minibatches_are_optimizer_steps(climb) -> None:
+    report, _, _ = climb(parts=3, inner_epochs=2, learning_rate=1e-4, delta=5.0)
+    assert report.steps == 6
+
+
+def test_the_report_is_of_all_minibatches(climb, monkeypatch) -> None:
+    passes = iter([InSample(0.0, 0.0, 1.0)] * 3 + [InSample(0.1, 0.0, 0.0), InSample(0.2, 0.0, 0.3), InSample(0.6, 0.0, 0.6)])
+    monkeypatch.setattr("teamtr_lora.training.optimize._accumulate", lambda *_: next(passes))
+    report, _, _ = climb(parts=3, inner_epochs=1, delta=5.0)
+    assert report.steps == 3 and report.kl == pytest.approx(0.3) and report.clip_rate == pytest.approx(0.3)
+
+
+def test_the_penalty_holds_the_step_back_and_adapts(climb) -> None:
+    free, _, _ = climb(optimizer=torch.optim.AdamW, learning_rate=3e-3, inner_epochs=5, delta=5.0, beta=0.0)
+    held, _, _ = climb(optimizer=torch.optim.AdamW, learning_rate=3e-3, inner_epochs=5, delta=5.0, beta=1000.0)
+    assert held.kl < 0.7 * free.kl
+    assert free.beta == 0.0
+    assert held.beta <= 1000.0 / 2**4, "each measurement after a step was far inside delta"
+    outside, _, _ = climb(optimizer=torch.optim.AdamW, learning_rate=5e-2, inner_epochs=5, delta=1e-4, beta=1.0)
+    assert outside.stopped_early and outside.steps == 1 and outside.beta == 2.0
+
+
+def test_message_kl_sums_or_averages_over_tokens() -> None:
+    kl_N, message_N = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([0, 2, 0, 0])
+    assert message_kl(kl_N, message_N, 3, "message_sum").tolist() == [13.0, 0.0, 2.0]
+    assert message_kl(kl_N, message_N, 3, "token_mean").tolist() == pytest.approx([13 / 3, 0.0, 2.0])
+
+
+def test_weight_decay_and_rate_come_from_the_recipe() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = build_optimizer(TrainingSection(learning_rate=0.125, weight_decay=0.5), [parameter])
+    assert isinstance(optimizer, torch.optim.AdamW)
+    parameter.grad = torch.zeros(3)
+    optimizer.step()
+    assert torch.allclose(parameter, torch.full((3,), 1 - 0.125 * 0.5))
+
+
+def test_optimizer_state_comes_back_bit_for_bit_and_goes_on_alike() -> None:
+    def fresh() -> tuple[list[torch.nn.Parameter], torch.optim.Optimizer]:
+        parameters = [torch.nn.Parameter(torch.linspace(-1, 1, 6).view(2, 3)), torch.nn.Parameter(torch.ones(4))]
+        return parameters, build_optimizer(TrainingSection(learning_rate=0.01), parameters)
+
+    def step(parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+    parameters, optimizer = fresh()
+    for seed in range(3):
+        step(parameters, optimizer, seed)
+    tensors, scalars = flatten_state(optimizer)
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    others, other = fresh()
+    for mine, theirs in zip(others, parameters, strict=True):
+        mine.data.copy_(theirs)
+    restore_state(other, tensors, scalars)
+    for seed in range(3, 6):
+        step(parameters, optimizer, seed)
+        step(others, other, seed)
+    assert all(torch.equal(a, b) for a, b in zip(parameters, others, strict=True))
+    assert {n: t.tolist() for n, t in flatten_state(other)[0].items()} == {
+        n: t.tolist() for n, t in flatten_state(optimizer)[0].items()
+    }
+
+
+def test_an_optimizer_without_moments_yet_restores_to_one() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(2))]
+    optimizer = build_optimizer(TrainingSection(), parameters)
+    assert flatten_state(optimizer) == ({}, {})
+    restore_state(optimizer, {}, {})
+    assert optimizer.state_dict()["state"] == {}
