@@ -30,9 +30,10 @@ _FIX = {
     "task": "write {name: ...}",
     "task.reward": 'write it as "module:function", for example rewards:exact_match',
 }
+_OR_A_BASE = ", or name a recipe that has one before this one (as train recipes/bases/nano.yaml THIS)"
 _ABSENT = {
-    "team": ("the recipe has no team", "add team: {agents: [{name: solver, role: ...}]}"),
-    "team.agents": ("the team has no agents", "add at least one {name, role}"),
+    "team": ("the recipe has no team", f"add team: {{agents: [{{name: solver, role: ...}}]}}{_OR_A_BASE}"),
+    "team.agents": ("the team has no agents", f"add at least one {{name, role}}{_OR_A_BASE}"),
     "team.agents.*.name": ("the agent has no name", "add one, for example name: planner"),
     "task.reward": ("a dataset task needs a reward function", _FIX["task.reward"]),
 }
