@@ -1,4 +1,19 @@
-"""The command line: parse, call, print; no logic. Exit codes: 0 ok, 2 user error in one line, 1 crash."""
+"""The command line: parse, call, print; no logic. Exit codes: 0 ok, 2 user error in one line, 1 crash.
+
+Modules:
+    parser             argparse, with every mistake in one line
+    arguments          values that several commands take
+    examples           the examples under every --help
+    recipe_commands    train, validate, keys, plan, init
+    team_commands      eval, ask, serve
+    study_commands     certify, diagnose
+    task_commands      tasks, score
+    registry_commands  adapters
+    hub_commands       push, pull
+    swap_commands      swap, rebase
+    baseline_commands  baseline
+    text               (a folder) what the commands print
+"""
 
 from __future__ import annotations
 

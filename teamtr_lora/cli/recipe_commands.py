@@ -51,7 +51,7 @@ def _train(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from teamtr_lora.report.live import LiveView
-    from teamtr_lora.report.summary import print_next_steps
+    from teamtr_lora.cli.text.summary import print_next_steps
     from teamtr_lora.training.trainer import TeamTRTrainer
 
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)
@@ -99,7 +99,7 @@ def _keys(args: argparse.Namespace) -> None:
     if args.json:
         print_json([asdict(key) for key in found])
         return
-    from teamtr_lora.report.keys import print_keys
+    from teamtr_lora.cli.text.keys import print_keys
 
     print_keys(found)
 
@@ -114,7 +114,7 @@ def _plan(args: argparse.Namespace) -> None:
     if args.json:
         print_json(plan.as_dict())
         return
-    from teamtr_lora.report.summary import print_plan
+    from teamtr_lora.cli.text.summary import print_plan
 
     print_plan(plan)
 

@@ -82,7 +82,7 @@ def _swap(args: argparse.Namespace) -> None:
     if not args.agent or not args.spec:
         raise UserError("swap needs --agent NAME and --with SPEC (or --undo)")
     from teamtr_lora.registry.registry_store import Registry
-    from teamtr_lora.report.swap import print_swap, swap_view
+    from teamtr_lora.cli.text.swap import print_swap, swap_view
     from teamtr_lora.swap.replace import plan_swap, swapped
     from teamtr_lora.swap.swap_report import SwapOptions
 
@@ -106,13 +106,13 @@ def _undo(place: Any, as_json: bool) -> None:
     if as_json:
         print_json({agent: {"from": gone, "to": back} for agent, (gone, back) in undone.changed.items()})
         return
-    from teamtr_lora.report.swap import print_undo
+    from teamtr_lora.cli.text.swap import print_undo
 
     print_undo(place.where, undone)
 
 
 def _rebase(args: argparse.Namespace) -> None:
-    from teamtr_lora.report.swap import print_rebase, swap_view
+    from teamtr_lora.cli.text.swap import print_rebase, swap_view
     from teamtr_lora.swap.places import find_place
     from teamtr_lora.swap.rebase import RebaseOptions, rebased
 

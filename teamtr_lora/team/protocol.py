@@ -88,8 +88,8 @@ class TeamProtocol:
         """The tokens that are read from then on: the end token goes, with `strip` every reasoning block, cut at token boundaries,
         and with `canonical` a message whose tool calls are written otherwise is written anew."""
         ids = token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids
-        if not self.keep_reasoning and (self._opens_thinking or REASONING_OPEN in self._plain(ids)):
-            ids = _cut_reasoning(ids, self._plain, inside=self._opens_thinking)
+        if not self.keep_reasoning and (self._opens_thinking or REASONING_OPEN in self.raw_text(ids)):
+            ids = _cut_reasoning(ids, self.raw_text, inside=self._opens_thinking)
         return self._with_canonical_calls(ids) if self.canonical_calls else ids
 
     def _with_canonical_calls(self, ids: list[int]) -> list[int]:
@@ -97,8 +97,8 @@ class TeamProtocol:
         written = canonical_text(said)
         return ids if written == said else self.chat.encode(self.chat.as_text(written))
 
-    def _plain(self, ids: list[int]) -> str:
-        # special tokens kept: several tokenizers make <think> one of them
+    def raw_text(self, ids: list[int]) -> str:
+        """The text of these tokens, special ones included: several tokenizers make <think> one of those."""
         return self.chat.decode(ids, skip_special=False)
 
 
@@ -212,7 +212,7 @@ def check_prefix_stability(protocol: TeamProtocol, *, rounds: int = 2) -> None:
     for turn in range(rounds * len(protocol.roles)):
         agent = list(protocol.roles)[turn % len(protocol.roles)]
         prompt = transcript.prompt_for(agent)
-        text_ids = chat.encode(protocol._plain(prompt))
+        text_ids = chat.encode(protocol.raw_text(prompt))
         view = agent if protocol.view == "per_agent" else ""
         if prompt[: len(seen.get(view, []))] != seen.get(view, []):
             _unstable(agent, "a later view rewrites an earlier one")

@@ -103,11 +103,6 @@ def _legend(run: RunCertificates, certain: str, updates: bool) -> str:
     elif run.gamma < 1:
         words += " gain: measured mean discounted return, after less before"
         words += "." if run.end_discount is None else f"; every reward counts {run.end_discount:.4g}."
-        if any(s.return_improvement is None and s.improvement is not None for s in run.stages):
-            words += (
-                " A gain is not known (-) where this run, of an older version, has only mean rewards: its episodes end at "
-                "different turns, so that they cannot be discounted; --json has the gain in mean reward (improvement)."
-            )
     return words
 
 

@@ -23,11 +23,11 @@ def print_evaluation(result: EvaluationResult) -> None:
     for name, estimate in result.measures.items():
         table.add_row(name, *_cells(name, estimate))
     if f"maj@{evaluation.k}" not in result.measures:
-        table.add_row(f"maj@{evaluation.k}", *_plain(None))
+        table.add_row(f"maj@{evaluation.k}", *_measure_cells(None))
     for agent, measure in evaluation.agents.items():
-        table.add_row(escape(f"{agent}'s own answer right"), *_plain(measure))
-    table.add_row("all agents right together", *_plain(evaluation.coordination))
-    table.add_row("... given that the team is right", *_plain(evaluation.coordination_given_success))
+        table.add_row(escape(f"{agent}'s own answer right"), *_measure_cells(measure))
+    table.add_row("all agents right together", *_measure_cells(evaluation.coordination))
+    table.add_row("... given that the team is right", *_measure_cells(evaluation.coordination_given_success))
     console.print(table)
     if evaluation.coordination is None:
         console.print("-: unknown; a message is judged, and counted as a vote, where the task says how to read its answer")
@@ -84,7 +84,7 @@ def _cells(name: str, estimate: Estimate) -> list[str]:
     return [f"{estimate.value:.{places}f}", escape(interval), error]
 
 
-def _plain(found: Measure | None) -> list[str]:
+def _measure_cells(found: Measure | None) -> list[str]:
     if found is None:
         return ["-", "", ""]
     return [f"{found.value:.4f}", "", "-" if found.standard_error is None else f"{found.standard_error:.4f}"]

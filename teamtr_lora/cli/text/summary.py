@@ -64,7 +64,7 @@ def print_transcript(episode: Episode) -> None:
 
 def print_plan(plan: Plan) -> None:
     console = Console(highlight=False)
-    for title, rows in plan.tables().items():
+    for title, rows in _plan_tables(plan).items():
         table = Table(title=title, title_justify="left", show_header=False)
         table.add_column()
         table.add_column(justify="right")
@@ -72,6 +72,44 @@ def print_plan(plan: Plan) -> None:
             table.add_row(escape(name), escape(value))
         console.print(table)
     console.print(plan.trust_region)
+
+
+def _plan_tables(plan: Plan) -> dict[str, list[tuple[str, str]]]:
+    return {
+        "base": [(plan.base, f"{plan.parameters / 1e6:,.1f}M parameters, {plan.precision} on {plan.device}")],
+        "each stage": [
+            ("updates", f"{plan.updates_per_stage}"),
+            (
+                "episodes (rollouts x episodes)",
+                f"{plan.episodes_per_stage:,} = {plan.rollouts_per_stage} x {plan.episodes_per_update:,}",
+            ),
+            ("messages per episode, at most", f"{plan.messages_per_episode}"),
+            ("prompt tokens of a first message", f"{plan.prompt_tokens:,}"),
+            ("sampled tokens, at most", f"{plan.sampled_tokens_per_stage_at_most:,}"),
+        ],
+        "the run": [
+            ("stages", f"{plan.stages}"),
+            ("updates", f"{plan.stages * plan.updates_per_stage:,}"),
+            ("sampled tokens, at most", f"{plan.stages * plan.sampled_tokens_per_stage_at_most:,}"),
+            ("episodes of one evaluation", f"{plan.evaluation_episodes:,}"),
+        ],
+        "adapters (float32)": [
+            (agent, f"{count:,} parameters, {_size(plan.adapter_bytes[agent])}")
+            for agent, count in plan.adapter_parameters.items()
+        ],
+        "memory, estimated": [
+            *((name, _size(size)) for name, size in plan.memory_bytes.items()),
+            ("peak", _size(plan.memory_total_bytes)),
+        ],
+    }
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return ""
 
 
 @contextmanager
