@@ -35,8 +35,8 @@ def _baseline(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from teamtr_lora.baselines.trl_baseline import train_baseline
-    from teamtr_lora.report.live import LiveView
     from teamtr_lora.cli.text.summary import print_next_steps
+    from teamtr_lora.report.live import LiveView
     from teamtr_lora.tasks import build_task
 
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)

@@ -50,8 +50,8 @@ def _train(args: argparse.Namespace) -> None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
     from rich.console import Console
 
-    from teamtr_lora.report.live import LiveView
     from teamtr_lora.cli.text.summary import print_next_steps
+    from teamtr_lora.report.live import LiveView
     from teamtr_lora.training.trainer import TeamTRTrainer
 
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)

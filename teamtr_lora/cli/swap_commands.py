@@ -81,8 +81,8 @@ def _swap(args: argparse.Namespace) -> None:
         return
     if not args.agent or not args.spec:
         raise UserError("swap needs --agent NAME and --with SPEC (or --undo)")
-    from teamtr_lora.registry.registry_store import Registry
     from teamtr_lora.cli.text.swap import print_swap, swap_view
+    from teamtr_lora.registry.registry_store import Registry
     from teamtr_lora.swap.replace import plan_swap, swapped
     from teamtr_lora.swap.swap_report import SwapOptions
 

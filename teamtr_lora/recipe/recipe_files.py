@@ -35,7 +35,8 @@ def load_recipe(path: str | Path | Sequence[str | Path], overrides: Sequence[str
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
     if not paths:
         raise UserError("no recipe given; name at least one recipe file")
-    reader, data = _Reader(), {}
+    reader = _Reader()
+    data: dict[str, Any] = {}
     for one in paths:
         data = _merge(data, reader.read(one))
     wrong_overrides = [problem for override in overrides if (problem := _override(data, override))]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from teamtr_lora.cli import main
-from teamtr_lora.recipe.task_sections import FAMILIES, OptionalSource, ScriptTaskSection, names_of
 from teamtr_lora.cli.text.tasks import task_rows
+from teamtr_lora.recipe.task_sections import FAMILIES, OptionalSource, ScriptTaskSection, names_of
 
 GENERATED = [r["name"] for r in task_rows() if "generated" in r["items"]]
 
