@@ -57,8 +57,8 @@ class Plan:
 
 
 def make_plan(recipe: Recipe) -> Plan:
-    folder, stored = describe(beside(recipe.base.source, recipe.folder), recipe.base.revision)
-    facts = base_facts(folder, stored)
+    folder = describe(beside(recipe.base.source, recipe.folder), recipe.base.revision)
+    facts = base_facts(folder)
     device = resolve_device(recipe.base.device)
     dtype = resolve_dtype(recipe.base.precision, device)
     team = _team(recipe, folder, facts)
