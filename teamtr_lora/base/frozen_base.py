@@ -77,6 +77,7 @@ class BaseFacts:
     vocab_size: int
     context_tokens: int
     parameters: int  # a tied head counts once
+    stored_quantization: str  # none, or 4bit / 8bit when the files are quantised already
     linears: tuple[LinearShape, ...]
 
 
@@ -177,7 +178,6 @@ def base_facts(folder: Path) -> BaseFacts:
 
     source = str(folder)
     config = _read_config(folder, source)
-    _merged_quantization("none", config, source)  # refuses what no engine here can compute with
     text = _text(config)
     with _loading(source), torch.device("meta"):
         # The same code that builds the real model, so that no architecture's shapes are written down twice.
@@ -193,6 +193,7 @@ def base_facts(folder: Path) -> BaseFacts:
         vocab_size=text.vocab_size,
         context_tokens=_context_tokens(config),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        stored_quantization=_merged_quantization("none", config, source),
         linears=tuple(_linears(model)),
     )
 

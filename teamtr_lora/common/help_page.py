@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from inspect import Parameter, Signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
 
-class HelpPage(type(BaseModel)):  # type: ignore[misc]
+
+class HelpPage(ModelMetaclass):
     """The metaclass of such settings. `help()` lists what `dir()` of the class does."""
 
     def __init__(cls, *args: Any, **kwargs: Any) -> None:

@@ -102,6 +102,7 @@ def test_quantised_base_and_its_saved_copy(made: Path, quantization: str, tmp_pa
     again = load_base(str(tmp_path), device="cpu")
     assert again.quantization == "4bit"
     assert torch.equal(again.model.model.layers[0].mlp.up_proj.weight.data, weight.data)
+    assert base_facts(tmp_path).stored_quantization == "4bit"
     with pytest.raises(UserError, match=r"base\.quantization.*stored in 4bit"):
         load_base(str(tmp_path), device="cpu", quantization="8bit")
 
@@ -203,6 +204,7 @@ def test_facts_agree_with_the_loaded_model(made: Path) -> None:
     }
     assert {linear.name: (linear.in_features, linear.out_features) for linear in facts.linears} == shapes
     assert (facts.hidden_size, facts.layers, facts.intermediate_size) == (64, 2, 96)
+    assert facts.stored_quantization == "none"
     assert (facts.kv_heads, facts.head_dim, facts.vocab_size, facts.context_tokens) == (2, 32, 272, 640)
 
 
