@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ def imported(path: Path) -> list[tuple[int, str]]:
     return [(line, name) for line, name in found if name != "__version__"]
 
 
+@cache
 def ties() -> dict[str, dict[str, list[str]]]:
     """By room, the other rooms that it imports, and the lines that do."""
     found: dict[str, dict[str, list[str]]] = {room(path): {} for path in FILES if path != PACKAGE / "__init__.py"}

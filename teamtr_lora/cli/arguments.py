@@ -40,7 +40,7 @@ def add_registry(parser: argparse.ArgumentParser, text: str = "the registry") ->
 
 
 def in_registry(team: Path, registry: Path) -> Path:
-    """RUN_OR_TEAM with a bare name that is nothing here meant as a team of another registry than the default one."""
+    """RUN_OR_TEAM as a path: with another --registry than the default, a bare name that is no path here is a team of it."""
     elsewhere = registry != _REGISTRY and team == Path(team.name) and not os.path.exists(team)
     return registry / team if elsewhere else team
 
@@ -51,15 +51,16 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def _float(text: str) -> float:
+def number(text: str) -> float:
+    """The number that a text is; NaN, which is in no range, for any other text."""
     try:
         return float(text)
     except ValueError:
-        return math.nan  # which is in no range
+        return math.nan
 
 
 def temperature(text: str) -> float:
-    if not 0 <= (value := _float(text)) < math.inf:
+    if not 0 <= (value := number(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a temperature; use 0 or a positive number")
     return value
 
@@ -71,13 +72,13 @@ def port(text: str) -> int:
 
 
 def coefficient(text: str) -> float:
-    if not 0 <= (value := _float(text)) < 1:
+    if not 0 <= (value := number(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a coefficient; use 0 or a number below 1")
     return value
 
 
 def share(text: str) -> float:
-    if not 0 < (value := _float(text)) < 1:
+    if not 0 < (value := number(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share; use a number between 0 and 1")
     return value
 

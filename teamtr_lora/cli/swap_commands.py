@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import add_registry, positive, print_json
+from teamtr_lora.cli.arguments import add_registry, number, positive, print_json
 from teamtr_lora.common.errors import UserError
 
 _GO_ON = "Training goes on with the new team: teamtr-lora train RUN --resume training.stages=N"
@@ -61,11 +62,7 @@ def _contexts(text: str) -> int:
 
 
 def _radius(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
+    if not 0 < (value := number(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a radius; use a positive number")
     return value
 
@@ -86,7 +83,14 @@ def _swap(args: argparse.Namespace) -> None:
     from teamtr_lora.swap.replace import plan_swap, swapped
     from teamtr_lora.swap.swap_report import SwapOptions
 
-    options = SwapOptions(args.agent, args.spec, args.stage0, args.probe_contexts, args.delta_align, args.items)
+    options = SwapOptions(
+        agent=args.agent,
+        spec=args.spec,
+        stage0=args.stage0,
+        probe_contexts=args.probe_contexts,
+        delta_align=args.delta_align,
+        items=args.items,
+    )
     registry = Registry(args.registry)
     show = (lambda report: print_json(report.as_dict())) if args.json else print_swap
     with swap_view(json=args.json) as view:
@@ -117,7 +121,15 @@ def _rebase(args: argparse.Namespace) -> None:
     from teamtr_lora.swap.rebase import RebaseOptions, rebased
 
     place = find_place(args.team, args.registry)
-    options = RebaseOptions(args.to, args.out, args.spec, args.probe_contexts, args.delta_align, args.items, args.extra_tokens)
+    options = RebaseOptions(
+        base=args.to,
+        out=args.out,
+        spec=args.spec,
+        probe_contexts=args.probe_contexts,
+        delta_align=args.delta_align,
+        items=args.items,
+        extra_tokens=args.extra_tokens,
+    )
     with swap_view(json=args.json) as view, rebased(place, options, listener=view) as report:
         view.close()
         if args.json:

@@ -17,11 +17,11 @@ else:
 class HelpPage(ModelMetaclass):
     """The metaclass of such settings. `help()` lists what `dir()` of the class does."""
 
-    def __init__(cls, *args: Any, **kwargs: Any) -> None:
+    def __init__(cls, *args: Any, **kwargs: Any) -> None:  # noqa: N805
         super().__init__(*args, **kwargs)
         cls.__signature__ = Signature([Parameter("settings", Parameter.VAR_KEYWORD)])
 
-    def __dir__(cls) -> list[str]:
+    def __dir__(cls) -> list[str]:  # noqa: N805
         ours = [vars(base) for base in cls.__mro__ if base.__module__.startswith("teamtr_lora")]
         return sorted({name for names in ours for name in names if not name.startswith(("_", "model_"))})
 

@@ -216,7 +216,7 @@ def _override(data: dict[str, Any], text: str) -> Problem | None:
     except UserError as error:
         return Problem(key, value_text, f"cannot be read as YAML ({error})", "put text in quotes")
     if isinstance(value, (dict, list)) and not value_text.lstrip().startswith(("{", "[")):
-        value = value_text  # `FINAL:` and `- so` are text on a command line; mappings are written with braces
+        value = value_text  # YAML reads `FINAL:` and `- so` as a mapping and a list; here those need braces or brackets
     return _set(data, parts, value)
 
 
@@ -253,4 +253,4 @@ def _no_element(here: str, key: str, items: list[Any], part: str, value: Any) ->
     if part.isdigit():
         return Problem(key, value, f"{here} has no element {part}", f"it has {len(items)}, counted from 0")
     fix = "" if nearest(part, names) else f"it has {', '.join(names) or 'no named elements'}"
-    return Problem(key, value, f"nothing in {here} is named {part!r}", fix, nearest(part, names))
+    return Problem(key, value, f"nothing in {here} is named {part!r}", fix, suggestion=nearest(part, names))

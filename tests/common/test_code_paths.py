@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from teamtr_lora.common.code_paths import load_callable
+import teamtr_lora
+from teamtr_lora.common.code_paths import load_callable, misnamed
 from teamtr_lora.common.errors import UserError
 
 
@@ -237,3 +238,11 @@ def test_an_environment_beside_the_recipe_is_pythons_own_affair(folder: Path, mo
     )
     monkeypatch.syspath_prepend(str(packages))
     assert load_callable("mine:score", key="task.reward", folder=folder)() == "SourceFileLoader"
+
+
+@pytest.mark.parametrize("room", ["", "common", "tasks/machinery"])
+def test_no_folder_of_this_package_makes_its_functions_the_users_own(room: str) -> None:
+    folder = Path(teamtr_lora.__file__).parent / room
+    module = next(path.stem for path in sorted(folder.glob("*.py")))
+    wrong = misnamed(f"{module}:anything", folder)
+    assert wrong is not None and "teamtr_lora's own functions cannot be named" in wrong[0]
