@@ -2,6 +2,7 @@
 
 errors      UserError: a mistake the user can fix
 files       writing so that a reader never sees half a file
+locks       locks between processes
 code_paths  functions that a recipe names
 program     what to type to run this program again
 """

@@ -19,7 +19,7 @@ from teamtr_lora.recipe.recipe import (
     TrainingSection,
     TrustRegionSection,
 )
-from teamtr_lora.recipe.recipe_files import dump_recipe, first_difference, load_recipe, load_run_recipe, recipe_schema
+from teamtr_lora.recipe.recipe_files import dump_recipe, first_difference, load_recipe, recipe_schema
 from teamtr_lora.recipe.task_sections import (
     AutoLogiTaskSection,
     BlocksworldTaskSection,
@@ -76,7 +76,6 @@ __all__ = [
     "dump_recipe",
     "first_difference",
     "load_recipe",
-    "load_run_recipe",
     "problems",
     "recipe_schema",
 ]

@@ -6,8 +6,7 @@ On disk:
     manifest     what a stored adapter and a stored team say of themselves
     identity     bases, tokenizers and protocols as hashes
     card         model cards
-    locks        between processes
-    stored       what RUN_OR_TEAM means on a command line
+    stored       what RUN_OR_TEAM means, for every command and function that takes one
     overview     `adapters list`, `show` and `rm`
     verify       `adapters verify`
 From elsewhere:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES, parse_json, read_regular, show
 from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.source import NANO, Progress, beside, resolve
-from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash
+from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash, version_folder
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptTaskSection, TeamSection
 from teamtr_lora.recipe.problems import check
@@ -24,12 +24,13 @@ from teamtr_lora.recipe.words import RecipeError
 from teamtr_lora.registry.fit import check_lora, modules_of, open_contents, understand
 from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
 from teamtr_lora.registry.local_keys import local_files, put
-from teamtr_lora.registry.manifest import AdapterManifest, Replaced, TeamManifest
+from teamtr_lora.registry.manifest import AdapterManifest, Replaced, TeamManifest, one_line
 from teamtr_lora.registry.pickles import pickles, refuse_pickles
 from teamtr_lora.registry.reader import entries, safe
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.registry.stored import read_team
-from teamtr_lora.runs.history import read_history
+from teamtr_lora.runs.history import Replaced as RunReplaced
+from teamtr_lora.runs.layout import ADAPTERS, is_run
+from teamtr_lora.runs.stored_run import read_run
 
 
 @dataclass
@@ -61,9 +62,9 @@ def import_path(
         raise UserError(
             f"{show(str(path))}: no such folder; give a run directory or the folder that PEFT's save_pretrained wrote"
         )
-    if (path / "recipe.yaml").exists():
+    if is_run(path):
         if agent is not None:
-            raise UserError(f"--agent {agent}: a run is imported whole; leave it out, or give {path}/adapters/{agent}/VERSION")
+            raise UserError(f"--agent {agent}: a run is imported whole; leave it out, or give {path}/{ADAPTERS}/{agent}/VERSION")
         return _import_run(registry, path, team, base, progress)
     return _import_folder(registry, path, team, agent, base, progress)
 
@@ -174,12 +175,13 @@ def _same_base(team: TeamManifest, identity: Identity) -> None:
 
 
 def _import_run(registry: Registry, path: Path, team: str, base: str | None, progress: Progress | None) -> Imported:
-    recipe, versions = read_team(path)
-    folders = {agent: path / "adapters" / agent / version.name for agent, version in versions.items()}
+    run = read_run(path)
+    recipe, versions = run.recipe, run.versions
+    folders = {agent: version_folder(run.adapters, version) for agent, version in versions.items()}
     contents = {agent: read_folder(folder) for agent, folder in folders.items()}
     for agent, version in versions.items():
         open_contents(contents[agent], str(folders[agent]), version.content_hash)
-    history = read_history(path, versions, recipe.task.name)
+    history = run.history()
     recipe = _portable(recipe, base or beside(recipe.base.source, recipe.folder))
     source, revision = recipe.base.source, recipe.base.revision
     folder = resolve(source, revision, progress)
@@ -214,15 +216,25 @@ def _import_run(registry: Registry, path: Path, team: str, base: str | None, pro
         return done
     done.team = registry.publish_team(
         team, recipe, members, identity=identity, made_by="rebase" if set(history.made_by.values()) == {"rebase"} else "train",
-        lineage=_renamed(history.lineage, versions, members), metrics=history.metrics,
+        lineage=_lineage(history.lineage, versions, members), metrics=history.metrics,
     )  # fmt: skip
     return done
 
 
-def _renamed(lineage: list[Replaced], versions: Mapping[str, AdapterVersion], members: Mapping[str, str]) -> list[Replaced]:
-    """What the run calls a version of its team has another number here."""
+def _lineage(
+    history: Sequence[RunReplaced], versions: Mapping[str, AdapterVersion], members: Mapping[str, str]
+) -> list[Replaced]:
+    """The run's replacements as a team manifest has them: the run's current versions have other numbers in the registry."""
     names = {(agent, version.name): members[agent] for agent, version in versions.items()}
-    return [step.model_copy(update={"new": names.get((step.agent, step.new), step.new)}) for step in lineage]
+    return [
+        Replaced(
+            agent=step.agent,
+            old=step.old,
+            new=names.get((step.agent, step.new), step.new),
+            how=one_line(f"{step.how} from {step.source}"),
+        )
+        for step in history
+    ]
 
 
 def _known(registry: Registry, team: str, agent: str, content: str, identity: Identity) -> AdapterManifest | None:
