@@ -26,7 +26,7 @@ from teamtr_lora.algorithm.local_gain import LocalModel, certify_achievable_stag
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.runs import stored_run
-from teamtr_lora.runs.layout import is_baseline
+from teamtr_lora.runs.layout import RECIPE, is_baseline
 from teamtr_lora.runs.metrics import CertificateTerms, MetricsRow, StageRow, SwapRow, UpdateRow
 from teamtr_lora.study.certified import Certified, Replacement, RunCertificates, StageCertificate, UpdateCertificate
 from teamtr_lora.team import most_messages
@@ -110,7 +110,7 @@ def _check_range(folder: Path, updates: Sequence[UpdateRow], low: float, high: f
     for row in updates:
         if not low - 1e-9 <= row.reward_mean <= high + 1e-9:
             raise UserError(
-                f"{folder / 'recipe.yaml'}: task.reward_range = [{low:g}, {high:g}], and the mean reward in stage {row.stage} is "
+                f"{folder / RECIPE}: task.reward_range = [{low:g}, {high:g}], and the mean reward in stage {row.stage} is "
                 f"{row.reward_mean:g}; correct the range there: the certificate's A_max is made of it"
             )
 

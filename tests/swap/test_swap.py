@@ -363,7 +363,7 @@ def test_undo_after_training_restores_every_agent_and_survives_a_kill(run: Path,
     swapped(run, capsys, "--agent", "right", "--with", "fresh:rank=3", "--direct")
     assert main(["train", str(run), "training.stages=2", "--resume", "--json"]) == 0
     trained_on = read_run(run)
-    assert trained_on[1]["left"] != before[1]["left"]
+    assert trained_on.versions["left"] != before.versions["left"]
 
     def killed(*_: Any) -> None:
         raise SystemExit("killed")
@@ -377,5 +377,5 @@ def test_undo_after_training_restores_every_agent_and_survives_a_kill(run: Path,
     assert swap(run, "--undo") == 0, "the undo that was killed is completed, not undone again"
     told = json.loads(capsys.readouterr().out)
     assert read_run(run).versions == before.versions and set(told) == {"left", "right"}
-    assert told["left"] == {"from": trained_on[1]["left"].name, "to": before[1]["left"].name}
+    assert told["left"] == {"from": trained_on.versions["left"].name, "to": before.versions["left"].name}
     assert RunDir(run).checkpoints.load()[1] == {}, "no optimizer outlives the weights it was for"

@@ -68,7 +68,7 @@ def test_the_accuracy_is_that_of_the_team_that_is_back(run: Path, capsys: Any) -
 
 def test_the_coordination_that_diagnose_shows_is_that_of_the_team_that_is_back(run: Path, capsys: Any) -> None:
     after_undo(run, capsys)
-    shown = diagnose._coordination(diagnose._evaluated(read_rows(run)), "column_sum")
+    shown = diagnose._coordination(diagnose._evaluated(read_rows(run)))
     assert (shown["stage"], shown["accuracy"]) == (1, pytest.approx(0.3))
     assert diagnose.diagnose_run(run).missing["coordination"] == "the task does not judge single messages", "a user's own reward"
 
