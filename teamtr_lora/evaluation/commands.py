@@ -183,15 +183,12 @@ def _shifted(progress: Progress | None, before: int, total: int) -> Progress | N
 def _open_policy(source: Path, task: Task, options: EvalOptions, settings: dict[str, Any]) -> Iterator[Policy]:
     purpose = evaluation_purpose(settings["seed"], settings["split"])
     if options.baseline:
-        stored = find_team(source, recipes=True)
-        recipe = stored.recipe
-        rollout = recipe.rollout.model_copy(update={"engine": settings["engine"]})
-        placed = recipe.model_copy(update={"rollout": rollout})
-        with open_baseline(settings, placed.placed_in(recipe.folder), stored.versions, stored.adapters, task, purpose) as policy:
+        with open_baseline(find_team(source, recipes=True), settings, task, purpose) as policy:
             yield policy
         return
     with open_stored(source, options.engine) as (recipe, playable):
-        yield Played(playable, task, settings["temperature"], recipe.rollout.max_message_tokens, purpose)
+        tokens = recipe.rollout.max_message_tokens
+        yield Played(playable, task, temperature=settings["temperature"], max_message_tokens=tokens, purpose=purpose)
 
 
 def ask_team(folder: str | Path, question: str, *, temperature: float | None = None, seed: int = 0) -> Episode:
@@ -203,9 +200,9 @@ def ask_team(folder: str | Path, question: str, *, temperature: float | None = N
         rollout = recipe.rollout
         plan = PlayPlan(
             [Item("question", question)],
-            1,
-            rollout.temperature if temperature is None else temperature,
-            rollout.max_message_tokens,
-            f"ask/{seed}",
+            episodes_per_item=1,
+            temperature=rollout.temperature if temperature is None else temperature,
+            max_message_tokens=rollout.max_message_tokens,
+            purpose=f"ask/{seed}",
         )
         return playable.play(Task(), plan)[0]

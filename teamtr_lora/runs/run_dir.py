@@ -110,9 +110,7 @@ class RunDir:
     def lock(self) -> FileLock:
         """Held by whoever changes the run; the system releases it with the process, however that ends."""
         refuse_links(self.path, layout.OWN_NAMES)
-        lock = acquire(
-            self.path / layout.LOCK, self.path, f"another process is training here; wait for it or {ELSEWHERE}"
-        )
+        lock = acquire(self.path / layout.LOCK, self.path, f"another process is training here; wait for it or {ELSEWHERE}")
         remove_temporaries(self.path, apart=layout.EVALUATIONS)  # each evaluation has a lock of its own
         return lock
 
