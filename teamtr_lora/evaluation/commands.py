@@ -140,14 +140,9 @@ def _settings(
         "engine": engine,
         "seed": recipe.seed,
         "items_per_chunk": max(1, chunk * len(items) // episodes),
-        **_contents(recipe),
+        "code": code_hashes(recipe),
+        "base_sha256": base_hash(recipe),
     }
-
-
-def _contents(recipe: Recipe) -> dict[str, Any]:
-    """What there is nothing to say of is left out: such an evaluation has the name that it always had."""
-    found = {"code": code_hashes(recipe), "base_sha256": base_hash(recipe)}
-    return {key: value for key, value in found.items() if value}
 
 
 def _chunk_sizes(settings: dict[str, Any]) -> list[int]:

@@ -21,10 +21,10 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptTaskSection, TeamSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.words import RecipeError
-from teamtr_lora.registry.fit import check_lora, modules_of, open_contents, understand
+from teamtr_lora.registry.fit import Adapter, check_lora, modules_of, open_contents, understand
 from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
 from teamtr_lora.registry.local_keys import local_files, put
-from teamtr_lora.registry.manifest import AdapterManifest, Replaced, TeamManifest, one_line
+from teamtr_lora.registry.manifest import AdapterManifest, MadeBy, Replaced, TeamManifest, one_line
 from teamtr_lora.registry.pickles import pickles, refuse_pickles
 from teamtr_lora.registry.reader import entries, safe
 from teamtr_lora.registry.registry_store import Registry
@@ -105,23 +105,11 @@ def _import_folder(
     identity = identify_folder(folder, source, revision)
     if current:
         _same_base(current, identity)
-        identity, source = Identity(current.base, current.tokenizer_hash), current.base.source  # whatever --base called it
+        identity = Identity(current.base, current.tokenizer_hash)  # under the team's own name for it, whatever --base says
         recipe = current.load_recipe()
     else:
         recipe = _alone(agent, adapter.lora, source, revision)
-    config = adapter.config(source)
-    known = _known(registry, team, agent, content_hash(adapter.tensors, config), identity)
-    stored = known or registry.publish_adapter(
-        team,
-        agent,
-        adapter.tensors,
-        config,
-        identity=identity,
-        protocol_hash=protocol_hash(recipe.team),
-        made_by="import",
-        parent=current.agents[agent] if current else None,
-        task="" if current is None else recipe.task.name,
-    )
+    stored = _store(registry, team, agent, adapter, identity=identity, recipe=recipe, made_by="import", current=current)
     done = Imported([stored])
     if unread := pickles(entry.name for entry in entries(path)):
         done.notes.append(f"not read, as pickles can run code: {', '.join(map(show, unread))}")
@@ -203,11 +191,9 @@ def _import_run(registry: Registry, path: Path, team: str, base: str | None, pro
     if history.stale:
         done.notes.append("the run was not evaluated since its team last changed: no metrics are stored with it")
     for agent, adapter in adapters.items():
-        config = adapter.config(source)
-        stored = _known(registry, team, agent, content_hash(adapter.tensors, config), identity) or registry.publish_adapter(
-            team, agent, adapter.tensors, config, identity=identity, protocol_hash=protocol_hash(recipe.team),
-            made_by=history.made_by[agent], parent=current.agents[agent] if current else None, metrics=history.metrics,
-            task=recipe.task.name,
+        stored = _store(
+            registry, team, agent, adapter, identity=identity, recipe=recipe, made_by=history.made_by[agent], current=current,
+            metrics=history.metrics,
         )  # fmt: skip
         done.adapters.append(stored)
         members[agent] = stored.version
@@ -237,10 +223,30 @@ def _lineage(
     ]
 
 
-def _known(registry: Registry, team: str, agent: str, content: str, identity: Identity) -> AdapterManifest | None:
-    """The version that holds these weights already: a command that is repeated stores nothing twice."""
-    manifests = [registry.manifest(team, agent, version) for version in registry.versions(team, agent)]
-    return next((m for m in reversed(manifests) if (m.content_hash, m.base) == (content, identity.base)), None)
+def _store(
+    registry: Registry,
+    team: str,
+    agent: str,
+    adapter: Adapter,
+    *,
+    identity: Identity,
+    recipe: Recipe,
+    made_by: MadeBy,
+    current: TeamManifest | None,
+    metrics: Mapping[str, float] | None = None,
+) -> AdapterManifest:
+    """The adapter as a new version, or the version that holds these weights already: a repeated import stores nothing twice."""
+    config = adapter.config(identity.base.source)
+    content = content_hash(adapter.tensors, config)
+    for version in reversed(registry.versions(team, agent)):
+        manifest = registry.manifest(team, agent, version)
+        if (manifest.content_hash, manifest.base) == (content, identity.base):
+            return manifest
+    unknown = current is None and made_by == "import"  # an adapter alone does not say what it was trained on
+    return registry.publish_adapter(
+        team, agent, adapter.tensors, config, identity=identity, protocol_hash=protocol_hash(recipe.team), made_by=made_by,
+        parent=current.agents[agent] if current else None, metrics=metrics, task="" if unknown else recipe.task.name,
+    )  # fmt: skip
 
 
 def _portable(recipe: Recipe, source: str) -> Recipe:

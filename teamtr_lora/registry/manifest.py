@@ -124,7 +124,7 @@ def team_file(number: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """Any text as a Line."""
+    """Any text on one line, without control characters, as a manifest takes it."""
     return "".join(c if c.isprintable() else "?" for c in text)[:1000] or "-"
 
 
@@ -151,7 +151,7 @@ def sealed(manifest: Model) -> Model:
 
 
 def manifest_bytes(manifest: AdapterManifest | TeamManifest) -> bytes:
-    """As it is written."""
+    """The manifest as its file has it."""
     return dump_json(manifest.model_dump(mode="json")).encode()
 
 

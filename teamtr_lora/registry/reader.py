@@ -26,6 +26,8 @@ TEAM_FILE = re.compile(r"team-([0-9]{4,9})\.json")
 
 
 class RegistryReader:
+    """The teams and adapter versions below `root`, to read them."""
+
     def __init__(self, root: Path = DEFAULT_ROOT) -> None:
         self.root = Path(root)
 
@@ -157,7 +159,7 @@ def check_belongs(adapter: AdapterManifest, team: TeamManifest, where: str) -> N
 
 
 def check_hashes(manifest: AdapterManifest, contents: Mapping[str, bytes], where: str) -> None:
-    """Of the files that are there."""
+    """The files that are given have the hashes that the manifest says."""
     for name, expected in manifest.files.items():
         if name in contents and sha256(contents[name]) != expected:
             raise UserError(f"{where}/{name}: does not match its hash; the file was altered")

@@ -62,6 +62,8 @@ __all__ = ["DEFAULT_ROOT", "Problem", "Registry", "open_contents"]
 
 
 class Registry(RegistryReader):
+    """The teams and adapter versions below `root`, to read them and to store new ones."""
+
     def publish_adapter(
         self,
         team: str,

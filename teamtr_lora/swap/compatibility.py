@@ -223,7 +223,7 @@ def _rules(tokenizer: Any, without: Sequence[int]) -> dict[str, Any]:
 
 
 def _effective(rule: Any) -> Any:
-    """Without what only says where in a text a token was."""
+    """A rule without the settings that only say where in a text a token was: they change no ids."""
     if isinstance(rule, dict):
         return {key: _effective(value) for key, value in rule.items() if key != "trim_offsets"}
     return [_effective(value) for value in rule] if isinstance(rule, list) else rule
