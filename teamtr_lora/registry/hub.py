@@ -116,7 +116,15 @@ def pull(repo: str, *, revision: str | None = None, name: str | None = None, roo
             registry.adopt_team(manifest_bytes(team), f"{hub.where}/{TEAM_FILE}")
     current = registry.numbers(team.team)[-1]
     return Pulled(
-        hub.name, remote.commit, str(registry.root), team.team, team.number, dict(team.agents), status, current, advice(team)
+        repo=hub.name,
+        commit=remote.commit,
+        root=str(registry.root),
+        team=team.team,
+        number=team.number,
+        agents=dict(team.agents),
+        status=status,
+        current=current,
+        notes=advice(team),
     )
 
 

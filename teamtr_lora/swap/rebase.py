@@ -27,7 +27,6 @@ from teamtr_lora.common.locks import locked
 from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.recipe import LoraSection, Recipe, RecipeError
 from teamtr_lora.recipe.problems import check
-from teamtr_lora.registry.stored import StoredTeam
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.runs.history import read_rebase
 from teamtr_lora.runs.run_dir import RunDir
@@ -67,7 +66,7 @@ def rebased(
         raise UserError(f"{out}: is there already; choose another --out")
     with disk_errors(out):  # a name too long for the disk
         work = Work(out.with_name(f".{out.name}.rebase"))
-    rebase = _Rebase(place.where, place.read(), options, out, work, task, listener)
+    rebase = _Rebase(place, options, out, work, task=task, listener=listener)
     rebase.look()  # what is refused has made no file
     busy = "another process is moving a team here; wait for it or choose another --out"
     with locked(out.with_name(f".{out.name}.rebase.lock"), out, busy):
@@ -77,16 +76,11 @@ def rebased(
 
 class _Rebase(Session):
     def __init__(
-        self,
-        where: str,
-        held: StoredTeam,
-        options: RebaseOptions,
-        out: Path,
-        work: Work,
-        task: Task | None,
-        listener: Listener | None,
+        self, place: Place, options: RebaseOptions, out: Path, work: Work, *, task: Task | None, listener: Listener | None
     ) -> None:
-        super().__init__(where, held, options.applied(held.recipe), work=work, items=options.items, task=task, listener=listener)
+        held = place.read()
+        recipe = options.applied(held.recipe)
+        super().__init__(place.where, held, recipe, work=work, items=options.items, task=task, listener=listener)
         self.options, self.out = options, out
         self.agents = [agent.name for agent in self.recipe.team.agents]
 
@@ -108,6 +102,7 @@ class _Rebase(Session):
 
     def look(self) -> None:
         """What can be known of both bases without their weights."""
+        self.prepare_task()
         self.listener.phase("looking at both bases")
         base = self.recipe.base
         old = resolve(beside(base.source, self.recipe.folder), base.revision)
@@ -146,7 +141,7 @@ class _Rebase(Session):
         for agent in self.recipe.team.agents:
             loras[agent.name] = fresh_lora(find_fresh(self.options.spec), agent.lora)
             found = lora_checks(agent.lora, loras[agent.name], facts)
-            checks += [Check(f"{c.check} of {agent.name}", c.old, c.new, c.verdict, c.fix) for c in found]
+            checks += [Check(f"{c.check} of {agent.name}", c.old, c.new, c.verdict, fix=c.fix) for c in found]
         return loras
 
     def _on_new_base(self, loras: dict[str, LoraSection]) -> Recipe:
@@ -298,7 +293,7 @@ def _heads(old: BaseFacts, new: BaseFacts) -> Check:
     widths = f"{old.vocab_size} ids", f"{new.vocab_size} ids"
     shared = min(old.vocab_size, new.vocab_size)
     fix = "" if old.vocab_size == new.vocab_size else f"ids from {shared} on, which one head lacks, are masked and not probed"
-    return Check("head width", *widths, "note" if fix else "ok", fix)
+    return Check("head width", *widths, "note" if fix else "ok", fix=fix)
 
 
 def _local(source: str) -> str:

@@ -43,7 +43,7 @@ def swapped(
 ) -> Iterator[SwapReport]:
     """Swaps, and gives the report; when that has been dealt with, the work folder goes."""
     with place.changing():
-        swap = _Swap(place, options, registry, task, listener)
+        swap = _Swap(place, options, registry, task=task, listener=listener)
         yield swap.run()
         swap.work.clear()
 
@@ -52,12 +52,12 @@ def plan_swap(
     place: Place, options: SwapOptions, *, registry: Registry, task: Task | None = None, listener: Listener | None = None
 ) -> SwapReport:
     """The compatibility report and what a swap would do; nothing is changed."""
-    return _Swap(place, options, registry, task, listener).plan()
+    return _Swap(place, options, registry, task=task, listener=listener).plan()
 
 
 class _Swap(Session):
     def __init__(
-        self, place: Place, options: SwapOptions, registry: Registry, task: Task | None, listener: Listener | None
+        self, place: Place, options: SwapOptions, registry: Registry, *, task: Task | None, listener: Listener | None
     ) -> None:
         held = place.read()
         recipe, work = options.applied(held.recipe), Work(place.work)
@@ -72,7 +72,7 @@ class _Swap(Session):
         request = {**asdict(self.options), "swap": self.recipe.swap.model_dump(), "items": self.items}
         if (finished := self._finished(request)) is not None:
             return finished
-        _ = self.task  # a team whose rewards are not here is refused before anything is loaded
+        self.prepare_task()
         incoming, fitting = self._look()
         self.work.begin({**request, "from": version_names(self.held.versions), "contents": self._contents(incoming)})
         playable = self._open(fitting)

@@ -44,7 +44,12 @@ class Session:
 
     @property
     def task(self) -> Task:
-        """The team's own task, built when it is first needed: looking at an adapter takes no rewards."""
+        """What the team plays."""
+        return self.prepare_task()
+
+    def prepare_task(self) -> Task:
+        """Builds the task where that has not been done. UserError where its items or rewards are not here: whoever will play it
+        calls this before a base is loaded, and whoever only looks at an adapter never does."""
         if self._task is None:
             if isinstance(self.recipe.task, ScriptTaskSection):
                 raise UserError(f"{self.where}: this team's items and rewards live in a Python script; change it from there")

@@ -13,7 +13,7 @@ from teamtr_lora.cli import main
 from teamtr_lora.runs.metrics import StageRow, SwapRow, read_rows
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.runs.stored_run import read_run
-from teamtr_lora.study import diagnose
+from teamtr_lora.study.diagnose import diagnose_run
 
 LEFT = ["--agent", "left", "--with", "fresh:rank=8", "--direct", "--json"]
 
@@ -68,9 +68,8 @@ def test_the_accuracy_is_that_of_the_team_that_is_back(run: Path, capsys: Any) -
 
 def test_the_coordination_that_diagnose_shows_is_that_of_the_team_that_is_back(run: Path, capsys: Any) -> None:
     after_undo(run, capsys)
-    shown = diagnose._coordination(diagnose._evaluated(read_rows(run)))
+    shown = diagnose_run(run).coordination
     assert (shown["stage"], shown["accuracy"]) == (1, pytest.approx(0.3))
-    assert diagnose.diagnose_run(run).missing["coordination"] == "the task does not judge single messages", "a user's own reward"
 
 
 def test_a_team_that_only_the_swap_evaluated_has_that_accuracy(run: Path, capsys: Any) -> None:
@@ -85,7 +84,7 @@ def test_a_team_that_nobody_evaluated_has_no_accuracy(run: Path, capsys: Any) ->
     assert summary["accuracy_after"] is None and summary["episodes_evaluated"] == 0
     assert main(["train", str(run), "--resume"]) == 0
     assert "-> - (this team was not evaluated)" in capsys.readouterr().out
-    assert diagnose.diagnose_run(run).missing["coordination"] == "this team was not evaluated"
+    assert diagnose_run(run).missing["coordination"] == "this team was not evaluated"
 
 
 def _forget(run: Path, kind: type, key: str) -> None:
