@@ -97,13 +97,7 @@ def _verify_team(registry: RegistryReader, team: str, found: Verified, bases: Ba
             _verify_members(registry, manifest, path, adapters, found)
 
 
-def _verify_members(
-    registry: RegistryReader,
-    manifest: TeamManifest,
-    path: Path,
-    adapters: dict[tuple[str, str], AdapterManifest],
-    found: Verified,
-) -> None:
+def _verify_members(registry: RegistryReader, manifest: TeamManifest, path: Path, adapters: Adapters, found: Verified) -> None:
     for agent, version in manifest.agents.items():
         adapter = adapters.get((agent, version))
         if adapter is None:

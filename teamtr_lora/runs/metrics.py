@@ -167,15 +167,21 @@ class SwapRow(_Row):
     old: str = Field(description="the agent's version before")
     new: str = Field(description="the agent's version afterwards")
     versions: dict[str, str] = Field(description="the team's afterwards")
-    delta_align: float | None = Field(description="the radius of the alignment; null without one")
-    kl_before: KLReading | None = Field(description="KL(old || new) on held-out probe contexts before alignment")
-    kl_after: KLReading | None = Field(description="the same after alignment; both null without one")
-    steps: int = Field(description="of the alignment's optimizer")
-    evaluation: dict[str, Any] | None = Field(description="of the team afterwards, as a stage's; null after an undo")
-    evaluation_before: dict[str, Any] | None = Field(description="of the team before, on the same items; null after an undo")
-    sampled_tokens: int = Field(description="of the probe and of all evaluations of the swap")
-    trained_tokens: int = Field(description="of the alignment, over all its steps, tokens of contexts included; 0 without one")
-    seconds: float = Field(description="of the process that finished the swap; 0 for an undo")
+    delta_align: float | None = Field(default=None, description="the radius of the alignment; null without one")
+    kl_before: KLReading | None = Field(default=None, description="KL(old || new) on held-out probe contexts before alignment")
+    kl_after: KLReading | None = Field(default=None, description="the same after alignment; both null without one")
+    steps: int = Field(default=0, description="of the alignment's optimizer")
+    evaluation: dict[str, Any] | None = Field(
+        default=None, description="of the team afterwards, as a stage's; null after an undo"
+    )
+    evaluation_before: dict[str, Any] | None = Field(
+        default=None, description="of the team before, on the same items; null after an undo"
+    )
+    sampled_tokens: int = Field(default=0, description="of the probe and of all evaluations of the swap")
+    trained_tokens: int = Field(
+        default=0, description="of the alignment, over all its steps, tokens of contexts included; 0 without one"
+    )
+    seconds: float = Field(default=0.0, description="of the process that finished the swap; 0 for an undo")
     time: float = Field(description="Unix time")
 
 

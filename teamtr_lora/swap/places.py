@@ -297,10 +297,6 @@ def _undone(swap: SwapRecord, gone: dict[str, AdapterVersion]) -> Undone:
 
 
 def _row(stage: int, record: SwapRecord, measured: Mapping[str, Any]) -> SwapRow:
-    nothing: dict[str, Any] = {
-        "delta_align": None, "kl_before": None, "kl_after": None, "steps": 0, "evaluation": None, "evaluation_before": None,
-        "sampled_tokens": 0, "trained_tokens": 0, "seconds": 0.0,
-    }  # fmt: skip
     return SwapRow(
         stage=stage,
         agent=record.agent,
@@ -310,7 +306,7 @@ def _row(stage: int, record: SwapRecord, measured: Mapping[str, Any]) -> SwapRow
         new=record.after[record.agent].name,
         versions=version_names(record.after),
         time=time.time(),
-        **{**nothing, **measured},
+        **measured,
     )
 
 
