@@ -39,7 +39,7 @@ HALVINGS = 6
 IN_CONTEXT = -1  # the turn of what is scored inside a context
 # The old agent's predictions inside its contexts: most tokens learned of each, and their weight beside the message's.
 CONTEXT_TOKENS, CONTEXT_WEIGHT = 64, 1.0
-NOT_FINITE = 1e30  # what stands for a KL that is not: JSON knows no infinity
+NOT_FINITE = 1e30  # written in place of an infinite or undefined KL, which JSON cannot hold
 
 
 @dataclass(frozen=True)
