@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from tabular_lab import episode_lab, random_team, softmax, solve, state_kl
 
 from teamtr_lora.algorithm.certificate import Confidence, UpdateTerms, certify_stage, episode_setting
-from teamtr_lora.algorithm.lab import episode_lab, random_team, softmax, solve, state_kl
 from teamtr_lora.algorithm.local_gain import LocalModel, certify_achievable_stage, gram_model, local_slope
 from teamtr_lora.algorithm.occupancy import order_sensitivity
 

@@ -9,14 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
 from teamtr_lora.algorithm.trust_region import (
     BETA_RANGE,
-    ClusteredMean,
     GateReading,
     StepDecision,
     adapt_beta,
     choose_step,
-    clustered_mean,
 )
 
 

@@ -1,7 +1,7 @@
 """Small exact teams: random turn-taking decision processes in which everything the theory speaks of is a linear solve.
 
 At every state one agent is active (lem:activefactor), so a team is one table of probabilities [S, A] whose rows belong to the
-agents, and replacing an agent replaces its rows. Used by the property tests and by tools/theory_lab.py, never by a run.
+agents, and replacing an agent replaces its rows. Used by the property tests of algorithm/ and by theory_lab.py.
 
 Shape suffixes: S state, A action, V vocabulary.
 """
