@@ -12,10 +12,11 @@ import torch
 
 from teamtr_lora.algorithm.advantage import group_advantages
 from teamtr_lora.algorithm.trust_region import RADIUS_RANGE, track_target
+from teamtr_lora.algorithm.variants.ordering import ordering
 from teamtr_lora.recipe import load_recipe, problems
 from teamtr_lora.runs.metrics import TIME_FIELDS, UpdateRow, read_rows
 from teamtr_lora.training.run import TrainingRun
-from teamtr_lora.training.stage import train, update_order
+from teamtr_lora.training.stage import train
 from teamtr_lora.training.update import AgentUpdater
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +83,7 @@ def test_importance_weights_are_the_ratio_of_the_teams(start: Start, tmp_path: P
     weights = rows[1].importance
     assert weights["mean"] == pytest.approx(1, abs=4 * weights["mean_standard_error"] + 1e-6)
     assert 0 < weights["ess"] < 1 and weights["largest"] > 1
-    assert run._rollout is not None and len(weighed) == 3
+    assert run.rollouts._newest is not None and len(weighed) == 3
     changed = [row.agent for row in rows[:2] if row.decision in ("accepted", "shrunk")]
     assert changed
     bank, expected = run.playable.bank, np.zeros(24)
@@ -94,7 +95,7 @@ def test_importance_weights_are_the_ratio_of_the_teams(start: Start, tmp_path: P
 
             bank.restore(agent, read_adapter_folder(stored[name])[0])
             bank.activate(agent)
-            for e, episode in enumerate(run._rollout.episodes):
+            for e, episode in enumerate(run.rollouts._newest.episodes):
                 for message in (m for m in episode.messages if m.agent == agent):
                     ids = torch.tensor([message.prompt_ids + message.token_ids])
                     with torch.no_grad():
@@ -179,7 +180,7 @@ def test_advantages_by_kind_against_numpy(kind: str) -> None:
 
 
 def test_an_explicit_order_is_kept_and_must_name_every_agent() -> None:
-    assert update_order(["b", "c", "a"], ["a", "b", "c"], "0") == ["b", "c", "a"]
+    assert ordering(["b", "c", "a"]).arrange(["a", "b", "c"], "0") == ["b", "c", "a"]
     recipe = {"team": {"agents": [{"name": "a"}, {"name": "b"}]}, "training": {"order": ["a", "a"]}}
     (problem,) = problems(recipe)
     assert problem.key == "training.order" and "names every agent once" in problem.wrong
