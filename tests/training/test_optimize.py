@@ -172,3 +172,11 @@ def test_an_optimizer_without_moments_yet_restores_to_one() -> None:
     assert flatten_state(optimizer) == ({}, {})
     restore_state(optimizer, {}, {})
     assert optimizer.state_dict()["state"] == {}
+
+
+@pytest.mark.parametrize(("kl", "stops"), [(0.0999, False), (0.1, True), (0.15, True)])
+def test_it_stops_at_delta_and_not_later(climb, monkeypatch, kl: float, stops: bool) -> None:
+    passes = iter([InSample(0.0, 0.0, 0.0)] + [InSample(kl, 0.0, 0.0)] * 5)
+    monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *_: next(passes))
+    report, _, _ = climb(inner_epochs=3, delta=0.1)
+    assert report.stopped_early is stops and report.steps == (1 if stops else 3)

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.runs.metrics import UpdateRow
 from teamtr_lora.team import Episode
 from teamtr_lora.training import update as update_module
+from teamtr_lora.training.certificate_terms import certificate_terms
 from teamtr_lora.training.rows import update_row
 from teamtr_lora.training.stage_rollouts import Rollout
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome, episode_advantages
@@ -398,3 +400,35 @@ def test_an_interrupted_update_leaves_no_trace(updater: Updater, episodes, state
         update.update("left", episodes, 0)
     assert state_of(playable.bank.model) == before
     assert flat(update.optimizers["left"].state_dict()) == moments
+
+
+def test_a_rejected_step_has_taught_nothing_about_the_slope(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured for a step that was not taken is no gain of the agent: the slope is that of no gain."""
+    monkeypatch.setattr(Gate, "choose", lambda self, measure, radius: update_module.StepDecision(None, [measure(1.0)]))
+    _, update = updater()
+    outcome = update.update("left", episodes, 0)
+    assert outcome.decision == "rejected" and outcome.shown is not None and outcome.shown.gain > 0
+    assert update.slopes == {"left": 0.0, "right": None} and update.radii == {"left": 0.05, "right": 0.05}
+    monkeypatch.undo()
+    accepted = update.update("left", episodes, 0)
+    assert accepted.kept is not None
+    assert update.slopes["left"] == pytest.approx(0.5 * accepted.kept.gain / math.sqrt(accepted.kept.kl["exact"].mean))
+
+
+def test_agents_learn_from_their_own_credit_where_the_task_gives_it(updater: Updater, episodes) -> None:
+    """Opposite credits, opposite advantages; the team's return, and what is certified about it, stay the team's."""
+    _, update = updater()
+    plain = episode_advantages(episodes, "left", update._config.training, update.discount).clipped_E
+    assert torch.equal(plain, episode_advantages(episodes, "right", update._config.training, update.discount).clipped_E)
+    for i, episode in enumerate(episodes):
+        episode.credit = {"left": [float(i % 4), 0.0], "right": [-float(i % 4), 0.0]}
+    left = update.update("left", copy.deepcopy(episodes), 0)
+    right = update.update("right", copy.deepcopy(episodes), 0)
+    assert torch.equal(left.advantages.clipped_E, -right.advantages.clipped_E) and left.advantages.clipped_E.abs().max() > 1
+    assert left.judging is not None and left.judging.batch.advantage_M.any() and left.accepted
+    terms = [
+        certificate_terms(left.kept, left.judging, played, config=update._config, gamma=update.discount)
+        for played in (episodes, [replace(episode, credit={}) for episode in episodes])
+    ]
+    assert terms[0] == terms[1], "the certificate is about the team's return"
+    assert row_of(left, episodes, None).reward_mean == sum(e.reward for e in episodes) / len(episodes)
