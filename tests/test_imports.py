@@ -16,7 +16,7 @@ RANKS = {
     "team": 2,
     "base": 2,
     "tasks": 3,
-    "algorithm": 3,
+    "algorithm": 0,
     "runs": 3,
     "registry": 4,
     "rollout": 5,
