@@ -18,13 +18,13 @@ TIES = {
     "team": "common",
     "base": "common",
     "tasks": "common team recipe",
-    "recipe": "common",
-    "runs": "common team base recipe registry evaluation",
-    "rollout": "common team base tasks recipe registry",
+    "recipe": "common algorithm",
+    "runs": "common team base recipe",
     "registry": "common base recipe runs",
+    "rollout": "common team base tasks recipe registry",
     "evaluation": "common team base tasks recipe runs rollout registry",
     "training": "common algorithm team base tasks recipe runs rollout registry evaluation",
-    "study": "common algorithm team base tasks recipe runs registry training",
+    "study": "common algorithm team base tasks recipe runs",
     "swap": "common algorithm team base tasks recipe runs rollout registry evaluation training",
     "baselines": "common algorithm team base tasks recipe runs rollout evaluation training",
     "report": "",
@@ -32,7 +32,7 @@ TIES = {
     "__main__": "cli",
 }
 # Ties to a room further up. None is to be added.
-UPWARD = {("tasks", "recipe"), ("runs", "registry"), ("runs", "evaluation"), ("rollout", "registry")}
+UPWARD = {("tasks", "recipe")}
 # Names that files of two rooms have. None is to be added.
 NAMED_TWICE = {"responder"}
 

@@ -41,11 +41,12 @@ def add_commands(command: Any) -> None:
 
 
 def _train(args: argparse.Namespace) -> None:
-    from teamtr_lora.recipe import load_recipe, load_run_recipe
+    from teamtr_lora.recipe import load_recipe
+    from teamtr_lora.runs.stored_run import load_run_recipe
 
     recipes, overrides = recipe_words(args)
     goes_on = len(recipes) == 1 and Path(args.recipe).is_dir()
-    recipe = load_run_recipe(args.recipe, overrides) if goes_on else load_recipe(recipes, overrides)
+    recipe = load_run_recipe(Path(args.recipe), overrides) if goes_on else load_recipe(recipes, overrides)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
     from rich.console import Console

@@ -118,7 +118,8 @@ def _undo(place: Any, as_json: bool) -> None:
 def _rebase(args: argparse.Namespace) -> None:
     from teamtr_lora.cli.text.swap import print_rebase, swap_view
     from teamtr_lora.swap.places import find_place
-    from teamtr_lora.swap.rebase import RebaseOptions, rebased
+    from teamtr_lora.swap.rebase import rebased
+    from teamtr_lora.swap.swap_report import RebaseOptions
 
     place = find_place(args.team, args.registry)
     options = RebaseOptions(

@@ -3,6 +3,7 @@
 Modules:
     recipe               the whole recipe, and its sections on training, trust region and tracking
     team_sections        base and team
+    choices              settings that name one of a table of variants
     task_sections        one class for each family of tasks
     responder            task.responder
     rollout_section      rollout
@@ -38,7 +39,7 @@ from teamtr_lora.recipe.recipe import (
     TrainingSection,
     TrustRegionSection,
 )
-from teamtr_lora.recipe.recipe_files import dump_recipe, first_difference, load_recipe, load_run_recipe, recipe_schema
+from teamtr_lora.recipe.recipe_files import dump_recipe, first_difference, load_recipe, recipe_schema
 from teamtr_lora.recipe.task_sections import (
     AutoLogiTaskSection,
     BlocksworldTaskSection,
@@ -95,7 +96,6 @@ __all__ = [
     "dump_recipe",
     "first_difference",
     "load_recipe",
-    "load_run_recipe",
     "problems",
     "recipe_schema",
 ]

@@ -44,7 +44,9 @@ def adapter_card(
         f"{kind} adapter (rank {lora.rank}, alpha {lora.alpha:g}) of agent {code(agent)} in team {code(manifest['team'])}, "
         f"made by teamtr-lora ({manifest['made_by']}).",
         "",
-        *_about(base, task, manifest["tokenizer_hash"], manifest["protocol_hash"]),
+        base_line(base, manifest["tokenizer_hash"]),
+        f"- task: {code(task)}",
+        f"- protocol: {code(manifest['protocol_hash'][:16])}",
         f"- made from: {code(manifest['parent']) if manifest['parent'] else 'nothing earlier'}",
         f"- content: {code(manifest['content_hash'])}",
         "",
@@ -66,20 +68,18 @@ def front_matter(base: BaseIdentity, licence: str, task: str) -> str:
     if licence and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]{0,63}", licence):
         raise UserError(f"licence {licence[:80]!r}: must be an identifier such as apache-2.0, mit or other")
     data: dict[str, Any] = {"library_name": "peft", "license": licence or ("apache-2.0" if base.source == NANO else "other")}
-    if base.source == NANO or _is_hub(base.source):  # a folder of somebody's machine is no model
+    if base.source == NANO or _is_hub(base.source):  # a folder on somebody's machine is no model of the hub
         data["base_model"] = base.source
     tags = ["lora", "teamtr-lora", "multi-agent"]
     data |= {"pipeline_tag": "text-generation", "tags": [*tags, task] if re.fullmatch(r"[a-z0-9_-]{1,40}", task) else tags}
     return f"---\n{write(data)}---\n"
 
 
-def _about(base: BaseIdentity, task: str, tokenizer: str, protocol: str) -> list[str]:
+def base_line(base: BaseIdentity, tokenizer: str) -> str:
     revision = f" at {code(base.revision)}" if base.revision else ""
-    return [
-        f"- base model: {code(base.source)}{revision}, weights {code(base.weights_hash[:16])}, tokenizer {code(tokenizer[:16])}",
-        f"- task: {code(task)}",
-        f"- protocol: {code(protocol[:16])}",
-    ]
+    return (
+        f"- base model: {code(base.source)}{revision}, weights {code(base.weights_hash[:16])}, tokenizer {code(tokenizer[:16])}"
+    )
 
 
 def metrics_table(metrics: Mapping[str, float]) -> list[str]:
@@ -131,4 +131,4 @@ def _is_hub(source: str) -> bool:
 
 
 def _text(value: str | None) -> str:
-    return json.dumps(value)  # also a Python literal; no line break survives
+    return json.dumps(value)  # JSON text is a Python literal too, and escapes line breaks

@@ -49,7 +49,7 @@ def named_code(recipe: Mapping[str, Any]) -> dict[str, str]:
 
 
 def forget(recipe: dict[str, Any], key: str) -> None:
-    """The default in place of a choice."""
+    """Puts the default in place of what the recipe chooses."""
     put(recipe, key, value_at(_DEFAULTS, key))
 
 
@@ -62,7 +62,7 @@ def value_at(recipe: Mapping[str, Any], key: str) -> Any:
 
 
 def put(recipe: dict[str, Any], key: str, value: Any) -> None:
-    """In place of the value that is there."""
+    """Sets the value of a dotted key, whose sections must be there."""
     *sections, last = key.split(".")
     for section in sections:
         recipe = recipe[section]
@@ -70,7 +70,7 @@ def put(recipe: dict[str, Any], key: str, value: Any) -> None:
 
 
 def leaves_its_folder(path: str) -> bool:
-    """An absolute path of any system, or one that climbs."""
+    """Whether a path is absolute on any system, or goes up by `..`."""
     drive = PureWindowsPath(path).drive or PureWindowsPath(path).root
     return path.startswith("~") or ".." in re.split(r"[/\\]", path) or PurePosixPath(path).is_absolute() or bool(drive)
 

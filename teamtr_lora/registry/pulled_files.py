@@ -18,13 +18,13 @@ from teamtr_lora.base.lora_config import read_lora_config
 from teamtr_lora.base.versions import MANIFEST, WEIGHTS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import TEMPORARY, disk_errors
+from teamtr_lora.common.locks import locked
 from teamtr_lora.recipe import LoraSection
 from teamtr_lora.registry.fit import check_lora, open_contents
 from teamtr_lora.registry.hub_card import is_shared_name
 from teamtr_lora.registry.hub_client import HubRepo, Remote
 from teamtr_lora.registry.identity import protocol_hash
 from teamtr_lora.registry.local_keys import leaves_its_folder, local_choices, local_files, local_paths, named_code
-from teamtr_lora.registry.locks import locked
 from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, manifest_bytes
 from teamtr_lora.registry.pickles import pickles
 from teamtr_lora.registry.pushed_files import HISTORY_FILE, TEAM_FILE
@@ -114,7 +114,7 @@ def lora_of(team: TeamManifest, agent: str) -> LoraSection:
 
 
 def staged_contents(folder: Path, agent: str, manifest: AdapterManifest) -> dict[str, bytes]:
-    """The checked files again, under the name that the team has here."""
+    """The checked files of an agent, with the manifest changed to the name that the team has here."""
     contents = {file: read_file(folder / agent / file, limit) for file, limit in {**FILES, MANIFEST: MAX_JSON_BYTES}.items()}
     if parse_adapter(contents[MANIFEST], str(folder)).team != manifest.team:
         contents[MANIFEST] = manifest_bytes(manifest)
@@ -147,7 +147,7 @@ def _size(hub: HubRepo, remote: Remote, path: str, limit: int) -> int:
 
 
 def _check_recipe(recipe: dict[str, Any], where: str) -> None:
-    """`push` takes these values out; who put them back wants this machine to do something."""
+    """Refuses values that choose what this machine reads, writes or calls. `push` removes them, so somebody put them back."""
     found, source = {**local_choices(recipe), **local_paths(recipe)}, recipe.get("base", {}).get("source")
     if isinstance(source, str) and leaves_its_folder(source):
         found["base.source"] = source
