@@ -34,7 +34,7 @@ TEAM = {"team": {"agents": [{"name": "planner"}, {"name": "solver"}, {"name": "c
 # Commands that only read or write a small file: these are run, the others parsed.
 HARMLESS = {"docs", "init", "keys", "tasks", "validate"}
 
-_FENCE = re.compile(r"((?:^<!-- small: .*-->\n)*)^```(.*)\n(.*?)^```$", re.M | re.S)
+_FENCE = re.compile(r"((?:^<!-- small: [^\n]*-->\n)*)^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,9 @@ def of(start: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in as a user would, with the repository's recipes and registry, and what `init my-team` writes."""
+    """An empty folder to work in as a user would, with the repository's recipes and registry beside it."""
     for name in ("recipes", "adapters", "tools"):
         (tmp_path / name).symlink_to(ROOT / name)
-    write_starter(tmp_path / "my-team")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -119,12 +118,9 @@ def test_every_block_says_how_it_is_treated(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "python" and not b.words for b in blocks(page))])
-def test_the_python_of_a_page_runs(page: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_of_a_page_runs(page: str, desk: Path) -> None:
     """In order, in one namespace, as if it were one script. Tables of variants and engines are put back afterwards."""
     write_files(page, desk)
-    for table in _tables():
-        for name, value in table.items():
-            monkeypatch.setitem(table, name, value)  # undoing it removes what the page adds
     before = [dict(table) for table in _tables()]
     namespace: dict[str, Any] = {"__name__": f"docs_{page}"}
     try:
@@ -140,6 +136,7 @@ def test_the_python_of_a_page_runs(page: str, desk: Path, monkeypatch: pytest.Mo
 def _tables() -> list[dict[str, Any]]:
     from teamtr_lora.algorithm.variants.region import REGIONS
     from teamtr_lora.recipe.engine_facts import ENGINES
+
     from teamtr_lora.rollout.engines import SAMPLERS
 
     return [REGIONS, ENGINES, SAMPLERS]
@@ -175,9 +172,10 @@ def test_yaml_is_a_recipe_or_a_part_of_one(block: Block, desk: Path) -> None:
     text = block.text
     if "team" not in data and "extends" not in data:
         text += yaml.safe_dump(TEAM)
-    folder = ROOT / "recipes" if "extends" in data else desk
+    for name in ("bases", "tasks"):
+        (desk / name).symlink_to(ROOT / "recipes" / name)
     path = desk / "recipe.yaml"
-    path.write_text(text.replace("extends: [", f"extends: [{folder}/").replace(", tasks/", f", {folder}/tasks/"))
+    path.write_text(text)
     check_named(load_recipe(path), str(block))
 
 
@@ -190,8 +188,7 @@ def commands() -> Iterator[tuple[str, str]]:
         for offset, line in enumerate(block.text.splitlines(), start=1):
             if line.strip():
                 yield f"{block.page}:{block.line + offset}", line
-    for page, code in of(r"(teamtr-lora|python tools/|tools/\w+(\.py)?) "):
-        yield page, code
+    yield from of(r"(teamtr-lora|python tools/|tools/\w+(\.py)?) ")
 
 
 @pytest.mark.parametrize(("where", "line"), commands())
@@ -219,7 +216,12 @@ def test_a_command_can_be_given(where: str, line: str, desk: Path, monkeypatch: 
 
 def _give(words: Sequence[str], where: str) -> None:
     """Runs a harmless command; of any other, parses it and loads its recipe with its overrides."""
-    if words and words[0] in HARMLESS:
+    if len(words) == 1:  # only mentioned
+        parser = build_parser()
+        known = [name for action in parser._actions for name in (action.choices or action.option_strings)]
+        assert words[0] in known, f"{where}: there is no command {words[0]}"
+        return
+    if words[0] in HARMLESS:
         assert main(words) == 0, f"{where}: {shlex.join(words)}"
         return
     args, rest = build_parser().parse_known_args(words)
@@ -227,7 +229,9 @@ def _give(words: Sequence[str], where: str) -> None:
     assert all("=" in word or word.endswith(".yaml") for word in given), f"{where}: {given}"
     recipes = [word for word in [getattr(args, "recipe", None) or getattr(args, "team", None), *given] if _is_recipe(word)]
     if recipes:
-        load_recipe([ROOT / word if str(word).startswith("recipes/") else Path(word) for word in recipes], _settings(given))
+        if str(recipes[0]).startswith("my-team/"):
+            write_starter(Path("my-team"))
+        load_recipe(recipes if len(recipes) > 1 else recipes[0], _settings(given))
     elif settings := _settings(given):  # of a run that the reader has made: its keys must exist
         load_recipe(ROOT / "recipes" / "quickstart.yaml", settings)
 
@@ -240,7 +244,7 @@ def _settings(words: Sequence[str]) -> list[str]:
     return [word for word in words if not _is_recipe(word)]
 
 
-class _Parsed(Exception):
+class _ParsedError(Exception):
     """Raised in place of the rest of a tool, once its options are parsed."""
 
 
@@ -253,12 +257,12 @@ def _parse_tool(name: str, words: Sequence[str], monkeypatch: pytest.MonkeyPatch
         parsed, rest = parse(self, args, namespace)
         assert not any(word.startswith("-") for word in rest), rest
         seen.append(parsed)
-        raise _Parsed
+        raise _ParsedError
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
     monkeypatch.setattr(sys, "argv", [f"tools/{name}.py", *words])
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    with pytest.raises(_Parsed):
+    with pytest.raises(_ParsedError):
         importlib.import_module(name).main()
     settings = [word for word in words if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+=.*", word)]
     recipes = [ROOT / word for word in words if _is_recipe(word)] or [ROOT / "recipes" / "quickstart.yaml"]
