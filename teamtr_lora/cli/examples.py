@@ -87,7 +87,7 @@ _EXAMPLES = {
         "swap runs/quickstart --undo",
     ],
     "rebase": ["rebase runs/qwen --to Qwen/Qwen3-4B"],
-    "docs": ["docs", "docs trust_region", "docs results | less"],
+    "docs": ["docs", "docs trust_region"],
 }
 
 
