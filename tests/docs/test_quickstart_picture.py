@@ -17,6 +17,13 @@ from teamtr_lora.evaluation.commands import EvalOptions, evaluate_team
 
 ROOT = Path(teamtr_lora.__file__).resolve().parent.parent
 FOLDER = ROOT / "teamtr_lora" / "docs" / "quickstart"
+SMALL = """
+team: {protocol: {system: Add by columns.}, agents: [{name: solver, role: ones, lora: {rank: 2}}]}
+task: {name: column_sum, digits: 1}
+rollout: {items_per_stage: 8, episodes_per_item: 2, max_message_tokens: 8}
+training: {stages: 1, inner_epochs: 1}
+evaluation: {items: 4}
+"""
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -50,23 +57,18 @@ def test_the_numbers_are_those_of_the_readme() -> None:
     assert f"{accuracies[0]} -> {accuracies[-1]}" in (ROOT / "README.md").read_text()
 
 
-def test_the_tool_makes_the_extract_from_a_run(
-    tool: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tool_makes_the_extract_from_a_run(tool: Callable[[str], ModuleType], tmp_path: Path) -> None:
     from teamtr_lora.training.trainer import TeamTRTrainer
 
-    recipe = teamtr_lora.load_recipe(
-        ROOT / "recipes" / "quickstart.yaml",
-        ["training.stages=1", "rollout.items_per_stage=8", "rollout.episodes_per_item=2", "evaluation.items=4"],
-    )
-    monkeypatch.chdir(tmp_path)
-    with TeamTRTrainer.from_recipe(recipe) as trainer:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    with TeamTRTrainer.from_recipe(
+        teamtr_lora.load_recipe(tmp_path / "small.yaml", [f"output_dir={tmp_path / 'run'}"])
+    ) as trainer:
         done = trainer.train()
     assert tool("draw_quickstart").main([done.run_dir, "--folder", str(tmp_path / "picture")]) == 0
     made = [json.loads(line) for line in (tmp_path / "picture" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["kind"] for row in made] == ["evaluation", "update", "update", "update", "evaluation"]
-    assert {row["agent"] for row in made if row["kind"] == "update"} == {"planner", "solver", "checker"}
-    assert made[-1]["accuracy"] == done.accuracy_after
+    assert [row["kind"] for row in made] == ["evaluation", "update", "evaluation"]
+    assert made[1]["agent"] == "solver" and made[-1]["accuracy"] == round(done.accuracy_after or 0, 6)
     ElementTree.parse(tmp_path / "picture" / "quickstart.svg")
 
 
