@@ -9,8 +9,6 @@ import sys
 from importlib.resources import files
 from typing import Any
 
-from teamtr_lora.common.errors import UserError
-
 # In reading order. A topic's file begins with a title, an empty line and the one line that the list of topics shows.
 TOPICS = (
     "getting_started",
@@ -31,7 +29,7 @@ TOPICS = (
 
 def add_commands(command: Any) -> None:
     docs = command("docs", _docs, "Read the documentation; without a TOPIC, list the topics.")
-    docs.add_argument("topic", nargs="?", metavar="TOPIC", help="what to read about, for example trust_region")
+    docs.add_argument("topic", nargs="?", type=_topic, choices=TOPICS, metavar="TOPIC", help="what to read about, as listed")
 
 
 def topic_text(topic: str) -> str:
@@ -46,19 +44,12 @@ def _docs(args: argparse.Namespace) -> None:
         for topic in TOPICS:
             print(f"{topic:<{width}}  {topic_text(topic).splitlines()[2]}")
         return
-    text = topic_text(_known(args.topic))
+    text = topic_text(args.topic)
     if sys.stdout.isatty():
         pydoc.pager(text)
     else:
         print(text, end="")
 
 
-def _known(word: str) -> str:
-    topic = word.lower().replace("-", "_").removesuffix(".md")
-    if topic in TOPICS:
-        return topic
-    from teamtr_lora.recipe.team_sections import nearest
-
-    meant = nearest(topic, TOPICS)
-    fix = f"did you mean {meant!r}?" if meant else f"the topics are {', '.join(TOPICS)}"
-    raise UserError(f"docs: there is no topic {word!r}; {fix}")
+def _topic(word: str) -> str:
+    return word.lower().replace("-", "_").removesuffix(".md")
