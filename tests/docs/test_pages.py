@@ -155,6 +155,13 @@ def test_python_that_is_not_run_compiles_and_its_imports_exist(block: Block, des
             assert all(hasattr(module, alias.name) for alias in node.names), f"{block}: {ast.unparse(node)}"
 
 
+def test_the_example_environment_is_the_one_that_ships() -> None:
+    shown = {block.file: block.text for block in blocks("environments") if block.file}
+    shipped = {path.name: path.read_text() for path in (ROOT / "teamtr_lora" / "docs" / "examples").glob("*.py")}
+    assert shipped and shipped.items() <= shown.items()
+    assert all(len(text.splitlines()) < 80 for text in shipped.values())
+
+
 def test_examples_of_extending_are_short() -> None:
     sections = re.split(r"^## ", PAGES["extending"].read_text(), flags=re.M)[1:]
     assert [title.splitlines()[0] for title in sections] == [
