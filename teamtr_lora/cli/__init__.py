@@ -29,6 +29,7 @@ from typing import Any
 from teamtr_lora import __version__
 from teamtr_lora.cli import (
     baseline_commands,
+    docs_command,
     hub_commands,
     recipe_commands,
     registry_commands,
@@ -121,7 +122,7 @@ def build_parser() -> Parser:
         return added
 
     groups = (recipe_commands, team_commands, study_commands, task_commands, registry_commands, hub_commands, baseline_commands,
-              swap_commands)  # fmt: skip
+              swap_commands, docs_command)  # fmt: skip
     for group in groups:
         group.add_commands(command)
     return parser

@@ -9,6 +9,7 @@ _EXAMPLES = {
         'ask runs/quickstart "347+285"',
         "init my-team",
         "serve runs/quickstart --port 8000",
+        "docs getting_started",
     ],
     "train": [
         "train recipes/quickstart.yaml",
@@ -86,6 +87,7 @@ _EXAMPLES = {
         "swap runs/quickstart --undo",
     ],
     "rebase": ["rebase runs/qwen --to Qwen/Qwen3-4B"],
+    "docs": ["docs", "docs trust_region"],
 }
 
 
