@@ -172,7 +172,7 @@ class TeamTRTrainer:
         self._callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks or ()]
         self.playable: PlayableTeam | None = None
         self.run: TrainingRun | None = None
-        self._broken_off: RunDir | None = None  # of a run that ended somewhere in an update: its checkpoint has the team
+        self._broken_off: RunDir | None = None  # a run that was interrupted; its checkpoint has the last whole team
         self._closed = False
 
     def __enter__(self) -> Self:
