@@ -3,5 +3,6 @@
 errors      UserError: a mistake the user can fix
 files       writing so that a reader never sees half a file
 code_paths  functions that a recipe names
+settings    the strict base of every section of a recipe
 program     what to type to run this program again
 """

@@ -12,28 +12,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
+from teamtr_lora.common.settings import Mistake, Section, Text, refuse
 from teamtr_lora.recipe.diagnostics_section import DiagnosticsSection
 from teamtr_lora.recipe.evaluation_section import EvaluationSection
 from teamtr_lora.recipe.rollout_section import MAX_VLLM_RANK, VLLM_TEMPERATURES, RolloutSection, ServerSection, VllmSection
 from teamtr_lora.recipe.swap_section import SwapSection
-from teamtr_lora.recipe.task_sections import ColumnSumTaskSection, TaskSection
-from teamtr_lora.recipe.team_sections import (
-    AgentSection,
-    BaseSection,
-    LoraSection,
-    Mistake,
-    ProtocolSection,
-    RouterSection,
-    Section,
-    TeamSection,
-    Text,
-    refuse,
-)
+from teamtr_lora.recipe.team_sections import AgentSection, BaseSection, LoraSection, ProtocolSection, RouterSection, TeamSection
+from teamtr_lora.tasks.table import BY_NAME, DEFAULT, TaskSection
 
 __all__ = [
     "AgentSection",
     "BaseSection",
-    "ColumnSumTaskSection",
     "DiagnosticsSection",
     "EvaluationSection",
     "LoraSection",
@@ -287,7 +276,7 @@ class Recipe(TeamTRConfig):
     base: BaseSection = Field(default_factory=BaseSection, description="The frozen model that every agent shares.")
     team: TeamSection = Field(description="The agents and how they talk.")
     task: TaskSection = Field(
-        default_factory=ColumnSumTaskSection, description="What the team is trained on; `name` selects the kind."
+        default_factory=BY_NAME[DEFAULT], description="What the team is trained on; `name` selects the kind."
     )
 
     @model_validator(mode="after")

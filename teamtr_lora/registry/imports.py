@@ -18,7 +18,7 @@ from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.source import NANO, Progress, beside, resolve
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptTaskSection, TeamSection
+from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptSettings, TeamSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.words import RecipeError
 from teamtr_lora.registry.fit import check_lora, modules_of, open_contents, understand
@@ -156,7 +156,7 @@ def _alone(agent: str, lora: LoraSection, source: str, revision: str | None) -> 
         return Recipe(
             base=BaseSection(source=source, revision=revision),
             team=TeamSection(agents=[AgentSection(name=agent, lora=lora)]),
-            task=ScriptTaskSection(name="script"),
+            task=ScriptSettings(name="script"),
         )
     except ValueError as error:
         raise UserError(f"--agent {agent}: {' '.join(str(error).split())}") from error
@@ -179,7 +179,7 @@ def _import_run(registry: Registry, path: Path, team: str, base: str | None, pro
     contents = {agent: read_folder(folder) for agent, folder in folders.items()}
     for agent, version in versions.items():
         open_contents(contents[agent], str(folders[agent]), version.content_hash)
-    history = read_history(path, versions, recipe.task.name)
+    history = read_history(path, versions)
     recipe = _portable(recipe, base or beside(recipe.base.source, recipe.folder))
     source, revision = recipe.base.source, recipe.base.revision
     folder = resolve(source, revision, progress)

@@ -19,7 +19,6 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.outcome import Attempt, Outcome
 from teamtr_lora.evaluation.result import EvaluationResult, make_result
 from teamtr_lora.common.files import disk_errors, dump_json, remove_temporaries, write_atomic
-from teamtr_lora.recipe.task_sections import OWN_REWARDS
 from teamtr_lora.registry.locks import locked
 from teamtr_lora.runs.transcripts import episode_record
 
@@ -116,7 +115,7 @@ def read_evaluation(folder: Path) -> EvaluationResult:
         raise UserError(f"{folder}: this evaluation is not finished; run the same eval command again")
     try:
         with open(folder / EPISODES, "rb") as file:
-            outcomes = [_outcome(line, settings) for line in file]
+            outcomes = [_outcome(line) for line in file]
     except OSError as error:
         raise UserError(f"{folder}: its {EPISODES} cannot be read ({error.strerror})") from error
     known = [outcome for outcome in outcomes if outcome is not None]
@@ -125,15 +124,12 @@ def read_evaluation(folder: Path) -> EvaluationResult:
     return make_result(known, settings, str(folder))
 
 
-def _outcome(line: bytes, settings: dict[str, Any]) -> Outcome | None:
+def _outcome(line: bytes) -> Outcome | None:
     """None for what a kill or another program left."""
     if not line.endswith(b"\n"):
         return None
-    task = settings.get("task")
-    unjudged = isinstance(task, dict) and task.get("name") in OWN_REWARDS
     try:
-        outcome = Outcome.from_dict(json.loads(line))
-        return replace(outcome, vote=None, verdicts=dict.fromkeys(outcome.verdicts)) if unjudged else outcome
+        return Outcome.from_dict(json.loads(line))
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -11,7 +11,6 @@ from typing import Any
 from teamtr_lora.base.adapter_files import parse_json, read_regular
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe.task_sections import OWN_REWARDS
 from teamtr_lora.registry.manifest import MadeBy, Replaced, one_line, version_name
 
 MAX_METRICS_BYTES = 1 << 30
@@ -27,8 +26,8 @@ class RunHistory:
     stale: bool  # the run was evaluated, but not as it is now
 
 
-def read_history(run: Path, versions: Mapping[str, AdapterVersion], task: str) -> RunHistory:
-    """`versions`: the run's team; `task`: the name of what it was trained on."""
+def read_history(run: Path, versions: Mapping[str, AdapterVersion]) -> RunHistory:
+    """`versions`: the run's team."""
     names = {agent: version.name for agent, version in versions.items()}
     rebase = _record(run / REBASE_RECORD)
     try:
@@ -39,8 +38,6 @@ def read_history(run: Path, versions: Mapping[str, AdapterVersion], task: str) -
         raise UserError(f"{run}: its checkpoint, {REBASE_RECORD} or metrics.jsonl is damaged ({type(error).__name__})") from error
     own = [evaluation for of, evaluation in evaluations if of == names]
     metrics = _flat(own[-1], "") if own else {}
-    if task in OWN_REWARDS:
-        metrics = {name: value for name, value in metrics.items() if not name.startswith(("agents/", "coordination"))}
     return RunHistory(made_by, lineage, metrics, bool(evaluations) and not own)
 
 

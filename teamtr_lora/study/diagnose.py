@@ -13,7 +13,6 @@ import numpy as np
 
 from teamtr_lora.algorithm.occupancy import Subsample, order_sensitivity, reliability, stability
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe.task_sections import OWN_REWARDS
 from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, UpdateRow
 from teamtr_lora.runs.run_dir import BASELINE
 from teamtr_lora.study.certified import StageCertificate
@@ -86,7 +85,7 @@ def diagnose_run(folder: Path) -> RunDiagnosis:
             "advantage_overflow": _mean([row.advantage_overflow for row in updates]),
         },
         stability=known("stability", evaluated, lambda: _stability(stages)),
-        coordination=known("coordination", _not_judged(rows), lambda: _coordination(_evaluated(rows), recipe.task.name)),
+        coordination=known("coordination", _not_judged(rows), lambda: _coordination(_evaluated(rows))),
         token_shift=known("token_shift", f"{PROBE} and diagnostics.token_shift_ranks", lambda: _token_shift(updates)),
         order=known("order", "needs accepted updates at two places of the order", lambda: _order(updates)),
         local_gain=known("local_gain", f"{PROBE} and diagnostics.fisher_messages", lambda: _local_gain(updates)),
@@ -287,9 +286,9 @@ def _not_judged(rows: Sequence[MetricsRow]) -> str:
     return "the task does not judge single messages" if _evaluated(rows) else "this team was not evaluated"
 
 
-def _coordination(evaluated: list[StageRow | SwapRow], task: str) -> dict[str, Any]:
+def _coordination(evaluated: list[StageRow | SwapRow]) -> dict[str, Any]:
     last = evaluated[-1] if evaluated else None
-    if last is None or last.evaluation is None or not last.evaluation["coordination"] or task in OWN_REWARDS:
+    if last is None or last.evaluation is None or not last.evaluation["coordination"]:
         return {}
     keys = ("coordination", "coordination_given_success")
     return {"stage": last.stage, "accuracy": last.evaluation["avg_at_k"], **{key: last.evaluation[key] for key in keys}}

@@ -24,7 +24,7 @@ from teamtr_lora.base.versions import AdapterVersion, content_hash, write_versio
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import disk_errors, dump_json, sync_folder, write_atomic
 from teamtr_lora.evaluation.contents import code_hashes
-from teamtr_lora.recipe import LoraSection, Recipe, RecipeError, ScriptTaskSection
+from teamtr_lora.recipe import LoraSection, Recipe, RecipeError, ScriptSettings
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.registry.locks import locked
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
@@ -48,7 +48,7 @@ from teamtr_lora.swap.shock import Shock, TeamScore, score_team, shock
 from teamtr_lora.swap.stage0 import Alignment, Half, Teacher, in_chunks, probe_batch, teacher_states
 from teamtr_lora.swap.swap_report import Listener
 from teamtr_lora.swap.work import Work
-from teamtr_lora.tasks import Task, build_task
+from teamtr_lora.tasks import Task
 from teamtr_lora.tasks.machinery.task import Split
 
 EARLY_STRINGS = 200  # prompts whose token ids are compared before a base is loaded
@@ -127,9 +127,9 @@ class _Rebase:
         self.listener, self.started = listener, time.monotonic()
         self.recipe = options.applied(held.recipe)
         self.agents = [agent.name for agent in self.recipe.team.agents]
-        if task is None and isinstance(self.recipe.task, ScriptTaskSection):
+        if task is None and isinstance(self.recipe.task, ScriptSettings):
             raise UserError(f"{where}: this team's items and rewards live in a Python script; rebase it from there")
-        self.task = task or build_task(self.recipe.task, self.recipe.folder)
+        self.task = task or self.recipe.task.build(self.recipe.folder)
         self.items = options.items or self.recipe.evaluation.items
         self.radius = self.recipe.swap.delta_align or self.recipe.trust_region.delta
 

@@ -19,9 +19,9 @@ from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import content_hash
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
+from teamtr_lora.common.settings import nearest
 from teamtr_lora.evaluation.contents import code_hashes
-from teamtr_lora.recipe import Recipe, ScriptTaskSection
-from teamtr_lora.recipe.team_sections import nearest
+from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.registry.identity import identify_folder
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
@@ -34,7 +34,7 @@ from teamtr_lora.swap.shock import TeamScore, score_team, shock
 from teamtr_lora.swap.stage0 import Alignment, Half, Reading, Teacher, in_chunks, probe_batch, teacher_states
 from teamtr_lora.swap.swap_report import Listener, SwapOptions, SwapReport, report_from
 from teamtr_lora.swap.work import Work
-from teamtr_lora.tasks import Task, build_task
+from teamtr_lora.tasks import Task
 
 
 @contextmanager
@@ -237,9 +237,9 @@ class _Swap:
     def task(self) -> Task:
         if self._given_task is not None:
             return self._given_task
-        if isinstance(self.recipe.task, ScriptTaskSection):
+        if isinstance(self.recipe.task, ScriptSettings):
             raise UserError(f"{self.place.where}: this team's items and rewards live in a Python script; swap it from there")
-        return build_task(self.recipe.task, self.recipe.folder)
+        return self.recipe.task.build(self.recipe.folder)
 
     def _items(self) -> int:
         return self.options.items or self.recipe.evaluation.items

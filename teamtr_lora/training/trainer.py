@@ -25,7 +25,7 @@ from teamtr_lora.recipe import (
     Recipe,
     RecipeError,
     RouterSection,
-    ScriptTaskSection,
+    ScriptSettings,
     TeamSection,
     TeamTRConfig,
     dump_recipe,
@@ -34,7 +34,7 @@ from teamtr_lora.recipe import (
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
-from teamtr_lora.tasks import Rewards, Task, build_task
+from teamtr_lora.tasks import Rewards, Task
 from teamtr_lora.tasks.dataset import DatasetTask
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.run import TrainingRun
@@ -141,11 +141,11 @@ class TeamTRTrainer:
     ) -> TeamTRTrainer:
         """A trainer for a recipe file: `TeamTRTrainer.from_recipe(load_recipe("recipe.yaml"))`. Team, task and rewards are the
         recipe's; one that a script's run has saved is refused, since its rewards are in the script."""
-        if isinstance(recipe.task, ScriptTaskSection):
+        if isinstance(recipe.task, ScriptSettings):
             raise UserError("task.name = 'script': this run's items and rewards live in a Python script; go on from there")
         trainer = cls.__new__(cls)
         trainer._start_from = None
-        trainer._set_up(recipe, build_task(recipe.task, recipe.folder), callbacks)
+        trainer._set_up(recipe, recipe.task.build(recipe.folder), callbacks)
         return trainer
 
     def _set_up(self, recipe: Recipe, task: Task, callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None) -> None:
