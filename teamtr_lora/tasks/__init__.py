@@ -10,6 +10,6 @@ machinery/      what every task is made of
 
 from teamtr_lora.tasks.machinery.order import DataOrder
 from teamtr_lora.tasks.machinery.rewards import RewardError, Rewards
-from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, ItemList, Items, Task
+from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Items, Task
 
-__all__ = ["DataOrder", "Feedback", "Interaction", "Item", "ItemList", "Items", "RewardError", "Rewards", "Task"]
+__all__ = ["DataOrder", "Feedback", "Interaction", "Item", "Items", "RewardError", "Rewards", "Task"]

@@ -96,7 +96,7 @@ def _check_items(task: Task, split: Split) -> None:
     except Exception as error:  # whatever the user's task raises
         raise UserError(f"{where} {raised(error)}") from error
     if size is items:
-        raise UserError(f"{where} returned {type(items).__name__}, which has no size; return teamtr_lora.ItemList([...])")
+        raise UserError(f"{where} returned {type(items).__name__}, which has no size; return a list of items")
     if first is None:
         raise UserError(f"{where} has {size} items; it needs at least one")
     if not isinstance(first, Item):

@@ -92,7 +92,7 @@ class AgentUpdater:
         """Maximises the surrogate for `agent` on `episodes`, which the team as it is now must have played; where another team
         did, `log_weight_E` may say how much likelier this one is to play each."""
         bank, clock = self._playable.bank, _PhaseClock()
-        advantages = episode_advantages(episodes, self._config.training, self.discount)
+        advantages = episode_advantages(episodes, self._config.training, self.discount, agent)
         weight_E = np.ones(len(episodes)) if log_weight_E is None else np.exp(log_weight_E)
         split = self._split(agent, episodes, advantages.clipped_E.numpy() * weight_E, split_seed)
         if split is None or len(split.informative - split.held_groups) < self._config.training.min_informative_groups:
@@ -282,8 +282,8 @@ class AgentUpdater:
         )
 
 
-def episode_advantages(episodes: list[Episode], training: TrainingSection, discount: float) -> GroupAdvantages:
-    returns = torch.tensor([e.discounted_return(discount) for e in episodes], dtype=torch.float64)
+def episode_advantages(episodes: list[Episode], training: TrainingSection, discount: float, agent: str) -> GroupAdvantages:
+    returns = torch.tensor([e.discounted_return(discount, agent) for e in episodes], dtype=torch.float64)
     groups = torch.tensor([e.group for e in episodes])
     return group_advantages(returns, groups, clip=training.advantage_clip, eps=training.advantage_eps, kind=training.advantage)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
+from collections.abc import Awaitable
 from functools import cache
 from typing import Any
 
@@ -18,4 +20,11 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def as_future(answer: Any) -> Any:
     """A coroutine as a Future that is already running; anything else as it is."""
-    return asyncio.run_coroutine_threadsafe(answer, _loop()) if asyncio.iscoroutine(answer) else answer
+    return asyncio.run_coroutine_threadsafe(_awaited(answer), _loop()) if inspect.isawaitable(answer) else answer
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    try:
+        return await answer
+    except SystemExit as stop:  # it would end the loop, and whoever waits for the answer would wait forever
+        raise RuntimeError(f"it called sys.exit({'' if stop.code is None else repr(stop.code)})") from stop

@@ -5,7 +5,7 @@ A task that needs nothing but a verifier is a few lines:
     class Doubling(Task):
         def items(self, split):
             numbers = range(split == "test", 100, 2)
-            return ItemList(Item(id=f"{split}-{n}", prompt=str(n), data={"answer": 2 * n}) for n in numbers)
+            return [Item(id=f"{split}-{n}", prompt=str(n), data={"answer": 2 * n}) for n in numbers]
 
         def score(self, episodes):
             return [float(e.messages[-1].text.strip() == str(e.item.data["answer"])) for e in episodes]
@@ -16,9 +16,10 @@ A task that needs nothing but a verifier is a few lines:
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, Literal, Protocol, TypeVar
 
 from teamtr_lora.common.errors import UserError
@@ -79,11 +80,20 @@ class Items(Protocol):
 
 
 class ItemList(list[Item]):
-    """A split whose items are all there: `ItemList([Item(...), ...])`."""
+    """A split whose items are all there; `Task` makes it of a plain list."""
 
     @property
     def size(self) -> int | None:
         return len(self)
+
+
+def _sized(items: Callable[[Any, Split], Any]) -> Callable[[Any, Split], Any]:
+    @wraps(items)
+    def sized(task: Any, split: Split) -> Any:
+        found = items(task, split)
+        return ItemList(found) if isinstance(found, (list, tuple)) else found
+
+    return sized
 
 
 Answer = T | Future[T] | Coroutine[Any, Any, T]
@@ -132,7 +142,7 @@ def settled(answer: Answer[T]) -> T:
 class Task:
     """An environment: override `items` and `score`, and `open` where the environment answers back.
 
-    items(split)         the problems of the split "train" or "test": an ItemList, or any object with `size` and indexing
+    items(split)         the problems of the split "train" or "test": a list of Item, or any object with `size` and indexing
     open(item)           an Interaction, for one episode; by default the trivial one
     score(episodes)      the rewards that come at the end, one for each finished episode; default: none
     credit(episodes)     the same by agent, where it is known who earned it; default: not known
@@ -150,6 +160,11 @@ class Task:
     reward_range: tuple[float, float] = (0.0, 1.0)
     data_form: type[Form] = Form  # what the verifier needs in the data of an item
     needs_every_message = False  # the score is made of several messages: none of them answers alone
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "items" in vars(cls):  # a plain list is all that most tasks need, and readers of items ask for their `size`
+            cls.items = _sized(cls.items)  # type: ignore[method-assign]
 
     @property
     def reads_answers(self) -> bool:
