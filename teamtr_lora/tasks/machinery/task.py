@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, Union
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.machinery.background import as_future
@@ -96,7 +96,7 @@ def _sized(items: Callable[[Any, Split], Any]) -> Callable[[Any, Split], Any]:
     return sized
 
 
-Answer = T | Future[T] | Coroutine[Any, Any, T]
+Answer: TypeAlias = Union[T, Future[T], Coroutine[Any, Any, T]]  # noqa: UP007
 """What an environment gives back: at once, or later."""
 
 
@@ -164,7 +164,7 @@ class Task:
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         if "items" in vars(cls):  # a plain list is all that most tasks need, and readers of items ask for their `size`
-            cls.items = _sized(cls.items)  # type: ignore[method-assign]
+            cls.items = _sized(cls.items)  # type: ignore[method-assign, assignment]
 
     @property
     def reads_answers(self) -> bool:
