@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "teamtr_lora"
-FILES = sorted(PACKAGE.rglob("*.py"))
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if PACKAGE / "docs" not in path.parents)  # examples are users' code
 # Lower rooms never import higher ones.
 RANKS = {
     "common": 0,
-    "recipe": 1,
-    "team": 2,
-    "base": 2,
-    "tasks": 3,
+    "team": 1,
+    "base": 1,
+    "tasks": 2,
+    "recipe": 3,
     "algorithm": 3,
     "runs": 3,
     "registry": 4,

@@ -29,12 +29,12 @@ from teamtr_lora.base.versions import read_version
 from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection, load_recipe
-from teamtr_lora.registry.stored import read_team
 from teamtr_lora.rollout import serve
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
 from teamtr_lora.rollout.serve import ServeOptions, plan_launch
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
 from teamtr_lora.rollout.vllm_server import ServerSampler
+from teamtr_lora.runs.stored_run import read_run
 
 RECIPE = Path(teamtr_lora.__file__).parent.parent / "recipes" / "quickstart.yaml"
 SMALL = [
@@ -77,7 +77,7 @@ def test_the_base_and_every_agent_are_served(team: Path, for_cpu: None, monkeypa
     monkeypatch.setenv("TEAM_API_KEY", KEY)
     launch = plan_launch(team, ServeOptions(port=8123, api_key_variable="TEAM_API_KEY"))
     command = launch.command
-    _, versions = read_team(team)
+    versions = read_run(team).versions
     folders = [str((team / "adapters" / agent / versions[agent].name).resolve()) for agent in AGENTS]
     assert option(command, "--lora-modules", 3) == [
         f'{{"name": "{agent}", "path": "{folder}"}}' for agent, folder in zip(AGENTS, folders, strict=True)
@@ -162,7 +162,7 @@ def test_a_base_that_vllm_cannot_serve_is_refused(for_cpu: None, tmp_path: Path,
 def test_an_altered_adapter_is_not_served(team: Path, for_cpu: None, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(team, copy)
-    _, versions = read_team(copy)
+    versions = read_run(copy).versions
     weights = copy / "adapters" / "solver" / versions["solver"].name / "adapter_model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
@@ -273,7 +273,8 @@ def test_a_real_server_to_its_end(team: Path, real: tuple[subprocess.Popen[bytes
     process, url = real
     monkeypatch.setenv("TEAM_API_KEY", KEY)
     # while it starts: the same team here
-    recipe, versions = read_team(team)
+    stored = read_run(team)
+    recipe, versions = stored.recipe, stored.versions
     base = load_base("nano", device="cpu")
     bank = AdapterBank(base.model, {a.name: a.lora for a in recipe.team.agents}, base_name="nano", seed=0)
     here = TransformersSampler(bank, vocab_size=base.vocab_size, context_tokens=512, pad_id=base.pad_id)

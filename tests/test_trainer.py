@@ -12,8 +12,9 @@ import pytest
 from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora import RecipeError, TeamSpec, TeamTRConfig, TeamTRTrainer, UserError, load_recipe
-from teamtr_lora.recipe import AgentSection, TrainingSection, load_run_recipe
+from teamtr_lora.recipe import AgentSection, TrainingSection
 from teamtr_lora.runs.metrics import StageRow, UpdateRow, read_rows
+from teamtr_lora.runs.stored_run import load_run_recipe
 from teamtr_lora.study.certify import certify_run
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
 
@@ -142,7 +143,7 @@ def test_train_and_evaluate(team: dict[str, Any], config: Callable[..., TeamTRCo
     assert first.adapters == second.adapters
     assert first.updates == 2 and first.accepted >= 1 and first.out_of_region_accepted == 0
     assert first.run_dir == str(tmp_path / "list") and set(first.adapters) == {"planner", "solver"}
-    written = read_rows(tmp_path / "list" / "metrics.jsonl")
+    written = read_rows(tmp_path / "list")
     assert [type(row) for row in written] == [StageRow, UpdateRow, UpdateRow, StageRow]
     evaluation = trainer.evaluate(items=4, k=2)
     assert evaluation.episodes == 8 and 0 <= evaluation.avg_at_k <= 1
@@ -276,7 +277,7 @@ def test_training_that_breaks_off_within_an_update_leaves_the_last_checkpoints_t
             trainer.train()
         assert trainer.run is not None and trainer.playable is not None
         assert set(trainer.run.state.versions) and trainer.evaluate(items=4).episodes
-        kept = {agent: version.name for agent, version in trainer.run.run_dir.checkpoints.state().adapter_versions().items()}
+        kept = {agent: version.name for agent, version in trainer.run.run_dir.checkpoints.state().versions.items()}
         assert trainer.playable.versions() == kept
         monkeypatch.undo()
         assert trainer.train(resume=True).stages == 4

@@ -36,7 +36,7 @@ import torch
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, write_atomic
 from teamtr_lora.recipe import Recipe, load_recipe
-from teamtr_lora.runs.metrics import StageRow, UpdateRow, read_rows
+from teamtr_lora.runs.metrics import StageRow, UpdateRow, has_rows, read_rows
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.study.diagnose import staleness
 from teamtr_lora.training.trainer import TeamTRTrainer
@@ -194,7 +194,7 @@ def run_cell(variant: Variant, seed: int, out: Path) -> Cell:
         if not finished(run_dir, recipe):
             print(f"{variant.name}, seed {seed}: training in {run_dir}", file=sys.stderr, flush=True)
             train(recipe)
-        rows = RunRows(read_rows(run_dir / "metrics.jsonl"))
+        rows = RunRows(read_rows(run_dir))
         measures = {column.name: column.of(rows) for column in COLUMNS}
     except UserError as error:
         return Cell(variant.name, seed, run_dir, None, " ".join(str(error).split()))
@@ -217,10 +217,9 @@ def train(recipe: Recipe) -> None:
 
 
 def finished(run_dir: Path, recipe: Recipe) -> bool:
-    metrics = run_dir / "metrics.jsonl"
-    if not RunDir(run_dir).checkpoints.exists() or not metrics.exists():
+    if not RunDir(run_dir).checkpoints.exists() or not has_rows(run_dir):
         return False
-    stages = RunRows(read_rows(metrics)).stages
+    stages = RunRows(read_rows(run_dir)).stages
     return bool(stages) and stages[-1].stage >= recipe.training.stages and stages[-1].evaluation is not None
 
 

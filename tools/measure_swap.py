@@ -27,9 +27,10 @@ from typing import Any
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, sha256, write_atomic
-from teamtr_lora.recipe import Recipe, load_recipe, load_run_recipe
+from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.runs.metrics import StageRow, read_rows
+from teamtr_lora.runs.metrics import StageRow, has_rows, read_rows
+from teamtr_lora.runs.stored_run import load_run_recipe
 from teamtr_lora.swap.places import find_place
 from teamtr_lora.swap.replace import swapped
 from teamtr_lora.swap.swap_report import SwapOptions
@@ -126,12 +127,11 @@ def train(recipe: Recipe, *, resume: bool) -> None:
 
 
 def last_stage(run: Path) -> int:
-    metrics = run / "metrics.jsonl"
-    return max((row.stage for row in read_rows(metrics) if isinstance(row, StageRow)), default=-1) if metrics.exists() else -1
+    return max((row.stage for row in read_rows(run) if isinstance(row, StageRow)), default=-1) if has_rows(run) else -1
 
 
 def evaluation(run: Path) -> dict[str, Any]:
-    rows = [row.evaluation for row in read_rows(run / "metrics.jsonl") if isinstance(row, StageRow) and row.evaluation]
+    rows = [row.evaluation for row in read_rows(run) if isinstance(row, StageRow) and row.evaluation]
     return rows[-1]
 
 

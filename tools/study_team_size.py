@@ -193,7 +193,7 @@ def measures(run: Path) -> dict[str, Any]:
     from teamtr_lora.runs.metrics import StageRow, UpdateRow, read_rows
     from teamtr_lora.study.diagnose import staleness
 
-    rows = read_rows(run / "metrics.jsonl")
+    rows = read_rows(run)
     updates = [row for row in rows if isinstance(row, UpdateRow)]
     stages = [row for row in rows if isinstance(row, StageRow)]
     evaluations = [row.evaluation for row in stages if row.evaluation]

@@ -1,17 +1,15 @@
-"""baseline.json: what a baseline's run is and how far it is. Written last, it is the commit point of every update."""
+"""What a baseline's run is and how far it is. Written last, it is the commit point of every update."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.files import dump_json, write_atomic
-from teamtr_lora.recipe import Recipe, first_difference, load_recipe
-from teamtr_lora.runs.run_dir import BASELINE, MAY_CHANGE
+from teamtr_lora.recipe import Recipe
+from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.training.trainer import TrainSummary
 
 FORMAT = 1
@@ -37,32 +35,31 @@ class BaselineState:
     episodes_evaluated: int = 0
 
     def adapter_version(self, agent: str) -> AdapterVersion:
-        return AdapterVersion(agent, self.version["number"], self.version["content_hash"])
+        return AdapterVersion.from_stored(agent, self.version)
 
 
-def write_state(run_dir: Path, state: BaselineState) -> None:
-    write_atomic(run_dir / BASELINE, dump_json({"format": FORMAT} | asdict(state)))
+def write_state(run_dir: RunDir, state: BaselineState) -> None:
+    run_dir.write_baseline({"format": FORMAT} | asdict(state))
 
 
-def read_state(run_dir: Path) -> BaselineState | None:
+def read_state(run_dir: RunDir) -> BaselineState | None:
     """None where no baseline has run here."""
-    path = run_dir / BASELINE
+    data = run_dir.read_baseline()
+    if data is None:
+        return None
     try:
-        data = json.loads(path.read_text())
         if data.pop("format") != FORMAT:
             raise ValueError("written by another version of teamtr-lora")
         return BaselineState(**data)
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); choose another --run-dir") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{run_dir.path}: its baseline cannot be read ({error}); choose another --run-dir") from error
 
 
 def check_folder(path: Path, recipe: Recipe, algorithm: str, *, resume: bool) -> BaselineState | None:
     """What is there to go on from; refuses a folder that holds something else before anything is loaded or written."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; choose another --run-dir")
-    state = read_state(path)
+    state = read_state(RunDir(path))
     if state is None:
         if path.is_dir() and any(not entry.name.startswith(".") for entry in path.iterdir()):
             raise UserError(f"{path}: is not empty and holds no baseline; choose another --run-dir")
@@ -71,10 +68,7 @@ def check_folder(path: Path, recipe: Recipe, algorithm: str, *, resume: bool) ->
         return None
     if state.algorithm != algorithm:
         raise UserError(f"{path}: holds a run of {state.algorithm}, not of {algorithm}; choose another --run-dir")
-    difference = first_difference(load_recipe(path / "recipe.yaml"), recipe, ignore=MAY_CHANGE)
-    if difference:
-        key, old, new = difference
-        raise UserError(f"{path}: holds another recipe's run: {key} is {old!r} there and {new!r} here; choose another --run-dir")
+    RunDir(path).check_same(recipe)
     if not resume:
         raise UserError(f"{path}: already holds a run of this baseline; add --resume to go on, or choose another --run-dir")
     return state

@@ -125,7 +125,7 @@ class BaselineRun:
     def train(self, algorithm: Algorithm) -> None:
         """From wherever the last commit left off to the last stage."""
         if self.state.stage < 0:
-            write_state(self.run_dir.path, self.state)
+            write_state(self.run_dir, self.state)
             self.run_dir.write_recipe(self.recipe)
             self.events.fire("on_train_begin")
             self._begin(algorithm)
@@ -158,7 +158,7 @@ class BaselineRun:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="TRL currently supports vLLM")  # which it does not use here
             from trl import GRPOConfig, GRPOTrainer
-        checkpoint = self.run_dir.path / "trl" / f"checkpoint-{self.state.step}"
+        checkpoint = self.run_dir.trl / f"checkpoint-{self.state.step}"
         if self.state.step and not checkpoint.is_dir():
             raise UserError(f"{checkpoint}: TRL's checkpoint is missing; choose another --run-dir")
         settings = self._settings()
@@ -192,7 +192,7 @@ class BaselineRun:
         base, recipe = self.playable.base, self.recipe
         return self.state.settings | {
             "max_steps": recipe.training.stages * self.state.settings["save_steps"],
-            "output_dir": str(self.run_dir.path / "trl"),
+            "output_dir": str(self.run_dir.trl),
             "max_completion_length": self.playable.team.router.max_messages * recipe.rollout.max_message_tokens,
             "shuffle_dataset": False,
             "save_total_limit": 2,  # the newest may be ahead of the last commit
@@ -268,8 +268,8 @@ class BaselineRun:
         self.events.log(row.model_dump())
         self.run_dir.write_team({self.agent: version}, {})
         state.stage, state.metrics_bytes = stage, self.run_dir.metrics.size
-        state.version = {"number": version.number, "content_hash": version.content_hash}
-        write_state(self.run_dir.path, state)
+        state.version = version.stored()
+        write_state(self.run_dir, state)
         self.events.fire("on_save")
 
     def _stage_row(self, stage: int, evaluation: Evaluation | None) -> StageRow:

@@ -44,9 +44,11 @@ def add_commands(command: Any) -> None:
 
 
 def _train(args: argparse.Namespace) -> None:
-    from teamtr_lora.recipe import load_recipe, load_run_recipe
+    from teamtr_lora.recipe import load_recipe
+    from teamtr_lora.runs.stored_run import load_run_recipe
 
-    recipe = (load_run_recipe if Path(args.recipe).is_dir() else load_recipe)(args.recipe, args.overrides)
+    path = Path(args.recipe)
+    recipe = (load_run_recipe if path.is_dir() else load_recipe)(path, args.overrides)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
     from rich.console import Console

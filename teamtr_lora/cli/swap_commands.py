@@ -114,7 +114,8 @@ def _undo(place: Any, as_json: bool) -> None:
 def _rebase(args: argparse.Namespace) -> None:
     from teamtr_lora.report.swap import print_rebase, swap_view
     from teamtr_lora.swap.places import find_place
-    from teamtr_lora.swap.rebase import RebaseOptions, rebased
+    from teamtr_lora.swap.rebase import rebased
+    from teamtr_lora.swap.swap_report import RebaseOptions
 
     place = find_place(args.team, args.registry)
     options = RebaseOptions(args.to, args.out, args.spec, args.probe_contexts, args.delta_align, args.items, args.extra_tokens)

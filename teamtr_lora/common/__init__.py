@@ -1,8 +1,10 @@
 """What every room may use: the one error users see, files written whole, the users' own code, how this program was started.
 
-errors      UserError: a mistake the user can fix
-files       writing so that a reader never sees half a file
-code_paths  functions that a recipe names
-settings    the strict base of every section of a recipe
-program     what to type to run this program again
+Modules:
+    errors      UserError: a mistake the user can fix
+    files       writing so that a reader never sees half a file
+    locks       locks between processes
+    code_paths  functions that a recipe names
+    settings    the strict base of every section of a recipe
+    program     what to type to run this program again
 """

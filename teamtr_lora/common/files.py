@@ -38,7 +38,9 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
+    """A new file with this data, on the disk when this returns. What was there is replaced; a link is never written through."""
+    path.unlink(missing_ok=True)
+    with open(path, "xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -105,7 +107,7 @@ def remove_temporaries(folder: Path, *, apart: str | None = None) -> None:
     for leftover in folder.rglob(f"{TEMPORARY}*"):
         if apart is not None and leftover.is_relative_to(folder / apart):
             continue
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+        shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink(missing_ok=True)
 
 
 def sha256(data: bytes) -> str:

@@ -17,13 +17,14 @@ from teamtr_lora.evaluation.contents import base_hash, code_hashes
 from teamtr_lora.evaluation.evaluate import evaluation_items, evaluation_purpose
 from teamtr_lora.evaluation.inference import Played, Policy
 from teamtr_lora.evaluation.inference_baselines import BaselineOptions, open_baseline, resolve_baseline
-from teamtr_lora.evaluation.outcome import judge, problem_digest
+from teamtr_lora.evaluation.outcome import Outcome, judge, problem_digest
 from teamtr_lora.evaluation.result import EvaluationResult, make_result
-from teamtr_lora.recipe import Recipe, ScriptSettings, load_recipe
-from teamtr_lora.registry.stored import StoredTeam, find_team, is_recipe_file
+from teamtr_lora.recipe import Recipe, ScriptSettings
+from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.runs.evaluations import EvaluationStore, evaluation_name, is_evaluation, read_evaluation
+from teamtr_lora.runs.transcripts import episode_record
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.tasks.machinery.task import Split
 from teamtr_lora.team import Episode
@@ -53,20 +54,12 @@ class EvalOptions:
     reuse: bool = False  # whether a finished evaluation is read instead of played again
 
 
-def read_source(source: str | Path, *, scored: bool = True) -> StoredTeam:
-    """A run or team and its versions, or a recipe file, whose team has fresh adapters."""
-    source = Path(source)
-    if is_recipe_file(source):
-        return StoredTeam(load_recipe(source), {}, source.parent, Path("evaluations") / source.stem)
-    return find_team(source, scored=scored)
-
-
 @contextmanager
 def open_stored(
     source: str | Path, engine: Engine | None = None, *, scored: bool = True
 ) -> Iterator[tuple[Recipe, PlayableTeam]]:
     """A stored team, ready to play on the engine of its recipe or on another one; `scored`: its own task, with the rewards."""
-    stored = read_source(source, scored=scored)
+    stored = find_team(source, scored=scored, recipes=True)
     recipe = stored.recipe
     rollout = recipe.rollout if engine is None else recipe.rollout.model_copy(update={"engine": engine})
     playable = open_team(recipe.base, recipe.team, rollout, seed=recipe.seed, folder=recipe.folder)
@@ -81,21 +74,21 @@ def open_stored(
 def evaluate_team(source: str | Path, options: EvalOptions | None = None, progress: Progress | None = None) -> EvaluationResult:
     """Goes on where an interrupted evaluation of the same settings stopped."""
     options, source = options or EvalOptions(), Path(source)
-    stored = read_source(source)
+    stored = find_team(source, recipes=True)
     recipe, versions = stored.recipe, stored.versions
     if isinstance(recipe.task, ScriptSettings):
         raise UserError(f"{source}: this run's items and rewards live in a Python script; use TeamTRTrainer.evaluate() there")
     task = recipe.task.build(recipe.folder)
     items = evaluation_items(task, options.split, options.limit or recipe.evaluation.items)
     settings = _settings(recipe, versions, task, items, options)
-    store = EvaluationStore(options.out or stored.evaluations / evaluation_name(settings), settings)
+    store = EvaluationStore(options.out or stored.evaluations / evaluation_name(settings), settings, Outcome.from_dict)
     with store.claimed():
         if store.finished and not options.reuse:
             store.forget()
         _play_missing(source, store, task, items, options, progress)
-        outcomes = [outcome for chunk in store.outcomes(_chunk_sizes(settings)) for outcome in chunk]
+        outcomes = [outcome for chunk in store.answers(_chunk_sizes(settings)) for outcome in chunk]
         result = make_result(outcomes, settings, str(store.folder))
-        store.finish(result)
+        store.finish(result.as_dict())
     return result
 
 
@@ -111,9 +104,14 @@ def compare_runs(sources: list[Path], options: EvalOptions, progress: Progress |
     if options.out is not None:
         raise UserError("--out is for one evaluation; with --compare each run keeps its own")
     options = replace(options, reuse=True)
-    results = [read_evaluation(s) if is_evaluation(s) else evaluate_team(s, options, progress) for s in sources]
+    results = [_finished(s) if is_evaluation(s) else evaluate_team(s, options, progress) for s in sources]
     names = [str(s) for s in sources]
     return compare(results[0], results[1], names)
+
+
+def _finished(folder: Path) -> EvaluationResult:
+    settings, outcomes = read_evaluation(folder, Outcome.from_dict)
+    return make_result(outcomes, settings, str(folder))
 
 
 def _settings(
@@ -142,14 +140,9 @@ def _settings(
         "engine": engine,
         "seed": recipe.seed,
         "items_per_chunk": max(1, chunk * len(items) // episodes),
-        **_contents(recipe),
+        "code": code_hashes(recipe),
+        "base_sha256": base_hash(recipe),
     }
-
-
-def _contents(recipe: Recipe) -> dict[str, Any]:
-    """What there is nothing to say of is left out: such an evaluation has the name that it always had."""
-    found = {"code": code_hashes(recipe), "base_sha256": base_hash(recipe)}
-    return {key: value for key, value in found.items() if value}
 
 
 def _chunk_sizes(settings: dict[str, Any]) -> list[int]:
@@ -159,11 +152,11 @@ def _chunk_sizes(settings: dict[str, Any]) -> list[int]:
 
 
 def _play_missing(
-    source: Path, store: EvaluationStore, task: Task, items: list[Item], options: EvalOptions, progress: Progress | None
+    source: Path, store: EvaluationStore[Outcome], task: Task, items: list[Item], options: EvalOptions, progress: Progress | None
 ) -> None:
     settings = store.settings
     sizes, k = _chunk_sizes(settings), settings["k"]
-    done = len(store.outcomes(sizes))
+    done = len(store.answers(sizes))
     if done == len(sizes):
         return
     if done:
@@ -174,7 +167,7 @@ def _play_missing(
             part = items[start : start + settings["items_per_chunk"]]
             told = _shifted(progress, start * k, len(items) * k)
             attempts = policy.attempts(part, range(start, start + len(part)), k, told)
-            store.append(attempts, [judge(attempt, task) for attempt in attempts])
+            store.append([episode_record(a.episode) | judge(a, task).as_dict() for a in attempts])
 
 
 def _shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
@@ -185,15 +178,12 @@ def _shifted(progress: Progress | None, before: int, total: int) -> Progress | N
 def _open_policy(source: Path, task: Task, options: EvalOptions, settings: dict[str, Any]) -> Iterator[Policy]:
     purpose = evaluation_purpose(settings["seed"], settings["split"])
     if options.baseline:
-        stored = read_source(source)
-        recipe = stored.recipe
-        rollout = recipe.rollout.model_copy(update={"engine": settings["engine"]})
-        placed = recipe.model_copy(update={"rollout": rollout})
-        with open_baseline(settings, placed.placed_in(recipe.folder), stored.versions, stored.adapters, task, purpose) as policy:
+        with open_baseline(find_team(source, recipes=True), settings, task, purpose) as policy:
             yield policy
         return
     with open_stored(source, options.engine) as (recipe, playable):
-        yield Played(playable, task, settings["temperature"], recipe.rollout.max_message_tokens, purpose)
+        tokens = recipe.rollout.max_message_tokens
+        yield Played(playable, task, temperature=settings["temperature"], max_message_tokens=tokens, purpose=purpose)
 
 
 def ask_team(folder: str | Path, question: str, *, temperature: float | None = None, seed: int = 0) -> Episode:
@@ -205,9 +195,9 @@ def ask_team(folder: str | Path, question: str, *, temperature: float | None = N
         rollout = recipe.rollout
         plan = PlayPlan(
             [Item("question", question)],
-            1,
-            rollout.temperature if temperature is None else temperature,
-            rollout.max_message_tokens,
-            f"ask/{seed}",
+            episodes_per_item=1,
+            temperature=rollout.temperature if temperature is None else temperature,
+            max_message_tokens=rollout.max_message_tokens,
+            purpose=f"ask/{seed}",
         )
         return playable.play(Task(), plan)[0]

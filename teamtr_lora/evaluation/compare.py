@@ -38,7 +38,7 @@ def compare(first: EvaluationResult, second: EvaluationResult, names: Sequence[s
         for name in measures
     }
     temperatures = (first.evaluation.temperature, second.evaluation.temperature)
-    return Comparison(names[0], names[1], len(first.rows), k, temperatures, tests)
+    return Comparison(names[0], names[1], items=len(first.rows), k=k, temperatures=temperatures, tests=tests)
 
 
 def _check_items(first: EvaluationResult, second: EvaluationResult, names: Sequence[str]) -> None:

@@ -71,7 +71,13 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Evaluation:
     """The seeds depend on the item and the sample alone, so two teams are compared on common random numbers."""
-    plan = PlayPlan(evaluation_items(task, split, items), k, temperature, max_message_tokens, evaluation_purpose(seed, split))
+    plan = PlayPlan(
+        evaluation_items(task, split, items),
+        episodes_per_item=k,
+        temperature=temperature,
+        max_message_tokens=max_message_tokens,
+        purpose=evaluation_purpose(seed, split),
+    )
     return summarise(playable.play(task, plan, progress), task, split=split, k=k, temperature=temperature)
 
 
@@ -80,10 +86,10 @@ def plan_in_training(task: Task, config: TeamTRConfig, items: int | None = None)
     section, rollout = config.evaluation, config.rollout
     return PlayPlan(
         evaluation_items(task, "test", items or section.items),
-        section.samples_in_training,
-        section.sampled_at(rollout),
-        rollout.max_message_tokens,
-        evaluation_purpose(config.seed, "test"),
+        episodes_per_item=section.samples_in_training,
+        temperature=section.sampled_at(rollout),
+        max_message_tokens=rollout.max_message_tokens,
+        purpose=evaluation_purpose(config.seed, "test"),
     )
 
 

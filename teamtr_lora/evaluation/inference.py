@@ -53,7 +53,14 @@ class Played:
         return [Attempt.of(episode) for episode in self.play(items, groups, k, progress)]
 
     def play(self, items: Sequence[Item], groups: Sequence[int], count: int, progress: Progress | None) -> list[Episode]:
-        plan = PlayPlan(items, count, self.temperature, self.max_message_tokens, self.purpose, groups)
+        plan = PlayPlan(
+            items,
+            episodes_per_item=count,
+            temperature=self.temperature,
+            max_message_tokens=self.max_message_tokens,
+            purpose=self.purpose,
+            groups=groups,
+        )
         return self.playable.play(self.task, plan, progress)
 
 
@@ -186,7 +193,14 @@ class TreeOfThoughts:
             items.append(Item(f"{item.id}/{number}", form.format(problem=item.prompt, so_far=_so_far(state))))
             groups.append(number * self.tree.thoughts + seen[state.attempt])
             seen[state.attempt] += 1
-        plan = PlayPlan(items, count, self.temperature, tokens, f"{self.purpose}/{purpose}", groups)
+        plan = PlayPlan(
+            items,
+            episodes_per_item=count,
+            temperature=self.temperature,
+            max_message_tokens=tokens,
+            purpose=f"{self.purpose}/{purpose}",
+            groups=groups,
+        )
         return one_message(self.solver).play(Task(), plan)
 
     def _conclude(self, best: list[_State], items: Sequence[Item], groups: Sequence[int], k: int) -> list[Episode]:
@@ -198,7 +212,17 @@ class TreeOfThoughts:
         ]
         numbers = [group * k + sample for group in groups for sample in range(k)]
         tokens = max(1, self.tree.conclusion_tokens // self.messages)
-        episodes = self.solver.play(self.task, PlayPlan(asked, 1, self.temperature, tokens, f"{self.purpose}/answer", numbers))
+        episodes = self.solver.play(
+            self.task,
+            PlayPlan(
+                asked,
+                episodes_per_item=1,
+                temperature=self.temperature,
+                max_message_tokens=tokens,
+                purpose=f"{self.purpose}/answer",
+                groups=numbers,
+            ),
+        )
         for place, episode in enumerate(episodes):
             episode.group = groups[place // k]
             episode.item = items[place // k]  # what is compared and counted by category is the item itself

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.inference import (
     STEP_BY_STEP,
@@ -20,6 +18,7 @@ from teamtr_lora.evaluation.inference import (
     answers_once,
 )
 from teamtr_lora.recipe import AgentSection, Recipe, RouterSection, TeamSection
+from teamtr_lora.registry.stored import StoredTeam
 from teamtr_lora.rollout.playable import load_versions, open_team
 from teamtr_lora.tasks import Task
 from teamtr_lora.team import most_messages
@@ -81,25 +80,22 @@ def _messages(task: Task, agent: str, spoken: int) -> int:
 
 
 @contextmanager
-def open_baseline(
-    settings: dict[str, Any], recipe: Recipe, versions: dict[str, AdapterVersion], adapters: Path, task: Task, purpose: str
-) -> Iterator[Policy]:
-    policy = settings["policy"]
-    solver = open_team(
-        recipe.base, solo_team(recipe.team, policy["agent"], policy["messages"]), recipe.rollout,
-        seed=recipe.seed, folder=recipe.folder,
-    )  # fmt: skip
+def open_baseline(stored: StoredTeam, settings: dict[str, Any], task: Task, purpose: str) -> Iterator[Policy]:
+    """The baseline that `settings` describe, on the base of a stored team."""
+    policy, recipe = settings["policy"], stored.recipe
+    team = solo_team(recipe.team, policy["agent"], policy["messages"])
+    rollout = recipe.rollout.model_copy(update={"engine": settings["engine"]})
+    solver = open_team(recipe.base, team, rollout, seed=recipe.seed, folder=recipe.folder)
     try:
-        named = {name: version for name, version in versions.items() if name == policy["agent"]}
-        if named:
-            load_versions(solver, named, adapters)
+        if version := stored.versions.get(policy["agent"]):
+            load_versions(solver, {version.agent: version}, stored.adapters)
         temperature, messages = settings["temperature"], policy["messages"]
         if policy["kind"] == "tree_of_thoughts":
             tree = Tree(policy["breadth"], policy["depth"], policy["beam"], policy["tokens"])
-            yield TreeOfThoughts(solver, task, tree, temperature, f"{purpose}/tree", messages)
+            yield TreeOfThoughts(solver, task, tree, temperature=temperature, purpose=f"{purpose}/tree", messages=messages)
             return
         tokens = max(1, policy["tokens"] // messages // policy.get("votes", 1))
-        chain = Played(solver, task, temperature, tokens, purpose)
+        chain = Played(solver, task, temperature=temperature, max_message_tokens=tokens, purpose=purpose)
         yield SelfConsistency(chain, policy["votes"]) if policy["kind"] == "self_consistency" else chain
     finally:
         solver.close()

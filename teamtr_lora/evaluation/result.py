@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,6 @@ class Estimate:
     low: float | None
     high: float | None
 
-    def as_dict(self) -> dict[str, float | None]:
-        return {"value": self.value, "standard_error": self.standard_error, "low": self.low, "high": self.high}
-
 
 @dataclass(frozen=True)
 class ItemRow:
@@ -48,23 +45,11 @@ class ItemRow:
     measures: dict[str, float]
     categories: dict[str, str]
 
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "item": self.item,
-            "digest": self.digest,
-            "samples": self.samples,
-            "successes": self.successes,
-            "measures": self.measures,
-            "categories": self.categories,
-        }
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> ItemRow:
-        return cls(**{name: data[name] for name in cls.__dataclass_fields__})
-
 
 @dataclass(frozen=True)
 class EvaluationResult:
+    """What `eval` reports of one evaluation."""
+
     settings: dict[str, Any]
     evaluation: Evaluation
     measures: dict[str, Estimate]
@@ -73,27 +58,22 @@ class EvaluationResult:
     folder: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            **self.evaluation.as_dict(),
-            "folder": self.folder,
-            "settings": self.settings,
-            "measures": {name: estimate.as_dict() for name, estimate in self.measures.items()},
-            "categories": {
-                column: {
-                    value: {"items": items, "measures": {name: e.as_dict() for name, e in measures.items()}}
-                    for value, (items, measures) in values.items()
-                }
-                for column, values in self.categories.items()
-            },
-            "by_item": [row.as_dict() for row in self.rows],
+        """As JSON data: the evaluation's own fields, and the others of this class with the rows as `by_item`."""
+        data = asdict(self)
+        categories = {
+            column: {value: {"items": items, "measures": measures} for value, (items, measures) in values.items()}
+            for column, values in data["categories"].items()
         }
+        return data.pop("evaluation") | {"by_item": data.pop("rows")} | data | {"categories": categories}
 
 
 def make_result(outcomes: Sequence[Outcome], settings: dict[str, Any], folder: str = "") -> EvaluationResult:
     k = int(settings["k"])
     rows = item_rows(outcomes, k)
     evaluation = summarise_outcomes(outcomes, split=settings["split"], k=k, temperature=settings["temperature"])
-    return EvaluationResult(settings, evaluation, estimates(rows), by_category(rows), rows, folder)
+    return EvaluationResult(
+        settings, evaluation, measures=estimates(rows), categories=by_category(rows), rows=rows, folder=folder
+    )
 
 
 def item_rows(outcomes: Sequence[Outcome], k: int) -> list[ItemRow]:
@@ -109,7 +89,17 @@ def item_rows(outcomes: Sequence[Outcome], k: int) -> list[ItemRow]:
         measures["mean reward"] = sum(o.reward for o in group) / samples
         measures["sampled tokens per answer"] = sum(o.sampled_tokens for o in group) / samples
         measures["prompt tokens per answer"] = sum(o.prompt_tokens for o in group) / samples
-        rows.append(ItemRow(group[0].item, group[0].digest, samples, successes, measures, group[0].categories))
+        first = group[0]
+        rows.append(
+            ItemRow(
+                item=first.item,
+                digest=first.digest,
+                samples=samples,
+                successes=successes,
+                measures=measures,
+                categories=first.categories,
+            )
+        )
     return rows
 
 

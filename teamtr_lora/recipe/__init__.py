@@ -19,7 +19,7 @@ from teamtr_lora.recipe.recipe import (
     TrainingSection,
     TrustRegionSection,
 )
-from teamtr_lora.recipe.recipe_files import dump_recipe, first_difference, load_recipe, load_run_recipe, recipe_schema
+from teamtr_lora.recipe.recipe_files import dump_recipe, first_difference, load_recipe, recipe_schema
 from teamtr_lora.recipe.words import Problem, RecipeError
 from teamtr_lora.tasks.custom import ScriptSettings
 from teamtr_lora.tasks.machinery.responder import ResponderSettings
@@ -50,7 +50,6 @@ __all__ = [
     "dump_recipe",
     "first_difference",
     "load_recipe",
-    "load_run_recipe",
     "problems",
     "recipe_schema",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -34,24 +33,6 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if recipe is None or wrong_overrides:
         raise RecipeError([*wrong_overrides, *problems], str(path))
     return recipe.placed_in(path.resolve().parent)
-
-
-def load_run_recipe(folder: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a run directory, to go on with the run: relative paths start where its first recipe was."""
-    folder = Path(folder)
-    if not (folder / "recipe.yaml").is_file():
-        raise UserError(f"{folder}: no run here (recipe.yaml is missing); give a recipe file, or the folder that train printed")
-    recipe = load_recipe(folder / "recipe.yaml", overrides)
-    origin = folder / "origin.json"
-    try:
-        placed = Path(json.loads(origin.read_text())["recipe_folder"])
-    except FileNotFoundError as missing:
-        if not (folder / "team.json").exists():  # somebody's own recipe, which a run must not overwrite
-            raise UserError(f"{folder}: holds a recipe but no run; use: teamtr-lora train {folder / 'recipe.yaml'}") from missing
-        placed = folder.resolve()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{origin}: damaged ({error})") from error
-    return recipe.model_copy(update={"output_dir": str(folder)}).placed_in(placed)
 
 
 def dump_recipe(recipe: Recipe) -> str:

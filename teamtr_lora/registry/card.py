@@ -44,7 +44,9 @@ def adapter_card(
         f"{kind} adapter (rank {lora.rank}, alpha {lora.alpha:g}) of agent {code(agent)} in team {code(manifest['team'])}, "
         f"made by teamtr-lora ({manifest['made_by']}).",
         "",
-        *_about(base, task, manifest["tokenizer_hash"], manifest["protocol_hash"]),
+        base_line(base, manifest["tokenizer_hash"]),
+        f"- task: {code(task)}",
+        f"- protocol: {code(manifest['protocol_hash'][:16])}",
         f"- made from: {code(manifest['parent']) if manifest['parent'] else 'nothing earlier'}",
         f"- content: {code(manifest['content_hash'])}",
         "",
@@ -73,13 +75,11 @@ def front_matter(base: BaseIdentity, licence: str, task: str) -> str:
     return f"---\n{write(data)}---\n"
 
 
-def _about(base: BaseIdentity, task: str, tokenizer: str, protocol: str) -> list[str]:
+def base_line(base: BaseIdentity, tokenizer: str) -> str:
     revision = f" at {code(base.revision)}" if base.revision else ""
-    return [
-        f"- base model: {code(base.source)}{revision}, weights {code(base.weights_hash[:16])}, tokenizer {code(tokenizer[:16])}",
-        f"- task: {code(task)}",
-        f"- protocol: {code(protocol[:16])}",
-    ]
+    return (
+        f"- base model: {code(base.source)}{revision}, weights {code(base.weights_hash[:16])}, tokenizer {code(tokenizer[:16])}"
+    )
 
 
 def metrics_table(metrics: Mapping[str, float]) -> list[str]:

@@ -34,10 +34,7 @@ def open_contents(
     contents: Mapping[str, bytes], where: str, expected: str | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and config out of the bytes of an adapter: a LoRA that can be used, finite, with the expected content hash."""
-    config = parse_json(contents[CONFIG], f"{where}/{CONFIG}")
-    lora = read_lora_config(config, f"{where}/{CONFIG}")
-    header, _ = read_header(contents[WEIGHTS], f"{where}/{WEIGHTS}")
-    read_matrices(header, lora.rank, f"{where}/{WEIGHTS}", dora=lora.dora)
+    config, _, _ = _read(contents, where)
     tensors = load_safetensors(contents[WEIGHTS])
     for name, tensor in tensors.items():
         if not bool(isfinite(tensor).all()):
@@ -47,10 +44,18 @@ def open_contents(
     return tensors, config
 
 
-def understand(contents: Mapping[str, bytes], where: str, facts: BaseFacts | None = None) -> Adapter:
+def _read(contents: Mapping[str, bytes], where: str) -> tuple[dict[str, Any], PlainLora, dict[str, StoredTensor]]:
+    """Config, the LoRA that it describes, and what the weights file declares; the two must agree."""
     config = parse_json(contents[CONFIG], f"{where}/{CONFIG}")
-    plain = read_lora_config(config, f"{where}/{CONFIG}")
+    lora = read_lora_config(config, f"{where}/{CONFIG}")
     header, _ = read_header(contents[WEIGHTS], f"{where}/{WEIGHTS}")
+    read_matrices(header, lora.rank, f"{where}/{WEIGHTS}", dora=lora.dora)
+    return config, lora, header
+
+
+def understand(contents: Mapping[str, bytes], where: str, facts: BaseFacts | None = None) -> Adapter:
+    """A foreign adapter as this program would compute it; with `facts`, only one that fits that base."""
+    config, plain, header = _read(contents, where)
     targets = _targets(header, plain, f"{where}/{WEIGHTS}", facts)
     if facts is not None:
         _check_modules(config, modules_of(targets, facts), facts, f"{where}/{CONFIG}")

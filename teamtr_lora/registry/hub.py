@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES
-from teamtr_lora.base.versions import WEIGHTS
+from teamtr_lora.base.versions import WEIGHTS, version_number
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import nearest
 from teamtr_lora.registry.fit import check_lora
 from teamtr_lora.registry.hub_client import COMMIT, HubRepo, Remote
-from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, manifest_bytes, sealed, version_number
+from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, manifest_bytes, sealed
 from teamtr_lora.registry.pulled_files import advice, check_listing, fetch_team, fetch_version, lora_of, staged_contents, staging
 from teamtr_lora.registry.pushed_files import TEAM_FILE, VERSION_FILES, Parcel, agent_parcel, fingerprint, team_parcel
 from teamtr_lora.registry.reader import DEFAULT_ROOT, parse_team, read_file, safe
 from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.registry.stored import locate
 
 
 @dataclass(frozen=True)
@@ -115,21 +116,29 @@ def pull(repo: str, *, revision: str | None = None, name: str | None = None, roo
             registry.adopt_team(manifest_bytes(team), f"{hub.where}/{TEAM_FILE}")
     current = registry.numbers(team.team)[-1]
     return Pulled(
-        hub.name, remote.commit, str(registry.root), team.team, team.number, dict(team.agents), status, current, advice(team)
+        repo=hub.name,
+        commit=remote.commit,
+        root=str(registry.root),
+        team=team.team,
+        number=team.number,
+        agents=dict(team.agents),
+        status=status,
+        current=current,
+        notes=advice(team),
     )
 
 
 def _stored_team(word: str, root: Path) -> tuple[Registry, TeamManifest]:
-    """A team by its name in `root`, or by its folder."""
-    path = Path(word)
-    if os.path.isfile(path / "recipe.yaml") and os.path.isdir(path / "adapters"):
-        name = re.sub(r"[^a-z0-9_-]+", "-", path.resolve().name.lower()).strip("-_0123456789")[:32] or "my-team"
+    """A team by its name in `root`, by its folder, or by one of its team files."""
+    if not os.path.exists(word):  # the registry says which names are near
+        return Registry(root), Registry(root).team(word)
+    found = locate(word, root)
+    if found.kind == "run":
+        name = re.sub(r"[^a-z0-9_-]+", "-", found.path.resolve().name.lower()).strip("-_0123456789")[:32] or "my-team"
         command = f"teamtr-lora adapters import {shlex.quote(word)} --team {name}"
         raise UserError(f"{word}: a run directory; store its team with `{command}`, then push it by its name")
-    if os.path.isdir(path) and path.name != word:
-        root, word = path.parent, path.name
-    registry = Registry(root)
-    return registry, registry.team(word)
+    registry = Registry(found.path)
+    return registry, registry.team(found.team, found.number)
 
 
 def _prepared(hub: HubRepo, private: bool) -> tuple[Remote, bool]:

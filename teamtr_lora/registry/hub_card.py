@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from teamtr_lora.base.lora_config import PlainLora
 from teamtr_lora.base.source import NANO, WHEEL_PREFIX
-from teamtr_lora.registry.card import code, front_matter, lineage_lines, metrics_table, peft_lines, vllm_lines
+from teamtr_lora.registry.card import base_line, code, front_matter, lineage_lines, metrics_table, peft_lines, vllm_lines
 from teamtr_lora.registry.hub_client import REPO_NAME
 from teamtr_lora.registry.local_keys import named_code
 from teamtr_lora.registry.manifest import BaseIdentity, TeamManifest
@@ -31,8 +31,7 @@ def repository_card(team: TeamManifest, loras: Mapping[str, PlainLora], repo: st
         "|---|---|---|---|",
         *rows,
         "",
-        f"- base model: {code(team.base.source)}{f' at {code(team.base.revision)}' if team.base.revision else ''}, "
-        f"weights {code(team.base.weights_hash[:16])}, tokenizer {code(team.tokenizer_hash[:16])}",
+        base_line(team.base, team.tokenizer_hash),
         *base_lines(team.base),
         f"- task: {code(task)}",
         *(f"- code to supply: {code(f'{key} = {path}')}" for key, path in named_code(team.recipe).items()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,21 @@ from typing import Any
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES, parse_json, read_regular, show
 from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.source import NANO, Progress, beside, resolve
-from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash
+from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash, version_folder
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptSettings, TeamSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.words import RecipeError
-from teamtr_lora.registry.fit import check_lora, modules_of, open_contents, understand
+from teamtr_lora.registry.fit import Adapter, check_lora, modules_of, open_contents, understand
 from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
 from teamtr_lora.registry.local_keys import local_files, put
-from teamtr_lora.registry.manifest import AdapterManifest, Replaced, TeamManifest
+from teamtr_lora.registry.manifest import AdapterManifest, MadeBy, Replaced, TeamManifest, one_line
 from teamtr_lora.registry.pickles import pickles, refuse_pickles
 from teamtr_lora.registry.reader import entries, safe
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.registry.stored import read_team
-from teamtr_lora.runs.history import read_history
+from teamtr_lora.runs.history import Replaced as RunReplaced
+from teamtr_lora.runs.layout import ADAPTERS, is_run
+from teamtr_lora.runs.stored_run import read_run
 
 
 @dataclass
@@ -61,9 +62,9 @@ def import_path(
         raise UserError(
             f"{show(str(path))}: no such folder; give a run directory or the folder that PEFT's save_pretrained wrote"
         )
-    if (path / "recipe.yaml").exists():
+    if is_run(path):
         if agent is not None:
-            raise UserError(f"--agent {agent}: a run is imported whole; leave it out, or give {path}/adapters/{agent}/VERSION")
+            raise UserError(f"--agent {agent}: a run is imported whole; leave it out, or give {path}/{ADAPTERS}/{agent}/VERSION")
         return _import_run(registry, path, team, base, progress)
     return _import_folder(registry, path, team, agent, base, progress)
 
@@ -104,23 +105,11 @@ def _import_folder(
     identity = identify_folder(folder, source, revision)
     if current:
         _same_base(current, identity)
-        identity, source = Identity(current.base, current.tokenizer_hash), current.base.source  # whatever --base called it
+        identity = Identity(current.base, current.tokenizer_hash)  # under the team's own name for it, whatever --base says
         recipe = current.load_recipe()
     else:
         recipe = _alone(agent, adapter.lora, source, revision)
-    config = adapter.config(source)
-    known = _known(registry, team, agent, content_hash(adapter.tensors, config), identity)
-    stored = known or registry.publish_adapter(
-        team,
-        agent,
-        adapter.tensors,
-        config,
-        identity=identity,
-        protocol_hash=protocol_hash(recipe.team),
-        made_by="import",
-        parent=current.agents[agent] if current else None,
-        task="" if current is None else recipe.task.name,
-    )
+    stored = _store(registry, team, agent, adapter, identity=identity, recipe=recipe, made_by="import", current=current)
     done = Imported([stored])
     if unread := pickles(entry.name for entry in entries(path)):
         done.notes.append(f"not read, as pickles can run code: {', '.join(map(show, unread))}")
@@ -174,12 +163,13 @@ def _same_base(team: TeamManifest, identity: Identity) -> None:
 
 
 def _import_run(registry: Registry, path: Path, team: str, base: str | None, progress: Progress | None) -> Imported:
-    recipe, versions = read_team(path)
-    folders = {agent: path / "adapters" / agent / version.name for agent, version in versions.items()}
+    run = read_run(path)
+    recipe, versions = run.recipe, run.versions
+    folders = {agent: version_folder(run.adapters, version) for agent, version in versions.items()}
     contents = {agent: read_folder(folder) for agent, folder in folders.items()}
     for agent, version in versions.items():
         open_contents(contents[agent], str(folders[agent]), version.content_hash)
-    history = read_history(path, versions)
+    history = run.history()
     recipe = _portable(recipe, base or beside(recipe.base.source, recipe.folder))
     source, revision = recipe.base.source, recipe.base.revision
     folder = resolve(source, revision, progress)
@@ -201,11 +191,9 @@ def _import_run(registry: Registry, path: Path, team: str, base: str | None, pro
     if history.stale:
         done.notes.append("the run was not evaluated since its team last changed: no metrics are stored with it")
     for agent, adapter in adapters.items():
-        config = adapter.config(source)
-        stored = _known(registry, team, agent, content_hash(adapter.tensors, config), identity) or registry.publish_adapter(
-            team, agent, adapter.tensors, config, identity=identity, protocol_hash=protocol_hash(recipe.team),
-            made_by=history.made_by[agent], parent=current.agents[agent] if current else None, metrics=history.metrics,
-            task=recipe.task.name,
+        stored = _store(
+            registry, team, agent, adapter, identity=identity, recipe=recipe, made_by=history.made_by[agent], current=current,
+            metrics=history.metrics,
         )  # fmt: skip
         done.adapters.append(stored)
         members[agent] = stored.version
@@ -214,21 +202,51 @@ def _import_run(registry: Registry, path: Path, team: str, base: str | None, pro
         return done
     done.team = registry.publish_team(
         team, recipe, members, identity=identity, made_by="rebase" if set(history.made_by.values()) == {"rebase"} else "train",
-        lineage=_renamed(history.lineage, versions, members), metrics=history.metrics,
+        lineage=_lineage(history.lineage, versions, members), metrics=history.metrics,
     )  # fmt: skip
     return done
 
 
-def _renamed(lineage: list[Replaced], versions: Mapping[str, AdapterVersion], members: Mapping[str, str]) -> list[Replaced]:
-    """What the run calls a version of its team has another number here."""
+def _lineage(
+    history: Sequence[RunReplaced], versions: Mapping[str, AdapterVersion], members: Mapping[str, str]
+) -> list[Replaced]:
+    """The run's replacements as a team manifest has them: the run's current versions have other numbers in the registry."""
     names = {(agent, version.name): members[agent] for agent, version in versions.items()}
-    return [step.model_copy(update={"new": names.get((step.agent, step.new), step.new)}) for step in lineage]
+    return [
+        Replaced(
+            agent=step.agent,
+            old=step.old,
+            new=names.get((step.agent, step.new), step.new),
+            how=one_line(f"{step.how} from {step.source}"),
+        )
+        for step in history
+    ]
 
 
-def _known(registry: Registry, team: str, agent: str, content: str, identity: Identity) -> AdapterManifest | None:
-    """The version that holds these weights already: a command that is repeated stores nothing twice."""
-    manifests = [registry.manifest(team, agent, version) for version in registry.versions(team, agent)]
-    return next((m for m in reversed(manifests) if (m.content_hash, m.base) == (content, identity.base)), None)
+def _store(
+    registry: Registry,
+    team: str,
+    agent: str,
+    adapter: Adapter,
+    *,
+    identity: Identity,
+    recipe: Recipe,
+    made_by: MadeBy,
+    current: TeamManifest | None,
+    metrics: Mapping[str, float] | None = None,
+) -> AdapterManifest:
+    """The adapter as a new version, or the version that holds these weights already: a repeated import stores nothing twice."""
+    config = adapter.config(identity.base.source)
+    content = content_hash(adapter.tensors, config)
+    for version in reversed(registry.versions(team, agent)):
+        manifest = registry.manifest(team, agent, version)
+        if (manifest.content_hash, manifest.base) == (content, identity.base):
+            return manifest
+    unknown = current is None and made_by == "import"  # an adapter alone does not say what it was trained on
+    return registry.publish_adapter(
+        team, agent, adapter.tensors, config, identity=identity, protocol_hash=protocol_hash(recipe.team), made_by=made_by,
+        parent=current.agents[agent] if current else None, metrics=metrics, task="" if unknown else recipe.task.name,
+    )  # fmt: skip
 
 
 def _portable(recipe: Recipe, source: str) -> Recipe:

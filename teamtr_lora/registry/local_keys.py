@@ -51,7 +51,7 @@ def named_code(recipe: Mapping[str, Any]) -> dict[str, str]:
 
 
 def forget(recipe: dict[str, Any], key: str) -> None:
-    """The default in place of a choice."""
+    """Puts the default in place of what the recipe chooses."""
     put(recipe, key, value_at(_DEFAULTS, key))
 
 
@@ -64,7 +64,7 @@ def value_at(recipe: Mapping[str, Any], key: str) -> Any:
 
 
 def put(recipe: dict[str, Any], key: str, value: Any) -> None:
-    """In place of the value that is there."""
+    """Sets the value of a dotted key, whose sections must be there."""
     *sections, last = key.split(".")
     for section in sections:
         recipe = recipe[section]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from teamtr_lora.base.versions import MAX_NUMBER, VERSION_NAME, AdapterVersion
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, sha256
 from teamtr_lora.common.settings import SAFE_NAME, Section
@@ -16,8 +17,6 @@ from teamtr_lora.recipe.problems import check
 
 FORMAT: Literal[1] = 1
 CARD = "README.md"
-VERSION_NAME = r"^v[0-9]{4,9}-[0-9a-f]{12}$"
-MAX_NUMBER = 999_999_999
 OWN_HASH = "manifest_hash"
 
 Name = Annotated[str, Field(pattern=SAFE_NAME)]
@@ -66,9 +65,12 @@ class AdapterManifest(_Strict):
 
     @model_validator(mode="after")
     def _name_is_the_contents(self) -> Self:
-        if self.version != version_name(self.number, self.content_hash):
-            raise ValueError(f"version {self.version} is not the name of number {self.number} and this content_hash")
+        self.adapter_version()
         return self
+
+    def adapter_version(self) -> AdapterVersion:
+        """The version that this manifest is about."""
+        return AdapterVersion.from_stored(self.agent, self.model_dump(include={"number", "content_hash", "version"}))
 
 
 class Replaced(_Strict):
@@ -117,21 +119,12 @@ class TeamManifest(_Strict):
         return recipe
 
 
-def version_name(number: int, content_hash: str) -> str:
-    """`AdapterVersion.name`, for those who have no tensors at hand."""
-    return f"v{number:04d}-{content_hash[:12]}"
-
-
-def version_number(name: str) -> int:
-    return int(name[1:].partition("-")[0])
-
-
 def team_file(number: int) -> str:
     return f"team-{number:04d}.json"
 
 
 def one_line(text: str) -> str:
-    """Any text as a Line."""
+    """Any text on one line, without control characters, as a manifest takes it."""
     return "".join(c if c.isprintable() else "?" for c in text)[:1000] or "-"
 
 
@@ -158,7 +151,7 @@ def sealed(manifest: Model) -> Model:
 
 
 def manifest_bytes(manifest: AdapterManifest | TeamManifest) -> bytes:
-    """As it is written."""
+    """The manifest as its file has it."""
     return dump_json(manifest.model_dump(mode="json")).encode()
 
 

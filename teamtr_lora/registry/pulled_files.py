@@ -18,13 +18,13 @@ from teamtr_lora.base.lora_config import read_lora_config
 from teamtr_lora.base.versions import MANIFEST, WEIGHTS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import TEMPORARY, disk_errors
+from teamtr_lora.common.locks import locked
 from teamtr_lora.recipe import LoraSection
 from teamtr_lora.registry.fit import check_lora, open_contents
 from teamtr_lora.registry.hub_card import is_shared_name
 from teamtr_lora.registry.hub_client import HubRepo, Remote
 from teamtr_lora.registry.identity import protocol_hash
 from teamtr_lora.registry.local_keys import leaves_its_folder, local_choices, local_files, local_paths, named_code
-from teamtr_lora.registry.locks import locked
 from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, manifest_bytes
 from teamtr_lora.registry.pickles import pickles
 from teamtr_lora.registry.pushed_files import HISTORY_FILE, TEAM_FILE

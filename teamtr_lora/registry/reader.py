@@ -11,22 +11,14 @@ from torch import Tensor
 
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES, parse_json, read_regular
 from teamtr_lora.base.lora_config import PlainLora, read_lora_config
-from teamtr_lora.base.versions import CONFIG, MANIFEST, WEIGHTS
+from teamtr_lora.base.versions import CONFIG, MANIFEST, VERSION_NAME, WEIGHTS, version_number
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
 from teamtr_lora.common.settings import PATTERN_WORDS, SAFE_NAME, nearest
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.fit import check_lora, open_contents
 from teamtr_lora.registry.identity import protocol_hash
-from teamtr_lora.registry.manifest import (
-    CARD,
-    VERSION_NAME,
-    AdapterManifest,
-    TeamManifest,
-    read_manifest,
-    team_file,
-    version_number,
-)
+from teamtr_lora.registry.manifest import CARD, AdapterManifest, TeamManifest, read_manifest, team_file
 
 DEFAULT_ROOT = Path("adapters")
 FILES = {WEIGHTS: MAX_WEIGHT_BYTES, CONFIG: MAX_JSON_BYTES, CARD: MAX_JSON_BYTES}  # and the most bytes each may have
@@ -34,6 +26,8 @@ TEAM_FILE = re.compile(r"team-([0-9]{4,9})\.json")
 
 
 class RegistryReader:
+    """The teams and adapter versions below `root`, to read them."""
+
     def __init__(self, root: Path = DEFAULT_ROOT) -> None:
         self.root = Path(root)
 
@@ -165,7 +159,7 @@ def check_belongs(adapter: AdapterManifest, team: TeamManifest, where: str) -> N
 
 
 def check_hashes(manifest: AdapterManifest, contents: Mapping[str, bytes], where: str) -> None:
-    """Of the files that are there."""
+    """The files that are given have the hashes that the manifest says."""
     for name, expected in manifest.files.items():
         if name in contents and sha256(contents[name]) != expected:
             raise UserError(f"{where}/{name}: does not match its hash; the file was altered")

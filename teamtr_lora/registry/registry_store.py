@@ -20,7 +20,7 @@ from torch import Tensor
 
 from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.source import present
-from teamtr_lora.base.versions import CONFIG, MANIFEST, WEIGHTS, content_hash
+from teamtr_lora.base.versions import CONFIG, MANIFEST, WEIGHTS, AdapterVersion, content_hash, version_number
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import (
     TEMPORARY,
@@ -31,11 +31,11 @@ from teamtr_lora.common.files import (
     sha256,
     write_folder_atomic,
 )
+from teamtr_lora.common.locks import locked
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.card import adapter_card
 from teamtr_lora.registry.fit import open_contents, understand
 from teamtr_lora.registry.identity import Identity, protocol_hash
-from teamtr_lora.registry.locks import locked
 from teamtr_lora.registry.manifest import (
     CARD,
     AdapterManifest,
@@ -46,8 +46,6 @@ from teamtr_lora.registry.manifest import (
     manifest_bytes,
     now,
     team_file,
-    version_name,
-    version_number,
 )
 from teamtr_lora.registry.reader import (
     DEFAULT_ROOT,
@@ -64,6 +62,8 @@ __all__ = ["DEFAULT_ROOT", "Problem", "Registry", "open_contents"]
 
 
 class Registry(RegistryReader):
+    """The teams and adapter versions below `root`, to read them and to store new ones."""
+
     def publish_adapter(
         self,
         team: str,
@@ -88,9 +88,9 @@ class Registry(RegistryReader):
         with self._writing(team):
             number = self._next_number(team, agent)
             described: dict[str, Any] = {
-                "team": team, "agent": agent, "number": number, "version": version_name(number, content),
+                "team": team, "agent": agent, **AdapterVersion(agent, number, content).stored(),
                 "base": identity.base, "tokenizer_hash": identity.tokenizer_hash, "protocol_hash": protocol_hash,
-                "parent": parent, "made_by": made_by, "metrics": dict(metrics or {}), "content_hash": content, "created": now(),
+                "parent": parent, "made_by": made_by, "metrics": dict(metrics or {}), "created": now(),
             }  # fmt: skip
             files[CARD] = adapter_card(described, config, task, licence=licence).encode()
             hashes = {name: sha256(data) for name, data in files.items()}

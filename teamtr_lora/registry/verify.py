@@ -11,12 +11,12 @@ from typing import Any
 
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts
 from teamtr_lora.base.source import present
-from teamtr_lora.base.versions import MANIFEST
+from teamtr_lora.base.versions import MANIFEST, VERSION_NAME, version_number
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import SAFE_NAME
 from teamtr_lora.registry.fit import check_lora, open_contents, understand
 from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
-from teamtr_lora.registry.manifest import VERSION_NAME, AdapterManifest, TeamManifest, team_file, version_number
+from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, team_file
 from teamtr_lora.registry.reader import FILES, TEAM_FILE, RegistryReader, check_belongs, entries
 
 Adapters = dict[tuple[str, str], AdapterManifest]  # those without a fault, by agent and version
@@ -97,13 +97,7 @@ def _verify_team(registry: RegistryReader, team: str, found: Verified, bases: Ba
             _verify_members(registry, manifest, path, adapters, found)
 
 
-def _verify_members(
-    registry: RegistryReader,
-    manifest: TeamManifest,
-    path: Path,
-    adapters: dict[tuple[str, str], AdapterManifest],
-    found: Verified,
-) -> None:
+def _verify_members(registry: RegistryReader, manifest: TeamManifest, path: Path, adapters: Adapters, found: Verified) -> None:
     for agent, version in manifest.agents.items():
         adapter = adapters.get((agent, version))
         if adapter is None:

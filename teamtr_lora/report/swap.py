@@ -15,10 +15,9 @@ from teamtr_lora.common.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall
 from teamtr_lora.swap.compatibility import Check
 from teamtr_lora.swap.places import Undone
-from teamtr_lora.swap.rebase import RebaseReport
 from teamtr_lora.swap.shock import Shock, TeamScore
 from teamtr_lora.swap.stage0 import Alignment, Reading
-from teamtr_lora.swap.swap_report import Listener, SwapReport
+from teamtr_lora.swap.swap_report import Listener, RebaseReport, SwapReport
 
 _COLOUR = {"ok": "green", "note": "yellow", "fail": "red"}
 

@@ -32,6 +32,10 @@ class PlayableTeam:
         """The version names that are current, which is what every message must come from."""
         return {agent: self.bank.version(agent).name for agent in self.team.names}
 
+    def adapter_versions(self) -> dict[str, AdapterVersion]:
+        """The same, in full."""
+        return {agent: self.bank.version(agent) for agent in self.team.names}
+
     def publish(self, version: AdapterVersion) -> None:
         self.sampler.publish(version)
 

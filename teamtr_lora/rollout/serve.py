@@ -23,7 +23,7 @@ from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import read_version, version_folder
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
-from teamtr_lora.registry.stored import find_team, is_recipe_file
+from teamtr_lora.registry.stored import find_team, locate
 from teamtr_lora.rollout.vllm.start import DTYPES, GRAPH_SIZES, RANKS, TOKENS_PER_STEP, default_environment
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def plan_launch(team: Path, options: ServeOptions) -> Launch:
 def _read(team: Path, options: ServeOptions) -> tuple[Recipe, dict[str, str], int]:
     """The recipe, each agent's adapter folder (checked against its hash) and the rank that vLLM must make room for."""
     adapters: dict[str, str] = {}
-    if is_recipe_file(team):
+    if locate(team, recipes=True).kind == "recipe":
         if not options.accept_adapters:
             raise UserError(f"{team}: a recipe has no adapters to serve; give a run directory, or add --accept-adapters")
         recipe = load_recipe(team)

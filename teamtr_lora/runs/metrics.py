@@ -6,16 +6,16 @@ CPU.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from teamtr_lora.base.adapter_files import parse_json
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.files import disk_errors
 from teamtr_lora.runs.diagnostic_rows import ProbeReading, UpdateDiagnostics
+from teamtr_lora.runs.layout import MAX_METRICS_BYTES, METRICS, OWN_NAMES, append_synced, read_own, refuse_links
 
 TIME_FIELDS = ("seconds", "tokens_per_second", "time", "peak_memory_bytes")
 
@@ -52,12 +52,12 @@ class CertificateTerms(_Row):
     zeta_norm: float = Field(
         description="the same units: half the mean difference of advantages normalised by either half of their group"
     )
-    surrogate_clipped: float | None = Field(default=None, description="L with ratios clipped to 1 +/- clip_ratio (thm:stage-hp)")
-    largest_weight: float = Field(
-        default=1.0, description="of an episode in these means: held-out groups stand for all, by whether their returns differ"
-    )
+    surrogate_clipped: float = Field(description="L with ratios clipped to 1 +/- clip_ratio (thm:stage-hp)")
     surrogate_clipped_groups: list[float] = Field(
-        default=[], description="the same of each held-out group, in the order of their items (lem:beta-block)"
+        description="the same of each held-out group, in the order of their items (lem:beta-block)"
+    )
+    largest_weight: float = Field(
+        description="of an episode in these means: held-out groups stand for all, by whether their returns differ"
     )
 
 
@@ -167,15 +167,21 @@ class SwapRow(_Row):
     old: str = Field(description="the agent's version before")
     new: str = Field(description="the agent's version afterwards")
     versions: dict[str, str] = Field(description="the team's afterwards")
-    delta_align: float | None = Field(description="the radius of the alignment; null without one")
-    kl_before: KLReading | None = Field(description="KL(old || new) on held-out probe contexts before alignment")
-    kl_after: KLReading | None = Field(description="the same after alignment; both null without one")
-    steps: int = Field(description="of the alignment's optimizer")
-    evaluation: dict[str, Any] | None = Field(description="of the team afterwards, as a stage's; null after an undo")
-    evaluation_before: dict[str, Any] | None = Field(description="of the team before, on the same items; null after an undo")
-    sampled_tokens: int = Field(description="of the probe and of all evaluations of the swap")
-    trained_tokens: int = Field(description="of the alignment, over all its steps, tokens of contexts included; 0 without one")
-    seconds: float = Field(description="of the process that finished the swap; 0 for an undo")
+    delta_align: float | None = Field(default=None, description="the radius of the alignment; null without one")
+    kl_before: KLReading | None = Field(default=None, description="KL(old || new) on held-out probe contexts before alignment")
+    kl_after: KLReading | None = Field(default=None, description="the same after alignment; both null without one")
+    steps: int = Field(default=0, description="of the alignment's optimizer")
+    evaluation: dict[str, Any] | None = Field(
+        default=None, description="of the team afterwards, as a stage's; null after an undo"
+    )
+    evaluation_before: dict[str, Any] | None = Field(
+        default=None, description="of the team before, on the same items; null after an undo"
+    )
+    sampled_tokens: int = Field(default=0, description="of the probe and of all evaluations of the swap")
+    trained_tokens: int = Field(
+        default=0, description="of the alignment, over all its steps, tokens of contexts included; 0 without one"
+    )
+    seconds: float = Field(default=0.0, description="of the process that finished the swap; 0 for an undo")
     time: float = Field(description="Unix time")
 
 
@@ -189,35 +195,44 @@ class MetricsLog:
         self._path = path
 
     def append(self, row: MetricsRow) -> None:
-        with disk_errors(self._path), open(self._path, "ab") as file:
-            file.write((row.model_dump_json() + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+        """One row, on the disk when this returns."""
+        append_synced(self._path, (row.model_dump_json() + "\n").encode())
 
     @property
     def size(self) -> int:
         return self._path.stat().st_size if self._path.exists() else 0
 
     def truncate(self, size: int) -> None:
+        """Drops what was written after the checkpoint that says `size`."""
         if self.size < size:
             raise UserError(f"{self._path}: shorter than the checkpoint says ({self.size} of {size} bytes); the file was altered")
         if self.size > size:
             os.truncate(self._path, size)
 
 
-def read_rows(path: Path) -> list[MetricsRow]:
-    """All rows. What follows the last line's end is a row that is being written, or was when the run was killed: no row yet."""
-    kinds: dict[str, type[UpdateRow] | type[StageRow] | type[SwapRow]] = {"update": UpdateRow, "stage": StageRow, "swap": SwapRow}
-    rows: list[MetricsRow] = []
+def read_rows(run: Path) -> list[MetricsRow]:
+    """All rows of a run directory, oldest first. What follows the last line's end is a row that is being written, or was when
+    the run was killed: no row yet."""
+    path = run / METRICS
+    refuse_links(run, OWN_NAMES)
+    data = read_own(path, MAX_METRICS_BYTES)
+    if data is None:
+        raise UserError(f"{path}: missing; give the folder that train printed, once it has evaluated the first team")
+    return [_row(line, f"{path}: line {number}") for number, line in enumerate(data.split(b"\n")[:-1], start=1)]
+
+
+def has_rows(run: Path) -> bool:
+    """Whether a run directory has logged anything yet."""
+    return (run / METRICS).exists()
+
+
+def _row(line: bytes, where: str) -> MetricsRow:
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: missing; give the folder that train printed, once it has evaluated the first team") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            data = json.loads(line)
-            rows.append(kinds[data["kind"]].model_validate(data))
-        except (ValueError, KeyError, TypeError) as error:
-            what = str(error).splitlines()[0]
-            raise UserError(f"{path}: line {number} is damaged or of another version of teamtr-lora ({what})") from error
-    return rows
+        data = parse_json(line, where)
+        return _KINDS[data["kind"]].model_validate(data)
+    except (ValueError, KeyError, TypeError) as error:
+        what = str(error).splitlines()[0]
+        raise UserError(f"{where} is damaged or of another version of teamtr-lora ({what})") from error
+
+
+_KINDS: dict[str, type[UpdateRow] | type[StageRow] | type[SwapRow]] = {"update": UpdateRow, "stage": StageRow, "swap": SwapRow}

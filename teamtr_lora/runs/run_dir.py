@@ -1,4 +1,4 @@
-"""The run directory: recipe.yaml, team.json, metrics.jsonl, episodes/, adapters/, checkpoint/. One recipe, one run."""
+"""The run directory as those see it who write it. One recipe, one run; runs/layout.py says what lies where."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
-from teamtr_lora.base.versions import AdapterVersion
+from teamtr_lora.base.versions import AdapterVersion, stored_versions
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.files import disk_errors, dump_json, remove_temporaries, write_atomic
+from teamtr_lora.common.files import dump_json, remove_temporaries, write_atomic
+from teamtr_lora.common.locks import acquire
 from teamtr_lora.recipe import Recipe, dump_recipe, first_difference, load_recipe
-from teamtr_lora.registry.stored import EVALUATIONS
+from teamtr_lora.runs import layout
+from teamtr_lora.runs.layout import is_baseline, read_own_json, refuse_links
+from teamtr_lora.runs.metrics import MetricsLog
+from teamtr_lora.runs.run_state import CheckpointReader
 from teamtr_lora.runs.transcripts import episode_record
 from teamtr_lora.team import Episode
-from teamtr_lora.runs.checkpoint import CheckpointStore
-from teamtr_lora.runs.metrics import MetricsLog
+
+if TYPE_CHECKING:
+    from teamtr_lora.runs.checkpoint import CheckpointStore
 
 logger = logging.getLogger(__name__)
-
-ORIGIN = "origin.json"  # where the recipe was; what makes a folder a run's
-BASELINE = "baseline.json"  # what `teamtr-lora baseline` leaves in its runs, which train must not go on from
 
 ELSEWHERE = "choose another --run-dir (in Python: output_dir)"
 
@@ -38,55 +40,85 @@ MAY_CHANGE = (
 
 @dataclass(frozen=True)
 class RunDir:
+    """A run directory to write: its places, and the steps that change it. `read_run` is for those who only read one."""
+
     path: Path
 
     @property
     def adapters(self) -> Path:
-        return self.path / "adapters"
+        """AGENT/VERSION lies in here."""
+        return self.path / layout.ADAPTERS
+
+    @property
+    def stage_contexts(self) -> Path:
+        """The file of a stage's contexts, which diagnostics keep."""
+        return self.path / layout.STAGE_CONTEXTS
+
+    @property
+    def trl(self) -> Path:
+        """The folder of TRL's own checkpoints in a run of `baseline`."""
+        return self.path / layout.TRL
+
+    @property
+    def swap_work(self) -> Path:
+        """The folder of a swap in progress."""
+        return self.path / layout.SWAP_WORK
 
     @property
     def metrics(self) -> MetricsLog:
-        return MetricsLog(self.path / "metrics.jsonl")
+        """The log of metric rows."""
+        return MetricsLog(self.path / layout.METRICS)
 
     @property
     def checkpoints(self) -> CheckpointStore:
+        """The checkpoints, tensors included."""
+        from teamtr_lora.runs.checkpoint import CheckpointStore
+
         return CheckpointStore(self.path)
+
+    # --- whose directory it is
 
     def check(self, recipe: Recipe, *, resume: bool) -> None:
         """Refuses a folder that holds something else, before anything is loaded or written."""
-        saved = self.path / "recipe.yaml"
+        refuse_links(self.path, layout.OWN_NAMES)
+        saved = (self.path / layout.RECIPE).exists()
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: is a file; {ELSEWHERE}")
-        if (self.path / BASELINE).exists():
+        if is_baseline(self.path):
             raise UserError(f"{self.path}: holds a run of `teamtr-lora baseline`; {ELSEWHERE}")
-        if saved.exists() and self.checkpoints.exists():
-            self._check_same(recipe)
+        if saved and CheckpointReader(self.path).exists():
+            self.check_same(recipe)
             if not resume:
                 raise UserError(
                     f"{self.path}: already holds a run of this recipe; add --resume to go on (in Python: train(resume=True)), "
                     f"or {ELSEWHERE}"
                 )
             return
-        ours = (self.path / ORIGIN).exists()  # claimed by a run that did not come to its first checkpoint
+        ours = (self.path / layout.ORIGIN).exists()  # claimed by a run that did not come to its first checkpoint
         if not ours and self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):
-            holds = "a recipe but no run" if saved.exists() else "no run"
+            holds = "a recipe but no run" if saved else "no run"
             raise UserError(f"{self.path}: is not empty and holds {holds}; {ELSEWHERE}")
 
+    def check_same(self, recipe: Recipe) -> None:
+        """Refuses to go on with another recipe than the run's own."""
+        saved = self.with_swaps(load_recipe(self.path / layout.RECIPE))
+        difference = first_difference(saved, self.with_swaps(recipe), ignore=MAY_CHANGE)
+        if difference:
+            key, old, new = difference
+            raise UserError(f"{self.path}: holds another recipe's run: {key} is {old!r} there and {new!r} here; {ELSEWHERE}")
+
     def lock(self) -> FileLock:
-        """Held by whoever changes the run. It goes with the process, however that ends."""
-        with disk_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / ".lock", timeout=0)
-            try:
-                lock.acquire()
-            except Timeout as error:
-                raise UserError(f"{self.path}: another process is training here; wait for it or {ELSEWHERE}") from error
-        remove_temporaries(self.path, apart=EVALUATIONS)
+        """Held by whoever changes the run; the system releases it with the process, however that ends."""
+        refuse_links(self.path, layout.OWN_NAMES)
+        lock = acquire(self.path / layout.LOCK, self.path, f"another process is training here; wait for it or {ELSEWHERE}")
+        remove_temporaries(self.path, apart=layout.EVALUATIONS)  # each evaluation has a lock of its own
         return lock
 
     def claim(self, recipe: Recipe, contents: Mapping[str, str]) -> FileLock:
-        """Makes the folder this run's own. `contents`: hashes of what the recipe only names (code, data), by key. A user may
-        repair those and go on, and is told that the run is of two kinds then."""
+        """Locks the folder and makes it this run's own. `contents`: hashes of what the recipe only names (code, data), by key.
+
+        A user may repair those and go on; the log then warns that rows from before and after do not compare.
+        """
         lock = self.lock()
         before = self._origin().get("contents", {})
         if changed := [key for key, digest in contents.items() if before.get(key, digest) != digest]:
@@ -98,62 +130,71 @@ class RunDir:
         return lock
 
     def write_recipe(self, recipe: Recipe, contents: Mapping[str, str] | None = None) -> None:
-        # the folder is a run's from the first of these on
+        """The recipe and where it came from. origin.json is first: with it the folder is a run's."""
         origin = self._origin() | {"recipe_folder": str(recipe.folder.resolve())} | ({"contents": contents} if contents else {})
-        write_atomic(self.path / ORIGIN, dump_json(origin))
-        write_atomic(self.path / "recipe.yaml", dump_recipe(recipe))
+        write_atomic(self.path / layout.ORIGIN, dump_json(origin))
+        write_atomic(self.path / layout.RECIPE, dump_recipe(recipe))
 
     def _origin(self) -> dict[str, Any]:
-        place = self.path / ORIGIN
         try:
-            found = json.loads(place.read_text()) if place.exists() else {}
-        except ValueError:  # whoever reads the recipe's folder from it will say so; here it is written anew
-            found = {}
-        return found if isinstance(found, dict) else {}
+            return read_own_json(self.path / layout.ORIGIN) or {}
+        except UserError:  # a damaged one is written anew; whoever reads the recipe's folder from it is told
+            return {}
+
+    # --- what swaps and earlier sessions made of the recipe
 
     def with_swaps(self, recipe: Recipe) -> Recipe:
         """The recipe with the adapters that swaps have put in place of the ones it names. A recipe that names something an
         agent never had is left as it is, for `check` to find."""
-        if not self.checkpoints.exists():
+        checkpoints = CheckpointReader(self.path)
+        if not checkpoints.exists():
             return recipe
-        state = self.checkpoints.state()
+        state = checkpoints.state()
         had: dict[str, list[Any]] = {}
         for record in state.swaps:
-            had.setdefault(record["agent"], []).extend([record["lora_before"], record["lora"]])
+            had.setdefault(record.agent, []).extend([record.lora_before, record.lora])
         now = {agent: state.loras.get(agent, loras[0]) for agent, loras in had.items()}
         return recipe.with_loras({a.name: now[a.name] for a in recipe.team.agents if a.lora.model_dump() in had.get(a.name, [])})
 
     def with_stages_done(self, recipe: Recipe) -> Recipe:
         """The recipe with no fewer stages than are complete: a run does not become shorter."""
-        done = self.checkpoints.state().stage if self.checkpoints.exists() else 0
+        checkpoints = CheckpointReader(self.path)
+        done = checkpoints.state().stage if checkpoints.exists() else 0
         if recipe.training.stages >= done:
             return recipe
         training = recipe.training.model_copy(update={"stages": done})
         return recipe.model_copy(update={"training": training}).placed_in(recipe.folder)
 
-    def _check_same(self, recipe: Recipe) -> None:
-        saved = self.with_swaps(load_recipe(self.path / "recipe.yaml"))
-        difference = first_difference(saved, self.with_swaps(recipe), ignore=MAY_CHANGE)
-        if difference:
-            key, old, new = difference
-            raise UserError(f"{self.path}: holds another recipe's run: {key} is {old!r} there and {new!r} here; {ELSEWHERE}")
+    # --- files
 
-    def write_team(self, versions: dict[str, AdapterVersion], loras: dict[str, dict[str, Any]]) -> None:
-        """The current team, so that eval and ask need nothing of the checkpoint. `loras`: of agents that were swapped; with the
-        versions in one file, no reader ever sees a version without the adapter it belongs to."""
-        team: dict[str, dict[str, Any]] = {
-            a: {"number": v.number, "content_hash": v.content_hash, "version": v.name} for a, v in versions.items()
-        }
+    def write_team(self, versions: Mapping[str, AdapterVersion], loras: Mapping[str, dict[str, Any]]) -> None:
+        """The current team, so that its readers need nothing of the checkpoint. `loras`: the recipe's `lora` sections of agents
+        that were swapped; in one file with the versions, so that no reader sees a version without the shape it has."""
+        team = stored_versions(versions)
         for agent, lora in loras.items():
             team[agent]["lora"] = lora
-        write_atomic(self.path / "team.json", dump_json(team))
+        write_atomic(self.path / layout.TEAM, dump_json(team))
 
     def write_episodes(self, name: str, episodes: list[Episode], keep: str | int) -> None:
+        """Transcripts of the first `keep` episodes, of all of them, or of none."""
         if keep == "none" or keep == 0:
             return
         chosen = episodes if keep == "all" else episodes[: int(keep)]
         lines = [json.dumps(episode_record(e), ensure_ascii=False) for e in chosen]
-        write_atomic(self.path / "episodes" / f"{name}.jsonl", "\n".join(lines) + "\n")
+        write_atomic(self.path / layout.EPISODES / f"{name}.jsonl", "\n".join(lines) + "\n")
+
+    def write_rebase(self, request: dict[str, Any], report: dict[str, Any]) -> None:
+        """What `rebase` was asked for and what came of it, in the run that it made."""
+        write_atomic(self.path / layout.REBASE, dump_json({"request": request, "report": report}))
+
+    def write_baseline(self, record: dict[str, Any]) -> None:
+        """How far a run of `baseline` is; written last, it is the commit point of each of its updates."""
+        write_atomic(self.path / layout.BASELINE, dump_json(record))
+
+    def read_baseline(self) -> dict[str, Any] | None:
+        """What `write_baseline` wrote; None where no baseline has run here."""
+        refuse_links(self.path, layout.OWN_NAMES)
+        return read_own_json(self.path / layout.BASELINE)
 
 
 def default_run_dir(name: str, root: Path = Path("runs")) -> Path:
@@ -175,4 +216,5 @@ def latest_run_dir(name: str, root: Path = Path("runs")) -> Path:
 
 
 def _last_started(run: Path) -> float:
-    return (run / ORIGIN).stat().st_mtime if (run / ORIGIN).exists() else 0.0
+    origin = run / layout.ORIGIN
+    return origin.lstat().st_mtime if origin.exists() else 0.0

@@ -1,4 +1,4 @@
-"""How a transcript is written down."""
+"""How an episode is written down, in a run's episodes/ and in evaluations."""
 
 from __future__ import annotations
 

@@ -25,21 +25,17 @@ from teamtr_lora.algorithm.certificate import (
 from teamtr_lora.algorithm.local_gain import LocalModel, certify_achievable_stage
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.registry.stored import read_team
-from teamtr_lora.runs.metrics import CertificateTerms, MetricsRow, StageRow, SwapRow, UpdateRow, read_rows
-from teamtr_lora.runs.run_dir import BASELINE
+from teamtr_lora.runs import stored_run
+from teamtr_lora.runs.layout import RECIPE, is_baseline
+from teamtr_lora.runs.metrics import CertificateTerms, MetricsRow, StageRow, SwapRow, UpdateRow
 from teamtr_lora.study.certified import Certified, Replacement, RunCertificates, StageCertificate, UpdateCertificate
 from teamtr_lora.team import most_messages
 
 
 def read_run(folder: Path) -> tuple[Recipe, list[MetricsRow]]:
     """A run directory's recipe and what it has logged."""
-    if not (folder / "recipe.yaml").is_file():
-        raise UserError(
-            f"{folder}: no run here (recipe.yaml is missing); give the folder that train printed: a team of the registry has no "
-            "record of its training"
-        )
-    return read_team(folder)[0], read_rows(folder / "metrics.jsonl")
+    run = stored_run.read_run(folder)
+    return run.recipe, run.rows()
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ class _Run:
 def certify_run(folder: Path, block: int = 1, beta: float = 0.0) -> RunCertificates:
     """`block` and `beta`: how far consecutive groups depend on each other, for thm:stage-hp (lem:beta-block)."""
     recipe, rows = read_run(folder)
-    if (folder / BASELINE).is_file():
+    if is_baseline(folder):
         raise UserError(f"{folder}: a run of `baseline`, which has no trust region to certify; diagnose says how far it went")
     updates = [row for row in rows if isinstance(row, UpdateRow)]
     terms = [row.certificate for row in updates if row.certificate]
@@ -87,10 +83,6 @@ def certify_run(folder: Path, block: int = 1, beta: float = 0.0) -> RunCertifica
         full = end_discount == longest  # else other teams' rewards may come earlier, and count more
         whole = Setting(high - low, gamma, longest * (high - low)) if full else episode_setting(1, low, high, gamma)
     run = _Run(recipe, whole, raw, end_discount, block, beta)
-    if run.dependent and not all(t.surrogate_clipped_groups for t in terms):
-        raise UserError(
-            f"{folder}: --block and --beta need L of every group, which this run, of an older version, has not logged"
-        )
     complete = list(_complete_stages(rows))
     if not complete:
         raise UserError(f"{folder}: no stage is complete yet, so there is nothing to certify; let train finish one")
@@ -118,7 +110,7 @@ def _check_range(folder: Path, updates: Sequence[UpdateRow], low: float, high: f
     for row in updates:
         if not low - 1e-9 <= row.reward_mean <= high + 1e-9:
             raise UserError(
-                f"{folder / 'recipe.yaml'}: task.reward_range = [{low:g}, {high:g}], and the mean reward in stage {row.stage} is "
+                f"{folder / RECIPE}: task.reward_range = [{low:g}, {high:g}], and the mean reward in stage {row.stage} is "
                 f"{row.reward_mean:g}; correct the range there: the certificate's A_max is made of it"
             )
 

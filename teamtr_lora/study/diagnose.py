@@ -13,8 +13,8 @@ import numpy as np
 
 from teamtr_lora.algorithm.occupancy import Subsample, order_sensitivity, reliability, stability
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.runs.layout import is_baseline
 from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, UpdateRow
-from teamtr_lora.runs.run_dir import BASELINE
 from teamtr_lora.study.certified import StageCertificate
 from teamtr_lora.study.certify import certify_run, read_run
 from teamtr_lora.training.gate import ESTIMATORS
@@ -60,7 +60,7 @@ def diagnose_run(folder: Path) -> RunDiagnosis:
     if not updates:
         raise UserError(f"{folder}: a swap cut the only stage short, so there is nothing to diagnose; let train finish one")
     missing: dict[str, str] = {}
-    foreign = (folder / BASELINE).is_file()
+    foreign = is_baseline(folder)
 
     def known(name: str, reason: str, make: Callable[[], Any]) -> Any:
         found = make()

@@ -7,7 +7,7 @@ Modules:
     compatibility  whether it can take the agent's place
     probe_contexts  contexts in which the agent speaks, played by the old team
     stage0         the alignment: the new adapter learns the old policy
-    aligning       the same on a loaded base, resumable
+    session        what a swap and a rebase have in common, resumable
     shock          the team before, with the adapter as it came, and aligned
     places         run directories and registries, which take a replacement in one step
     work           work in progress on disk

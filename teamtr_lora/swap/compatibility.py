@@ -68,7 +68,9 @@ def fit_adapter(
             checks.append(Check("shapes", f"{len(facts.linears)} linear layers", fits, "ok"))
         checks += [*lora_checks(old, lora, facts), _engine(recipe, agent, lora)]
     except UserError as error:
-        checks.append(Check("shapes", f"{len(facts.linears)} linear layers", incoming.spec, "fail", " ".join(str(error).split())))
+        checks.append(
+            Check("shapes", f"{len(facts.linears)} linear layers", incoming.spec, "fail", fix=" ".join(str(error).split()))
+        )
     checks += protocol_checks(recipe, incoming)
     return Fitting(checks, None if any(c.verdict == "fail" for c in checks) else lora, tensors)
 
@@ -81,11 +83,11 @@ def _base(recipe: Recipe, incoming: Incoming, identity: Identity) -> Check:
         theirs = incoming.manifest.base
         same = theirs.weights_hash == identity.base.weights_hash
         fix = "" if same else "move it with `teamtr-lora rebase`, or take one that was trained on this base"
-        return Check("base", ours, f"{theirs.source} ({theirs.weights_hash[:12]})", "ok" if same else "fail", fix)
+        return Check("base", ours, f"{theirs.source} ({theirs.weights_hash[:12]})", "ok" if same else "fail", fix=fix)
     if incoming.base_name == recipe.base.source:
         return Check("base", ours, incoming.base_name, "ok")
     fix = "it names another base: whether that is this one by another name only its shapes can tell"
-    return Check("base", ours, incoming.base_name or "not said", "note", fix)
+    return Check("base", ours, incoming.base_name or "not said", "note", fix=fix)
 
 
 def _head(facts: BaseFacts, incoming: Incoming) -> Check:
@@ -94,7 +96,7 @@ def _head(facts: BaseFacts, incoming: Incoming) -> Check:
         return Check("head width", rows, rows, "ok")
     size = _own_tokenizer(incoming).get_vocab_size(with_added_tokens=True)
     fix = "" if size <= facts.vocab_size else "its tokenizer has ids that the base's head lacks: take one made for this base"
-    return Check("head width", rows, f"a tokenizer of {size} ids", "fail" if fix else "ok", fix)
+    return Check("head width", rows, f"a tokenizer of {size} ids", "fail" if fix else "ok", fix=fix)
 
 
 def lora_checks(old: LoraSection, new: LoraSection, facts: BaseFacts) -> list[Check]:
@@ -107,7 +109,7 @@ def _rank(old: LoraSection, new: LoraSection, facts: BaseFacts) -> Check:
     narrow = min((min(x.in_features, x.out_features) for x in adapted), default=new.rank)
     fix = f"larger than a layer is wide; use at most {narrow}" if new.rank > narrow else ""
     said = [f"{lora.rank} (alpha {lora.alpha:g}{', rslora' if lora.rslora else ''})" for lora in (old, new)]
-    return Check("rank", said[0], said[1], "fail" if fix else "ok", fix)
+    return Check("rank", said[0], said[1], "fail" if fix else "ok", fix=fix)
 
 
 def _targets(old: LoraSection, new: LoraSection, facts: BaseFacts) -> Check:
@@ -117,7 +119,7 @@ def _targets(old: LoraSection, new: LoraSection, facts: BaseFacts) -> Check:
     known = {*short, *(linear.name for linear in facts.linears)}
     missing = [] if isinstance(new.targets, str) else [target for target in new.targets if target not in known]
     fix = f"{missing[0]!r} is no linear layer of this base; it has {', '.join(short)}" if missing else ""
-    return Check("targets", said[0], said[1], "fail" if fix else "ok", fix)
+    return Check("targets", said[0], said[1], "fail" if fix else "ok", fix=fix)
 
 
 def _engine(recipe: Recipe, agent: str, new: LoraSection) -> Check:
@@ -129,7 +131,7 @@ def _engine(recipe: Recipe, agent: str, new: LoraSection) -> Check:
             section["lora"] = new.model_dump()
     found = problems(data)
     fix = f"{found[0].wrong}; {found[0].fix}" if found else ""
-    return Check("engine", recipe.rollout.engine, f"{kind} of rank {new.rank}", "fail" if fix else "ok", fix)
+    return Check("engine", recipe.rollout.engine, f"{kind} of rank {new.rank}", "fail" if fix else "ok", fix=fix)
 
 
 def _is_target(lora: LoraSection, name: str) -> bool:
@@ -144,7 +146,7 @@ def protocol_checks(recipe: Recipe, incoming: Incoming | None) -> list[Check]:
     refused: Verdict = "fail" if recipe.swap.require_protocol else "note"
 
     def check(what: str, rule: str, unified: bool, fix: str) -> Check:
-        return Check(what, rule, "the team's" if unified else own, "ok" if unified else refused, "" if unified else fix)
+        return Check(what, rule, "the team's" if unified else own, "ok" if unified else refused, fix="" if unified else fix)
 
     system = "left to the chat template" if protocol.system is None else repr(protocol.system[:40])
     checks = [
@@ -158,7 +160,7 @@ def protocol_checks(recipe: Recipe, incoming: Incoming | None) -> list[Check]:
         hashes = protocol_hash(recipe.team)[:12], incoming.manifest.protocol_hash[:12]
         same = hashes[0] == hashes[1]
         fix = "" if same else "it learned under another protocol, roles or router: Stage-0 teaches it this one"
-        checks.append(Check("protocol", *hashes, "ok" if same else "note", fix))
+        checks.append(Check("protocol", *hashes, "ok" if same else "note", fix=fix))
     return checks
 
 
@@ -169,7 +171,7 @@ def token_check(incoming: Incoming, tokenizer: Any, identity: Identity, strings:
     if incoming.manifest is not None:
         ours, theirs = identity.tokenizer_hash, incoming.manifest.tokenizer_hash
         fix = "" if ours == theirs else "it was made with another tokenizer: take one made with this base's"
-        return Check("token ids", ours[:12], theirs[:12], "ok" if ours == theirs else "fail", fix)
+        return Check("token ids", ours[:12], theirs[:12], "ok" if ours == theirs else "fail", fix=fix)
     return Check("token ids", "the base's tokenizer", "the same", "ok")
 
 
@@ -180,7 +182,7 @@ def compare_tokenizers(ours: Any, theirs: Any, strings: Sequence[str]) -> Check:
             place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
             shown = text if len(text) <= 120 else f"{text[:117]}..."
             old, new = (f"{ids[place : place + 4]} at token {place}" for ids in (a, b))
-            return Check("token ids", old, new, "fail", f"the tokenizers differ on {shown!r}; both must give the same ids")
+            return Check("token ids", old, new, "fail", fix=f"the tokenizers differ on {shown!r}; both must give the same ids")
     return Check("token ids", f"{len(strings)} context strings", "the same ids", "ok")
 
 
@@ -198,14 +200,14 @@ def compare_vocabularies(old: Any, new: Any, *, extra: bool) -> Check:
             fix = f"the tokenizers differ on {want.get(index, have.get(index))!r}; take a base with the same one"
             if index in only_new:
                 fix += ", or allow what only the new one has with --extra-tokens"
-            return Check("vocabulary", a, b, "fail", fix)
+            return Check("vocabulary", a, b, "fail", fix=fix)
     rules = [_rules(t, only_new) for t in (old, new)]
     for name in rules[0] | rules[1]:
         a, b = (show(value) for value in _first_difference(*(t.get(name) for t in rules)))
         if a != b:
-            return Check("vocabulary", a, b, "fail", f"the tokenizers differ in their {name}; take a base with the same one")
+            return Check("vocabulary", a, b, "fail", fix=f"the tokenizers differ in their {name}; take a base with the same one")
     note = f"only the new one has {have[only_new[0]]!r} and {len(only_new) - 1} more" if only_new else ""
-    return Check("vocabulary", f"{len(want)} tokens", f"{len(have)} tokens", "note" if note else "ok", note)
+    return Check("vocabulary", f"{len(want)} tokens", f"{len(have)} tokens", "note" if note else "ok", fix=note)
 
 
 def _rules(tokenizer: Any, without: Sequence[int]) -> dict[str, Any]:
@@ -223,7 +225,7 @@ def _rules(tokenizer: Any, without: Sequence[int]) -> dict[str, Any]:
 
 
 def _effective(rule: Any) -> Any:
-    """Without what only says where in a text a token was."""
+    """A rule without the settings that only say where in a text a token was: they change no ids."""
     if isinstance(rule, dict):
         return {key: _effective(value) for key, value in rule.items() if key != "trim_offsets"}
     return [_effective(value) for value in rule] if isinstance(rule, list) else rule

@@ -16,13 +16,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, parse_json, read_regular
-from teamtr_lora.base.versions import CONFIG, MANIFEST, WEIGHTS, content_hash, read_adapter_folder
+from teamtr_lora.base.versions import CONFIG, MANIFEST, VERSION_NAME, WEIGHTS, content_hash, read_adapter_folder
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import SAFE_NAME, nearest
 from teamtr_lora.recipe import LoraSection
 from teamtr_lora.registry.hub_client import REPO_NAME, HubRepo
 from teamtr_lora.registry.imports import read_folder, understand
-from teamtr_lora.registry.manifest import OWN_HASH, VERSION_NAME, AdapterManifest
+from teamtr_lora.registry.manifest import OWN_HASH, AdapterManifest
 from teamtr_lora.registry.pickles import refuse_pickles
 from teamtr_lora.registry.reader import FILES, check_hashes, parse_adapter
 from teamtr_lora.registry.registry_store import Registry
@@ -62,7 +62,7 @@ def find_incoming(spec: str, registry: Registry, own: Path) -> Incoming:
     format, or a hub id user/name[@revision]."""
     if spec == "fresh" or spec.startswith("fresh:"):
         return Incoming(spec, "fresh", _parse_fresh(spec))
-    if re.fullmatch(VERSION_NAME.replace("{4,9}", "{4,}"), spec):
+    if re.fullmatch(VERSION_NAME, spec):
         if not (own / spec).is_dir():
             raise UserError(f"--with {spec}: the agent has no such version in {own}")
         found = _from_folder(spec, own / spec, "stored")

@@ -1,41 +1,32 @@
-"""Places that hold a team: a run directory or a team of a registry. Each takes a replacement in one step, and gives it back."""
+"""Where a team lives: a run directory, or a team of a registry. Each takes a replacement in one step, and gives it back."""
 
 from __future__ import annotations
 
-import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from teamtr_lora.algorithm.radii import gain_weighted_radii
-from teamtr_lora.base.versions import AdapterVersion, content_hash, write_version
+from teamtr_lora.base.versions import VERSION_NAME, AdapterVersion, content_hash, version_names, write_version
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import LoraSection, Recipe
+from teamtr_lora.common.locks import locked
+from teamtr_lora.recipe import LoraSection
 from teamtr_lora.registry.identity import identify
-from teamtr_lora.registry.locks import locked
-from teamtr_lora.registry.manifest import VERSION_NAME, Replaced, one_line
-from teamtr_lora.registry.reader import DEFAULT_ROOT, TEAM_FILE, entries
+from teamtr_lora.registry.manifest import Replaced, one_line
+from teamtr_lora.registry.reader import DEFAULT_ROOT
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.registry.stored import find_team
-from teamtr_lora.runs.checkpoint import RunState
+from teamtr_lora.registry.stored import StoredTeam, find_team, locate
+from teamtr_lora.runs.layout import is_baseline
 from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, read_rows
-from teamtr_lora.runs.run_dir import BASELINE, RunDir
+from teamtr_lora.runs.run_dir import RunDir
+from teamtr_lora.runs.run_state import RunState, SwapRecord
 from teamtr_lora.swap.newcomer import Incoming
-
-WORK = ".swap"  # unfinished work of a run directory
-
-
-@dataclass(frozen=True)
-class HeldTeam:
-    recipe: Recipe
-    versions: dict[str, AdapterVersion]
-    adapters: Path  # AGENT/VERSION lies in here
 
 
 @dataclass(frozen=True)
@@ -46,41 +37,43 @@ class Replacement:
     tensors: dict[str, Tensor]
     config: dict[str, Any]
     lora: LoraSection
-    how: str  # stage0 or direct
+    how: Literal["stage0", "direct"]
     source: str
-    measured: dict[str, Any] = field(default_factory=dict)  # the remaining fields of a SwapRow
+    measured: dict[str, Any]  # those fields of a SwapRow that say how the alignment and the team did
 
 
 @dataclass(frozen=True)
 class Undone:
-    changed: dict[str, tuple[str, str]]  # by agent, the version that went and the one that is back
-    trained: list[str] = field(default_factory=list)  # the agents that were updated after the swap; that is undone with it
+    """What an undo did."""
+
+    changed: dict[str, tuple[str, str]]  # by agent: the version that went, and the one that is back
+    trained: list[str] = field(default_factory=list)  # agents that were trained after the swap, which is undone with it
 
 
 class Place(Protocol):
+    """A team that an agent can be replaced in."""
+
     where: str
-    work: Path
+    work: Path  # the folder for what is finished of a swap in progress
 
     def changing(self) -> AbstractContextManager[None]:
         """While it lasts nobody else changes the team."""
         ...
 
-    def read(self) -> HeldTeam: ...
+    def read(self) -> StoredTeam:
+        """The team as it is now."""
+        ...
 
     def beside(self, suffix: str) -> Path:
         """Where a run directory made from this team goes by default."""
         ...
 
     def known(self, incoming: Incoming, agent: str) -> Incoming:
-        """A version of `agent`'s own (`incoming.spec`), with what is known here of where it came from."""
-        ...
-
-    def new_version(self, replacement: Replacement) -> str:
-        """The name that `replacement` has, or would have, here."""
+        """An earlier version of `agent` itself (`incoming.spec`), with what is known here of where it came from."""
         ...
 
     def commit(self, replacement: Replacement) -> dict[str, str]:
-        """The team's versions afterwards. Killed before it returns, the old team or the new one is there, whole."""
+        """The team's version names afterwards. Killed before it returns, the old team or the new one is there, whole."""
         ...
 
     def undo(self) -> Undone:
@@ -89,122 +82,108 @@ class Place(Protocol):
 
 
 def find_place(source: Path, registry: Path = DEFAULT_ROOT) -> Place:
-    # os.path's, unlike Path's, have no quarrel with a name that no file system takes
-    if os.path.exists(source / BASELINE):
+    """The run directory or registry team that RUN_OR_TEAM means, to change it."""
+    found = locate(source, registry)
+    if found.number is not None:
+        raise UserError(f"{source}: one version of a team, which never changes; give the team's folder, {source.parent}")
+    if found.kind == "team":
+        return RegistryPlace(Registry(found.path), found.team)
+    if is_baseline(found.path):
         raise UserError(f"{source}: holds a run of `teamtr-lora baseline`, which is no team to train on; give a run of train")
-    if os.path.isfile(source / "recipe.yaml"):
-        return RunPlace(RunDir(source))
-    place = Path(os.path.realpath(source)) if os.path.isdir(source) else source
-    if os.path.isdir(place) and any(TEAM_FILE.fullmatch(path.name) for path in entries(place)):
-        return RegistryPlace(Registry(place.parent), place.name)
-    if source == Path(source.name) and source.name in Registry(registry).teams():
-        return RegistryPlace(Registry(registry), source.name)
-    raise UserError(f"{source}: no run or team here; give the folder that train printed, or a team of {registry}")
+    return RunPlace(RunDir(found.path))
 
 
 class RunPlace:
-    """The checkpoint is what counts: its folder appears in one step. team.json and recipe.yaml follow it."""
+    """A run directory. Its checkpoint decides which team is current, and appears in one step; team.json and recipe.yaml are
+    written after it, by the next process where this one is killed in between."""
 
     def __init__(self, run: RunDir) -> None:
-        self.run, self.where, self.work = run, str(run.path), run.path / WORK
-        self._completed: dict[str, Any] | None = None  # what a killed process had decided and not yet told
+        self.run, self.where, self.work = run, str(run.path), run.swap_work
+        self._left_over: SwapRecord | None = None  # a replacement of a killed process that this one completed
 
     @contextmanager
     def changing(self) -> Iterator[None]:
         lock = self.run.lock()
         try:
-            self._settle()
+            self._complete()
             yield
         finally:
             lock.release()
 
-    def read(self) -> HeldTeam:
+    def read(self) -> StoredTeam:
         stored = find_team(self.run.path)
-        if not self.run.checkpoints.exists():
-            return HeldTeam(stored.recipe, stored.versions, stored.adapters)
-        versions = self.run.checkpoints.state().adapter_versions() or stored.versions
-        return HeldTeam(self.run.with_swaps(stored.recipe), versions, stored.adapters)
+        state = self._state()
+        return replace(stored, recipe=self.run.with_swaps(stored.recipe), versions=state.versions or stored.versions)
 
     def beside(self, suffix: str) -> Path:
         place = self.run.path.resolve()
         return place.with_name(f"{place.name}-{suffix}")
 
     def known(self, incoming: Incoming, agent: str) -> Incoming:
-        swaps = self.run.checkpoints.state().swaps if self.run.checkpoints.exists() else []
         sources = [
-            record["source"] for record in swaps
-            if record["how"] == "direct" and record["agent"] == agent
-            and record["after"][agent]["content_hash"].startswith(incoming.spec.rpartition("-")[2])
-        ]  # fmt: skip
+            swap.source
+            for swap in self._state().swaps
+            if (swap.how, swap.agent, swap.after[agent].name[-12:]) == ("direct", agent, incoming.spec[-12:])
+        ]
         return replace(incoming, from_outside=any(map(_from_outside, sources)))
-
-    def new_version(self, replacement: Replacement) -> str:
-        return self._version(replacement, self.read().versions[replacement.agent]).name
 
     def commit(self, replacement: Replacement) -> dict[str, str]:
         agent, held = replacement.agent, self.read()
-        version = self._version(replacement, held.versions[agent])
-        write_version(held.adapters, version, replacement.tensors, replacement.config)
-        after = {**held.versions, agent: version}
-        lora_before = next(a.lora for a in held.recipe.team.agents if a.name == agent).model_dump(mode="json")
-        record = {
-            "how": replacement.how, "source": replacement.source, "agent": agent, "lora_before": lora_before,
-            "lora": replacement.lora.model_dump(mode="json"), "before": _plain(held.versions), "after": _plain(after),
-        }  # fmt: skip
-        self._save(held, after, record, replacement.measured)
-        return _names(after)
+        digest = content_hash(replacement.tensors, replacement.config)
+        version = AdapterVersion(agent, held.versions[agent].number + 1, digest)
+        write_version(self.run.adapters, version, replacement.tensors, replacement.config)
+        record = SwapRecord(
+            how=replacement.how,
+            source=replacement.source,
+            agent=agent,
+            lora_before=next(a.lora for a in held.recipe.team.agents if a.name == agent).model_dump(mode="json"),
+            lora=replacement.lora.model_dump(mode="json"),
+            before=held.versions,
+            after={**held.versions, agent: version},
+        )
+        self._save(held, record, replacement.measured)
+        return version_names(record.after)
 
     def undo(self) -> Undone:
-        held = self.read()
-        done = self.run.checkpoints.state().swaps if self.run.checkpoints.exists() else []
-        completed = self._completed if self._completed is not None and self._completed["how"] == "undo" else None
-        if completed:
-            done = done[:-1]
-        standing: list[dict[str, Any]] = []
-        for record in done:
-            standing = standing[:-1] if record["how"] == "undo" else [*standing, record]
+        state, done = self._state(), self._left_over
+        if done is not None and done.how == "undo":  # this very command was killed after its commit: only its answer is missing
+            earlier = replace(state, swaps=state.swaps[:-1]).standing_swaps()
+            return _undone(earlier[-1], done.before)
+        standing = state.standing_swaps()
         if not standing:
             raise UserError(f"{self.where}: there is no swap to undo")
-        last = standing[-1]
-        gone, after = _versions(completed["before"]) if completed else held.versions, _versions(last["before"])
-        undone = Undone(_changed(gone, after), list(_changed(_versions(last["after"]), gone)))
-        if completed:
-            return undone
-        record = {
-            "how": "undo", "source": f"before the swap of {last['agent']}", "agent": last["agent"], "lora_before": last["lora"],
-            "lora": last["lora_before"], "before": _plain(held.versions), "after": _plain(after),
-        }  # fmt: skip
-        self._save(held, after, record, {})
-        return undone
+        held, last = self.read(), standing[-1]
+        record = SwapRecord(
+            how="undo",
+            source=f"before the swap of {last.agent}",
+            agent=last.agent,
+            lora_before=last.lora,
+            lora=last.lora_before,
+            before=held.versions,
+            after=last.before,
+        )
+        self._save(held, record, {})
+        return _undone(last, held.versions)
 
-    def _version(self, replacement: Replacement, old: AdapterVersion) -> AdapterVersion:
-        return AdapterVersion(replacement.agent, old.number + 1, content_hash(replacement.tensors, replacement.config))
+    def _state(self) -> RunState:
+        checkpoints = self.run.checkpoints
+        return checkpoints.state() if checkpoints.exists() else RunState()
 
-    def _save(self, held: HeldTeam, after: dict[str, AdapterVersion], record: dict[str, Any], measured: dict[str, Any]) -> None:
-        """The commit. Agents that change start with fresh optimizers, penalties and radii; a stage in progress begins anew."""
-        run, agent = self.run, record["agent"]
-        changed = [name for name, version in after.items() if version != held.versions[name]]
-        state, optimizers = run.checkpoints.load() if run.checkpoints.exists() else (RunState(versions=_plain(held.versions)), {})
+    def _save(self, held: StoredTeam, record: SwapRecord, measured: Mapping[str, Any]) -> None:
+        """Commits a replacement or an undo: the metrics row, then the checkpoint, then what follows from it."""
+        run, region = self.run, held.recipe.trust_region
+        state, optimizers = run.checkpoints.load() if run.checkpoints.exists() else (RunState(versions=held.versions), {})
         run.metrics.truncate(state.metrics_bytes)
-        for name in changed:
-            optimizers.pop(name, None)
-            state.betas.pop(name, None)
-            state.radii.pop(name, None)
-            state.slopes[name] = None
-        if held.recipe.trust_region.radii == "gain_weighted" and state.radii:
-            state.radii = gain_weighted_radii(held.recipe.trust_region.delta, state.slopes)
-        original = next(r["lora_before"] for r in [*state.swaps, record] if r["agent"] == agent)
-        state.loras.pop(agent, None)
-        if record["lora"] != original:
-            state.loras[agent] = record["lora"]
-        state.swaps.append(record)
-        state.versions, state.rollout_versions, state.update = _plain(after), {}, 0
-        row = _row(state, record, held.versions, after, measured)
+        for agent in state.take_swap(record):
+            optimizers.pop(agent, None)
+        if region.radii == "gain_weighted" and state.radii:
+            state.radii = gain_weighted_radii(region.delta, state.slopes)
+        row = _row(state.stage, record, measured)
         state.sampled_tokens += row.sampled_tokens
         state.seconds += row.seconds
         known = row.evaluation
-        if record["how"] == "undo":  # what was measured last is not the team that is back
-            known = _evaluation_of(row.versions, read_rows(run.path / "metrics.jsonl")) if state.started else None
+        if record.how == "undo":  # the last evaluation was of the team that went
+            known = _evaluation_of(row.versions, read_rows(run.path)) if state.started else None
             state.accuracy_after, state.episodes_evaluated = None, 0
         if known:
             state.accuracy_after, state.episodes_evaluated = known["avg_at_k"], known["episodes"]
@@ -213,43 +192,42 @@ class RunPlace:
         state.metrics_bytes = run.metrics.size
         state.step += 1
         run.checkpoints.save(state, optimizers)
-        self._settle()
-        self._completed = None  # this process tells it itself
+        self._complete()
+        self._left_over = None  # this process reports it itself
 
-    def _settle(self) -> None:
-        """What follows the checkpoint. A process killed in between left it to the next one."""
-        if not self.run.checkpoints.exists():
+    def _complete(self) -> None:
+        """Writes what follows from the checkpoint, which a process killed in between has left to this one."""
+        state = self._state()
+        if not state.swaps:
             return
-        state = self.run.checkpoints.state()
-        if state.swaps and state.versions:
-            stored = find_team(self.run.path)
-            if stored.versions != state.adapter_versions() and stored.versions == _versions(state.swaps[-1]["before"]):
-                self._completed = state.swaps[-1]
-            self.run.write_team(state.adapter_versions(), state.loras)
-            recipe = self.run.with_swaps(stored.recipe)
-            if recipe != stored.recipe or not (self.run.path / "recipe.yaml").exists():
-                self.run.write_recipe(recipe)
+        stored = find_team(self.run.path)
+        if stored.versions != state.versions and stored.versions == state.swaps[-1].before:
+            self._left_over = state.swaps[-1]
+        self.run.write_team(state.versions, state.loras)
+        recipe = self.run.with_swaps(stored.recipe)
+        if recipe != stored.recipe:
+            self.run.write_recipe(recipe)
 
 
 class RegistryPlace:
-    """Every team version is a file of its own: the new one appears in one step."""
+    """A team of a registry. Every team version is a file of its own: the new one appears in one step."""
 
     def __init__(self, registry: Registry, team: str) -> None:
         self.registry, self.team, self.where = registry, team, str(registry.root / team)
-        self.work = registry.root / f".{team}{WORK}"
-        self._seen: dict[str, str] | None = None  # the versions that were read, which are those a swap measures
+        self.work = registry.root / f".{team}.swap"
+        self._seen: dict[str, str] | None = None  # the versions that were read, which are those that a swap measures
 
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Swaps of one team take turns; whoever publishes meanwhile makes the swap fail and loses nothing."""
         busy = "another process is swapping an agent here; wait for it"
-        with locked(self.registry.root / f".{self.team}{WORK}.lock", Path(self.where), busy):
+        with locked(self.registry.root / f".{self.team}.swap.lock", Path(self.where), busy):
             yield
 
-    def read(self) -> HeldTeam:
+    def read(self) -> StoredTeam:
         stored = find_team(self.registry.root / self.team)
-        self._seen = {agent: version.name for agent, version in stored.versions.items()}
-        return HeldTeam(stored.recipe, stored.versions, stored.adapters)
+        self._seen = version_names(stored.versions)
+        return stored
 
     def beside(self, suffix: str) -> Path:
         return Path("runs") / f"{self.team}-{suffix}"
@@ -263,24 +241,16 @@ class RegistryPlace:
         outside = any(map(_from_outside, swapped_in)) or (manifest.made_by == "swap" and not swapped_in)
         return replace(incoming, manifest=manifest, from_outside=manifest.made_by == "import" or outside)
 
-    def new_version(self, replacement: Replacement) -> str:
-        """The one that holds these weights already, if a killed swap published it and no more."""
-        digest = content_hash(replacement.tensors, replacement.config)
-        names = self.registry.versions(self.team, replacement.agent)
-        return next((name for name in reversed(names) if name.endswith(digest[:12])), "")
-
     def commit(self, replacement: Replacement) -> dict[str, str]:
-        current = self.registry.team(self.team)
+        current, agent = self.registry.team(self.team), replacement.agent
         if self._seen is not None and self._seen != dict(current.agents):
             raise UserError(f"{self.where}: somebody published another team meanwhile; nothing was changed, swap again")
-        agent, recipe = replacement.agent, current.load_recipe()
-        recipe = recipe.with_loras({agent: replacement.lora.model_dump()})
+        recipe = current.load_recipe().with_loras({agent: replacement.lora.model_dump()})
         identity = identify(current.base.source, current.base.revision)
-        how = one_line(f"{replacement.how} from {replacement.source}")
         metrics = _metrics(replacement.measured)
-        version = self.new_version(replacement)
-        if not version:
-            manifest = self.registry.publish_adapter(
+        version = self._published(replacement)
+        if version is None:
+            version = self.registry.publish_adapter(
                 self.team,
                 agent,
                 replacement.tensors,
@@ -291,9 +261,9 @@ class RegistryPlace:
                 parent=current.agents[agent],
                 metrics=metrics,
                 task=recipe.task.name,
-            )
-            version = manifest.version
+            ).version
         agents = {**current.agents, agent: version}
+        how = one_line(f"{replacement.how} from {replacement.source}")
         lineage = [Replaced(agent=agent, old=current.agents[agent], new=version, how=how)]
         self.registry.publish_team(
             self.team, recipe, agents, identity=identity, made_by="swap", parent=current.number, lineage=lineage, metrics=metrics
@@ -304,68 +274,55 @@ class RegistryPlace:
         team = self.registry.undo(self.team)
         return Undone({step.agent: (step.old or "-", step.new) for step in team.lineage})
 
+    def _published(self, replacement: Replacement) -> str | None:
+        """The version that holds these weights already, where a swap was killed between publishing it and the team."""
+        digest = content_hash(replacement.tensors, replacement.config)
+        names = self.registry.versions(self.team, replacement.agent)
+        return next((name for name in reversed(names) if name.endswith(digest[:12])), None)
+
 
 def _from_outside(source: str) -> bool:
-    """Whether a direct replacement from `source` brought what nobody here has taught; a version of the agent's own did not."""
+    """Whether a direct replacement from `source` brought an adapter that was trained elsewhere: a fresh one was not, nor was an
+    earlier version of the agent itself."""
     return source != "fresh" and not source.startswith("fresh:") and not re.fullmatch(VERSION_NAME, source)
 
 
-def _row(
-    state: RunState,
-    record: dict[str, Any],
-    before: dict[str, AdapterVersion],
-    after: dict[str, AdapterVersion],
-    measured: dict[str, Any],
-) -> SwapRow:
-    agent = record["agent"]
-    fields: dict[str, Any] = {
-        "delta_align": None, "kl_before": None, "kl_after": None, "steps": 0, "evaluation": None, "evaluation_before": None,
-        "sampled_tokens": 0, "trained_tokens": 0, "seconds": 0.0,
-    }  # fmt: skip
+def _undone(swap: SwapRecord, gone: dict[str, AdapterVersion]) -> Undone:
+    """What changes when the team goes from the versions `gone` back to those from before `swap`."""
+
+    def changed(before: dict[str, AdapterVersion], after: dict[str, AdapterVersion]) -> dict[str, tuple[str, str]]:
+        return {agent: (before[agent].name, new.name) for agent, new in after.items() if new != before[agent]}
+
+    return Undone(changed(gone, swap.before), trained=list(changed(swap.after, gone)))
+
+
+def _row(stage: int, record: SwapRecord, measured: Mapping[str, Any]) -> SwapRow:
     return SwapRow(
-        stage=state.stage,
-        agent=agent,
-        how=record["how"],
-        source=record["source"],
-        old=before[agent].name,
-        new=after[agent].name,
-        versions=_names(after),
+        stage=stage,
+        agent=record.agent,
+        how=record.how,
+        source=record.source,
+        old=record.before[record.agent].name,
+        new=record.after[record.agent].name,
+        versions=version_names(record.after),
         time=time.time(),
-        **(fields | measured),
+        **measured,
     )
 
 
 def _evaluation_of(versions: dict[str, str], rows: Sequence[MetricsRow]) -> dict[str, Any] | None:
-    """The last one of the team of these versions; one that a swap made of it, on items of its own, where there is no other."""
+    """The newest evaluation of the team of these versions. Those that swaps made count only where no stage made one: a swap may
+    have played other items."""
     stages = [row.evaluation for row in rows if isinstance(row, StageRow) and row.evaluation and row.versions == versions]
     swaps = [row for row in rows if isinstance(row, SwapRow)]
-    left = [row.evaluation for row in swaps if row.evaluation and row.versions == versions]
-    met = [row.evaluation_before for row in swaps if row.evaluation_before and row.versions | {row.agent: row.old} == versions]
-    return next(reversed([*met, *left, *stages]), None)
+    after = [row.evaluation for row in swaps if row.evaluation and row.versions == versions]
+    before = [row.evaluation_before for row in swaps if row.evaluation_before and row.versions | {row.agent: row.old} == versions]
+    return next(reversed([*before, *after, *stages]), None)
 
 
-def _metrics(measured: dict[str, Any]) -> dict[str, float]:
-    found = {}
-    for key in ("kl_before", "kl_after"):
-        if measured.get(key):
-            found[key] = float(measured[key]["mean"])
-    for key in ("avg_at_k", "mean_reward"):
-        if measured.get("evaluation"):
-            found[key] = float(measured["evaluation"][key])
+def _metrics(measured: Mapping[str, Any]) -> dict[str, float]:
+    """What a registry keeps of the measurements."""
+    found = {key: float(measured[key]["mean"]) for key in ("kl_before", "kl_after") if measured.get(key)}
+    if evaluation := measured.get("evaluation"):
+        found |= {key: float(evaluation[key]) for key in ("avg_at_k", "mean_reward")}
     return found
-
-
-def _plain(versions: dict[str, AdapterVersion]) -> dict[str, dict[str, Any]]:
-    return {agent: {"number": v.number, "content_hash": v.content_hash} for agent, v in versions.items()}
-
-
-def _versions(plain: dict[str, dict[str, Any]]) -> dict[str, AdapterVersion]:
-    return {agent: AdapterVersion(agent, **version) for agent, version in plain.items()}
-
-
-def _changed(before: dict[str, AdapterVersion], after: dict[str, AdapterVersion]) -> dict[str, tuple[str, str]]:
-    return {agent: (before[agent].name, version.name) for agent, version in after.items() if version != before[agent]}
-
-
-def _names(versions: dict[str, AdapterVersion]) -> dict[str, str]:
-    return {agent: version.name for agent, version in versions.items()}

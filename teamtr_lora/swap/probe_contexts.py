@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
@@ -76,10 +76,10 @@ def play_probe(
         count = max(8, math.ceil(missing / share))
         plan = PlayPlan(
             order.take(tried, count),
-            1,
-            rollout.temperature,
-            rollout.max_message_tokens,
-            f"{recipe.seed}/probe/{tried}",
+            episodes_per_item=1,
+            temperature=rollout.temperature,
+            max_message_tokens=rollout.max_message_tokens,
+            purpose=f"{recipe.seed}/probe/{tried}",
         )
         played = playable.play(task, plan, progress)
         tried += len(played)
@@ -130,54 +130,30 @@ def replayed(episodes: Sequence[Episode], protocol: Any) -> list[Episode]:
 
 def _replay(episode: Episode, protocol: Any) -> Episode:
     transcript = protocol.begin(episode.prompt)
-    again = Episode(episode.item_id, episode.group, episode.prompt, episode.seed, item=episode.item)
+    messages = []
     for number, message in enumerate(episode.messages):
         prompt = transcript.prompt_for(message.agent)
         text = transcript.add_message(message.agent, message.token_ids)
-        again.messages.append(
-            Message(
-                message.agent,
-                message.turn,
-                prompt,
-                message.token_ids,
-                message.sampler_logprobs,
-                message.version,
-                message.finish,
-                text,
-            )
-        )
+        messages.append(replace(message, prompt_ids=prompt, text=text))
         feedback = episode.feedback[number]
         if feedback is not None and number + 1 < len(episode.messages):
             transcript.add_feedback(feedback)
-    return again
+    return Episode(episode.item_id, episode.group, episode.prompt, episode.seed, item=episode.item, messages=messages)
+
+
+_KEPT = ("item_id", "group", "prompt", "seed", "feedback")  # of an episode; rewards and the item itself are not needed again
 
 
 def probe_record(probe: Probe) -> dict[str, Any]:
     """The probe as JSON, so that an interrupted swap goes on with the same one."""
     return {
         "episodes": [
-            {
-                "item": e.item_id, "group": e.group, "prompt": e.prompt, "seed": e.seed, "feedback": e.feedback,
-                "messages": [
-                    {"agent": m.agent, "turn": m.turn, "prompt_ids": m.prompt_ids, "token_ids": m.token_ids,
-                     "logprobs": m.sampler_logprobs, "version": m.version, "finish": m.finish, "text": m.text}
-                    for m in e.messages
-                ],
-            }
-            for e in probe.episodes
+            {name: getattr(episode, name) for name in _KEPT} | {"messages": [asdict(message) for message in episode.messages]}
+            for episode in probe.episodes
         ]
-    }  # fmt: skip
+    }
 
 
 def probe_from(record: dict[str, Any]) -> Probe:
-    episodes = []
-    for e in record["episodes"]:
-        episode = Episode(e["item"], e["group"], e["prompt"], e["seed"], feedback=e["feedback"])
-        for m in e["messages"]:
-            episode.messages.append(
-                Message(
-                    m["agent"], m["turn"], m["prompt_ids"], m["token_ids"], m["logprobs"], m["version"], m["finish"], m["text"]
-                )
-            )
-        episodes.append(episode)
-    return Probe(episodes)
+    """What `probe_record` made."""
+    return Probe([Episode(**{**e, "messages": [Message(**message) for message in e["messages"]]}) for e in record["episodes"]])

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,17 @@ from torch import Tensor
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts, base_identity, load_tokenizer
 from teamtr_lora.base.precision import head_weight
 from teamtr_lora.base.source import beside, resolve
-from teamtr_lora.base.versions import AdapterVersion, content_hash, write_version
+from teamtr_lora.base.versions import AdapterVersion, content_hash, version_names, write_version
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.files import disk_errors, dump_json, sync_folder, write_atomic
+from teamtr_lora.common.files import disk_errors, sync_folder
+from teamtr_lora.common.locks import locked
 from teamtr_lora.evaluation.contents import code_hashes
-from teamtr_lora.recipe import LoraSection, Recipe, RecipeError, ScriptSettings
+from teamtr_lora.recipe import LoraSection, Recipe, RecipeError
 from teamtr_lora.recipe.problems import check
-from teamtr_lora.registry.locks import locked
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
-from teamtr_lora.runs.checkpoint import RunState
-from teamtr_lora.runs.history import REBASE_RECORD
+from teamtr_lora.runs.history import read_rebase
 from teamtr_lora.runs.run_dir import RunDir
-from teamtr_lora.swap.aligning import align, not_reached, scorer_for
+from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.swap.compatibility import (
     STRINGS,
     Check,
@@ -42,61 +41,17 @@ from teamtr_lora.swap.compatibility import (
     stop_on_failure,
 )
 from teamtr_lora.swap.newcomer import find_fresh, fresh_lora
-from teamtr_lora.swap.places import HeldTeam, Place
+from teamtr_lora.swap.places import Place
 from teamtr_lora.swap.probe_contexts import Probe, context_strings, play_probe, probe_from, probe_record, replayed
-from teamtr_lora.swap.shock import Shock, TeamScore, score_team, shock
+from teamtr_lora.swap.session import Session, scorer_for
+from teamtr_lora.swap.shock import TeamScore, shock
 from teamtr_lora.swap.stage0 import Alignment, Half, Teacher, in_chunks, probe_batch, teacher_states
-from teamtr_lora.swap.swap_report import Listener
+from teamtr_lora.swap.swap_report import Listener, RebaseOptions, RebaseReport, report_from
 from teamtr_lora.swap.work import Work
 from teamtr_lora.tasks import Task
 from teamtr_lora.tasks.machinery.task import Split
 
 EARLY_STRINGS = 200  # prompts whose token ids are compared before a base is loaded
-
-
-@dataclass(frozen=True)
-class RebaseOptions:
-    """What is None is the recipe's `swap` section's."""
-
-    base: str
-    out: Path | None = None
-    spec: str = "fresh"  # what the new adapters are; what it leaves out is each agent's own
-    probe_contexts: int | None = None
-    delta_align: float | None = None
-    items: int | None = None
-    extra_tokens: bool = False  # the new tokenizer may have tokens that the old one lacks
-
-    def applied(self, recipe: Recipe) -> Recipe:
-        given = {"probe_contexts": self.probe_contexts, "delta_align": self.delta_align}
-        chosen = {key: value for key, value in given.items() if value is not None}
-        swap = type(recipe.swap).model_validate(recipe.swap.model_dump() | chosen)
-        return recipe.model_copy(update={"swap": swap}).placed_in(recipe.folder)
-
-
-@dataclass(frozen=True)
-class RebaseReport:
-    team: str
-    out: str
-    old_base: str
-    new_base: str
-    old_versions: dict[str, str]
-    versions: dict[str, str]
-    checks: list[Check]
-    alignments: dict[str, Alignment]
-    before: TeamScore
-    direct: TeamScore  # the new base with fresh adapters
-    aligned: TeamScore
-    shock_direct: Shock
-    shock_aligned: Shock
-    sampled_tokens: int
-    trained_tokens: int
-    seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        data = asdict(self)
-        for key in ("before", "direct", "aligned"):
-            del data[key]["by_item"]
-        return data
 
 
 @contextmanager
@@ -107,11 +62,11 @@ def rebased(
     if not options.base.strip():
         raise UserError("--to: say which base the team moves to, as a recipe's base.source does")
     out = (options.out or place.beside(_short(options.base))).absolute()
-    if os.path.lexists(out) and not os.path.isfile(out / REBASE_RECORD):
+    if os.path.lexists(out) and not (os.path.isdir(out) and read_rebase(out)):
         raise UserError(f"{out}: is there already; choose another --out")
     with disk_errors(out):  # a name too long for the disk
         work = Work(out.with_name(f".{out.name}.rebase"))
-    rebase = _Rebase(place.where, place.read(), options, out, work, task, listener or Listener())
+    rebase = _Rebase(place, options, out, work, task=task, listener=listener)
     rebase.look()  # what is refused has made no file
     busy = "another process is moving a team here; wait for it or choose another --out"
     with locked(out.with_name(f".{out.name}.rebase.lock"), out, busy):
@@ -119,19 +74,15 @@ def rebased(
         work.clear()
 
 
-class _Rebase:
+class _Rebase(Session):
     def __init__(
-        self, where: str, held: HeldTeam, options: RebaseOptions, out: Path, work: Work, task: Task | None, listener: Listener
+        self, place: Place, options: RebaseOptions, out: Path, work: Work, *, task: Task | None, listener: Listener | None
     ) -> None:
-        self.where, self.held, self.options, self.out, self.work = where, held, options, out, work
-        self.listener, self.started = listener, time.monotonic()
-        self.recipe = options.applied(held.recipe)
+        held = place.read()
+        recipe = options.applied(held.recipe)
+        super().__init__(place.where, held, recipe, work=work, items=options.items, task=task, listener=listener)
+        self.options, self.out = options, out
         self.agents = [agent.name for agent in self.recipe.team.agents]
-        if task is None and isinstance(self.recipe.task, ScriptSettings):
-            raise UserError(f"{where}: this team's items and rewards live in a Python script; rebase it from there")
-        self.task = task or self.recipe.task.build(self.recipe.folder)
-        self.items = options.items or self.recipe.evaluation.items
-        self.radius = self.recipe.swap.delta_align or self.recipe.trust_region.delta
 
     def run(self) -> RebaseReport:
         request = {
@@ -151,6 +102,7 @@ class _Rebase:
 
     def look(self) -> None:
         """What can be known of both bases without their weights."""
+        self.prepare_task()
         self.listener.phase("looking at both bases")
         base = self.recipe.base
         old = resolve(beside(base.source, self.recipe.folder), base.revision)
@@ -189,7 +141,7 @@ class _Rebase:
         for agent in self.recipe.team.agents:
             loras[agent.name] = fresh_lora(find_fresh(self.options.spec), agent.lora)
             found = lora_checks(agent.lora, loras[agent.name], facts)
-            checks += [Check(f"{c.check} of {agent.name}", c.old, c.new, c.verdict, c.fix) for c in found]
+            checks += [Check(f"{c.check} of {agent.name}", c.old, c.new, c.verdict, fix=c.fix) for c in found]
         return loras
 
     def _on_new_base(self, loras: dict[str, LoraSection]) -> Recipe:
@@ -222,7 +174,7 @@ class _Rebase:
             stop_on_failure(checks)
             # another chat template puts other tokens around the same messages: only those are then learned from
             self._same_contexts = tokenizer.chat_template == new.chat_template
-            before = self._score(playable, "before", self.recipe)
+            before = self.score("before", playable, self.recipe)
             return probe, before, {agent: self._teachers(playable, probe, agent) for agent in self.agents}
         finally:
             playable.close()
@@ -248,13 +200,13 @@ class _Rebase:
         self.listener.phase("loading the new base")
         playable = self._open(self.new_recipe)
         try:
-            direct = self._score(playable, "direct", self.new_recipe)
+            direct = self.score("direct", playable, self.new_recipe)
             alignments = {}
             again = Probe(replayed(probe.episodes, playable.team.protocol))
             for agent in self.agents:
                 alignments[agent] = self._align(playable, again, agent, teachers[agent])
                 playable.publish(playable.bank.commit(agent))
-            aligned = self._score(playable, "aligned", self.new_recipe)
+            aligned = self.score("aligned", playable, self.new_recipe)
             self._tensors = {a: {n: t.cpu().clone() for n, t in playable.bank.tensors(a).items()} for a in self.agents}
             self._configs = {agent: playable.bank.config(agent) for agent in self.agents}
         finally:
@@ -265,7 +217,7 @@ class _Rebase:
             out=str(self.out),
             old_base=self.recipe.base.source,
             new_base=self.options.base,
-            old_versions={agent: version.name for agent, version in self.held.versions.items()},
+            old_versions=version_names(self.held.versions),
             versions={agent: self._version(agent).name for agent in self.agents},
             checks=checks,
             alignments=alignments,
@@ -293,14 +245,8 @@ class _Rebase:
         batches = [probe_batch(scorer, chunk, limit, with_context=self._same_contexts) for chunk in in_chunks(fit, size)]
         batches.append(probe_batch(scorer, held, limit))
         with playable.training_memory():
-            alignment = align(
-                self.work, f"agent-{agent}", self.listener, scorer, playable, agent,
-                Half(batches[:-1], teachers[:-1]), Half(batches[-1:], teachers[-1:]), recipe, self.radius,
-            )  # fmt: skip
-        if not alignment.reached:
-            self.work.clear()
-            raise UserError(not_reached(agent, alignment, self.where, self.recipe.swap.align_steps))
-        return alignment
+            fit_half, held_half = Half(batches[:-1], teachers[:-1]), Half(batches[-1:], teachers[-1:])
+            return self.align(f"agent-{agent}", agent, playable, scorer, adapter=agent, fit=fit_half, held=held_half)
 
     def _write(self, report: RebaseReport, request: dict[str, Any]) -> None:
         """A run directory, built out of sight and renamed into place."""
@@ -312,9 +258,8 @@ class _Rebase:
             write_version(run.adapters, version, self._tensors[agent], self._configs[agent])
         run.write_recipe(self.new_recipe)
         run.write_team(versions, {})
-        state = RunState(step=1, versions={a: {"number": v.number, "content_hash": v.content_hash} for a, v in versions.items()})
-        run.checkpoints.save(state, {})
-        write_atomic(built / REBASE_RECORD, dump_json({"request": request, "report": asdict(report)}))
+        run.checkpoints.save(RunState(step=1, versions=versions), {})
+        run.write_rebase(request, asdict(report))
         with disk_errors(self.out):
             os.rename(built, self.out)
             sync_folder(self.out.parent)
@@ -324,30 +269,18 @@ class _Rebase:
     def _open(self, recipe: Recipe) -> PlayableTeam:
         return open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
 
-    def _score(self, playable: PlayableTeam, name: str, recipe: Recipe) -> TeamScore:
-        known = self.work.get(name)
-        if known is not None:
-            return TeamScore(**known)
-        score = score_team(playable, self.task, recipe, self.items, progress=self.listener.phase(f"measuring the team: {name}"))
-        self.work.put(name, score.as_dict())
-        return score
-
     def _version(self, agent: str) -> AdapterVersion:
         tensors: dict[str, Tensor] = self._tensors[agent]
         return AdapterVersion(agent, 0, content_hash(tensors, self._configs[agent]))
 
     def _found(self, request: dict[str, Any]) -> RebaseReport:
         """The report of a rebase that was killed after the new team was there."""
-        record = Work(self.out).get(REBASE_RECORD.removesuffix(".json"))
-        if record is None or record["request"] != request or self.work.request() != request:
+        record = read_rebase(self.out)
+        if record is None or record.request != request or self.work.request() != request:
             raise UserError(f"{self.out}: is there already; choose another --out")
-        report = record["report"]
-        scores = {key: TeamScore(**report[key]) for key in ("before", "direct", "aligned")}
-        shocks = {key: Shock(**report[key]) for key in ("shock_direct", "shock_aligned")}
-        alignments = {agent: Alignment.from_dict(data) for agent, data in report["alignments"].items()}
-        checks = [Check(**c) for c in report["checks"]]
-        self.listener.checks(checks)
-        return RebaseReport(**{**report, **scores, **shocks, "alignments": alignments, "checks": checks})
+        report = report_from(RebaseReport, record.report)
+        self.listener.checks(report.checks)
+        return report
 
 
 def _hashes(identity: dict[str, str]) -> dict[str, str]:
@@ -360,7 +293,7 @@ def _heads(old: BaseFacts, new: BaseFacts) -> Check:
     widths = f"{old.vocab_size} ids", f"{new.vocab_size} ids"
     shared = min(old.vocab_size, new.vocab_size)
     fix = "" if old.vocab_size == new.vocab_size else f"ids from {shared} on, which one head lacks, are masked and not probed"
-    return Check("head width", *widths, "note" if fix else "ok", fix)
+    return Check("head width", *widths, "note" if fix else "ok", fix=fix)
 
 
 def _local(source: str) -> str:

@@ -11,27 +11,27 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, Literal
 
 from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.source import beside, resolve
-from teamtr_lora.base.versions import content_hash
+from teamtr_lora.base.versions import content_hash, version_names
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
 from teamtr_lora.common.settings import nearest
 from teamtr_lora.evaluation.contents import code_hashes
-from teamtr_lora.recipe import Recipe, ScriptSettings
+from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.identity import identify_folder
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
-from teamtr_lora.swap.aligning import align, not_reached, scorer_for
 from teamtr_lora.swap.compatibility import STRINGS, Check, Fitting, fit_adapter, stop_on_failure, token_check
 from teamtr_lora.swap.newcomer import Incoming, find_incoming
-from teamtr_lora.swap.places import HeldTeam, Place, Replacement
+from teamtr_lora.swap.places import Place, Replacement
 from teamtr_lora.swap.probe_contexts import Probe, context_strings, play_probe, probe_from, probe_record
-from teamtr_lora.swap.shock import TeamScore, score_team, shock
-from teamtr_lora.swap.stage0 import Alignment, Half, Reading, Teacher, in_chunks, probe_batch, teacher_states
+from teamtr_lora.swap.session import Session, scorer_for
+from teamtr_lora.swap.shock import TeamScore, shock
+from teamtr_lora.swap.stage0 import Alignment, Half, Teacher, in_chunks, probe_batch, teacher_states
 from teamtr_lora.swap.swap_report import Listener, SwapOptions, SwapReport, report_from
 from teamtr_lora.swap.work import Work
 from teamtr_lora.tasks import Task
@@ -43,54 +43,41 @@ def swapped(
 ) -> Iterator[SwapReport]:
     """Swaps, and gives the report; when that has been dealt with, the work folder goes."""
     with place.changing():
-        work = Work(place.work)
-        report = _Swap(place, options, registry, task, listener or Listener(), work).run()
-        yield report
-        work.clear()
+        swap = _Swap(place, options, registry, task=task, listener=listener)
+        yield swap.run()
+        swap.work.clear()
 
 
 def plan_swap(
     place: Place, options: SwapOptions, *, registry: Registry, task: Task | None = None, listener: Listener | None = None
 ) -> SwapReport:
     """The compatibility report and what a swap would do; nothing is changed."""
-    return _Swap(place, options, registry, task, listener or Listener(), None).plan()
+    return _Swap(place, options, registry, task=task, listener=listener).plan()
 
 
-class _Swap:
+class _Swap(Session):
     def __init__(
-        self, place: Place, options: SwapOptions, registry: Registry, task: Task | None, listener: Listener, work: Work | None
+        self, place: Place, options: SwapOptions, registry: Registry, *, task: Task | None, listener: Listener | None
     ) -> None:
-        self.place, self.options, self.registry, self.listener = place, options, registry, listener
-        self._work = work
-        self.started = time.monotonic()
-        self.held: HeldTeam = place.read()
-        self.recipe = options.applied(self.held.recipe)
+        held = place.read()
+        recipe, work = options.applied(held.recipe), Work(place.work)
+        super().__init__(place.where, held, recipe, work=work, items=options.items, task=task, listener=listener)
+        self.place, self.options, self.registry = place, options, registry
         self.agent = _known_agent(self.recipe, options.agent)
         self.candidate = _free_name([agent.name for agent in self.recipe.team.agents])
-        self._given_task = task
-
-    @property
-    def work(self) -> Work:
-        assert self._work is not None
-        return self._work
-
-    @property
-    def radius(self) -> float:
-        return self.recipe.swap.delta_align or self.recipe.trust_region.delta
 
     # --- the two entrances
 
     def run(self) -> SwapReport:
-        request = {**asdict(self.options), "swap": self.recipe.swap.model_dump(), "items": self._items()}
+        request = {**asdict(self.options), "swap": self.recipe.swap.model_dump(), "items": self.items}
         if (finished := self._finished(request)) is not None:
             return finished
-        task = self.task()
+        self.prepare_task()
         incoming, fitting = self._look()
-        begun_from = {agent: version.name for agent, version in self.held.versions.items()}
-        self.work.begin({**request, "from": begun_from, "contents": self._contents(incoming)})
+        self.work.begin({**request, "from": version_names(self.held.versions), "contents": self._contents(incoming)})
         playable = self._open(fitting)
         try:
-            return self._carry_out(playable, task, incoming, fitting)
+            return self._carry_out(playable, incoming, fitting)
         finally:
             playable.close()
 
@@ -99,7 +86,7 @@ class _Swap:
         if incoming.tokenizer is not None:
             playable = self._open(fitting)
             try:
-                probe = self._play_probe(playable, self.task())
+                probe = self._play_probe(playable)
                 self._compare_tokens(playable, incoming, fitting, probe)
             finally:
                 playable.close()
@@ -113,7 +100,7 @@ class _Swap:
             plan.append(
                 f"align the new adapter until its held-out KL is within {self.radius:g}, in at most {swap.align_steps} steps"
             )
-        plan.append(f"measure the team on {self._items()} held-out items before and after")
+        plan.append(f"measure the team on {self.items} held-out items before and after")
         plan.append(f"replace {self.held.versions[self.agent].name} of {self.agent} in {self.place.where}")
         return self._report("dry run", fitting.checks, None, {}, plan=plan)
 
@@ -151,22 +138,23 @@ class _Swap:
             raise
         return playable
 
-    def _carry_out(self, playable: PlayableTeam, task: Task, incoming: Incoming, fitting: Fitting) -> SwapReport:
+    def _carry_out(self, playable: PlayableTeam, incoming: Incoming, fitting: Fitting) -> SwapReport:
         record = self.work.get("probe")
-        probe = probe_from(record) if record else self._play_probe(playable, task)
+        probe = probe_from(record) if record else self._play_probe(playable)
         self.work.put("probe", probe_record(probe))
         self._compare_tokens(playable, incoming, fitting, probe)
-        scores = {"before": self._score(playable, task, "before", None)}
-        scores["direct"] = self._score(playable, task, "direct", (self.agent, self.candidate))
+        recipe, stand_in = self.recipe, (self.agent, self.candidate)
+        scores = {"before": self.score("before", playable, recipe)}
+        scores["direct"] = self.score("direct", playable, recipe, stand_in=stand_in)
         alignment = None
-        if self.recipe.swap.stage0:
+        if recipe.swap.stage0:
             alignment = self._align(playable, probe)
-            scores["aligned"] = self._score(playable, task, "aligned", (self.agent, self.candidate))
+            scores["aligned"] = self.score("aligned", playable, recipe, stand_in=stand_in)
         return self._commit(playable, fitting, alignment, scores, probe)
 
-    def _play_probe(self, playable: PlayableTeam, task: Task) -> Probe:
+    def _play_probe(self, playable: PlayableTeam) -> Probe:
         progress = self.listener.phase("playing the probe")
-        return play_probe(playable, task, self.recipe, [self.agent], self.recipe.swap.probe_contexts, progress)
+        return play_probe(playable, self.task, self.recipe, [self.agent], self.recipe.swap.probe_contexts, progress)
 
     def _compare_tokens(self, playable: PlayableTeam, incoming: Incoming, fitting: Fitting, probe: Probe) -> None:
         tokenizer = playable.base.tokenizer
@@ -174,15 +162,6 @@ class _Swap:
         fitting.checks.append(token_check(incoming, tokenizer, self.identity, strings))
         self.listener.checks(fitting.checks)
         stop_on_failure(fitting.checks)
-
-    def _score(self, playable: PlayableTeam, task: Task, name: str, stand_in: tuple[str, str] | None) -> TeamScore:
-        known = self.work.get(name)
-        if known is not None:
-            return TeamScore(**known)
-        progress = self.listener.phase(f"measuring the team: {name}")
-        score = score_team(playable, task, self.recipe, self._items(), stand_in=stand_in, progress=progress)
-        self.work.put(name, score.as_dict())
-        return score
 
     def _align(self, playable: PlayableTeam, probe: Probe) -> Alignment:
         recipe = self.recipe
@@ -198,26 +177,21 @@ class _Swap:
         with playable.training_memory():
             fit_half = half(in_chunks(fit, recipe.swap.contexts_per_step), learn=True)
             held_half = half([held], learn=False)
-            alignment = align(
-                self.work, "stage0", self.listener, scorer, playable, self.candidate, fit_half, held_half, recipe, self.radius
-            )
-        if not alignment.reached:
-            self.work.clear()
-            raise UserError(not_reached(self.agent, alignment, self.place.where, self.recipe.swap.align_steps))
-        return alignment
+            return self.align("stage0", self.agent, playable, scorer, adapter=self.candidate, fit=fit_half, held=held_half)
 
     def _commit(
         self, playable: PlayableTeam, fitting: Fitting, alignment: Alignment | None, scores: dict[str, TeamScore], probe: Probe
     ) -> SwapReport:
-        bank, how = playable.bank, "stage0" if alignment else "direct"
+        bank = playable.bank
+        how: Literal["stage0", "direct"] = "stage0" if alignment else "direct"
         assert fitting.lora is not None
         tensors = {name: tensor.cpu().clone() for name, tensor in bank.tensors(self.candidate).items()}
         config = bank.config(self.candidate)
         report = self._report(how, fitting.checks, alignment, scores, probe.sampled_tokens, content_hash(tensors, config))
         measured = {
             "delta_align": alignment.delta if alignment else None,
-            "kl_before": _kl(alignment.before) if alignment else None,
-            "kl_after": _kl(alignment.after) if alignment else None,
+            "kl_before": asdict(alignment.before) if alignment else None,
+            "kl_after": asdict(alignment.after) if alignment else None,
             "steps": alignment.steps if alignment else 0,
             "evaluation": scores["aligned" if alignment else "direct"].evaluation,
             "evaluation_before": scores["before"].evaluation,
@@ -226,23 +200,22 @@ class _Swap:
             "seconds": report.seconds,
         }
         self.work.put("report", asdict(report))
-        replacement = Replacement(self.agent, tensors, config, fitting.lora, how, self.options.spec, measured)
-        versions = self.place.commit(replacement)
-        report = SwapReport(**{**vars(report), "new": versions[self.agent], "versions": versions})
+        versions = self.place.commit(
+            Replacement(
+                agent=self.agent,
+                tensors=tensors,
+                config=config,
+                lora=fitting.lora,
+                how=how,
+                source=self.options.spec,
+                measured=measured,
+            )
+        )
+        report = replace(report, new=versions[self.agent], versions=versions)
         self.work.put("report", asdict(report))
         return report
 
     # --- pieces
-
-    def task(self) -> Task:
-        if self._given_task is not None:
-            return self._given_task
-        if isinstance(self.recipe.task, ScriptSettings):
-            raise UserError(f"{self.place.where}: this team's items and rewards live in a Python script; swap it from there")
-        return self.recipe.task.build(self.recipe.folder)
-
-    def _items(self) -> int:
-        return self.options.items or self.recipe.evaluation.items
 
     def _finished(self, request: dict[str, Any]) -> SwapReport | None:
         """The report of a swap that was killed after the team had changed."""
@@ -251,8 +224,8 @@ class _Swap:
             return None
         if self.held.versions[self.agent].content_hash != report["content_hash"] or self._renewed(begun.get("contents")):
             return None
-        versions = {agent: version.name for agent, version in self.held.versions.items()}
-        restored = report_from({**report, "versions": versions, "new": versions[self.agent]})
+        versions = version_names(self.held.versions)
+        restored = report_from(SwapReport, {**report, "versions": versions, "new": versions[self.agent]})
         self.listener.checks(restored.checks)
         return restored
 
@@ -288,7 +261,7 @@ class _Swap:
             old=self.held.versions[self.agent].name,
             new=None,
             content_hash=content,
-            versions={agent: version.name for agent, version in self.held.versions.items()},
+            versions=version_names(self.held.versions),
             checks=checks,
             alignment=alignment,
             before=before,
@@ -317,7 +290,3 @@ def _free_name(names: list[str]) -> str:
 
 def _file_hashes(incoming: Incoming) -> dict[str, str]:
     return {name: sha256(data) for name, data in (incoming.contents or {}).items()}
-
-
-def _kl(reading: Reading) -> dict[str, float | None]:
-    return asdict(reading)

@@ -19,7 +19,7 @@ from teamtr_lora.team import Episode
 
 @dataclass(frozen=True)
 class TeamScore:
-    """A team on the held-out items. The items and the seeds are the same for every team: items are pairs."""
+    """A team on the held-out items. Items and seeds are the same for every team, so that two teams are compared item by item."""
 
     accuracy: float
     standard_error: float | None

@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 from teamtr_lora.algorithm.trust_region import ClusteredMean, clustered_mean
 from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.recipe import SwapSection, TrustRegionSection
-from teamtr_lora.team import Message, SequenceSpan, TokenSequence
+from teamtr_lora.team import SequenceSpan, TokenSequence
 from teamtr_lora.training.gate import gate_pass
 from teamtr_lora.training.optimize import message_kl
 from teamtr_lora.training.optimizers import flatten_state, restore_state
@@ -293,7 +293,15 @@ def _with_context(context: TokenSequence) -> TokenSequence:
     start = max(1, span.start - CONTEXT_TOKENS)  # nothing predicts the first token
     ids = context.ids[start : span.start]
     said = span.message
-    inside = Message(said.agent, IN_CONTEXT, context.ids[:start], ids, [0.0] * len(ids), said.version, "stop", "")
+    inside = replace(
+        said,
+        turn=IN_CONTEXT,
+        prompt_ids=context.ids[:start],
+        token_ids=ids,
+        sampler_logprobs=[0.0] * len(ids),
+        finish="stop",
+        text="",
+    )
     return TokenSequence(context.ids, [SequenceSpan(start, span.start, inside), span], context.episode)
 
 

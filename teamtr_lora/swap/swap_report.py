@@ -1,9 +1,10 @@
-"""What a swap is asked for, what it tells while it is at work, and what it reports."""
+"""What a swap and a rebase are asked for, what they tell while they are at work, and what they report."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.collector import Progress
@@ -11,27 +12,52 @@ from teamtr_lora.swap.compatibility import Check
 from teamtr_lora.swap.shock import Shock, TeamScore
 from teamtr_lora.swap.stage0 import Alignment
 
+_SCORES, _SHOCKS = ("before", "direct", "aligned"), ("shock_direct", "shock_aligned")
+
 
 @dataclass(frozen=True)
 class SwapOptions:
-    """What is None is the recipe's `swap` section's."""
+    """What `swap` is asked for. What is None is the recipe's `swap` section's."""
 
     agent: str
-    spec: str
+    spec: str  # what takes the agent's place: --with
     stage0: bool | None = None
     probe_contexts: int | None = None
     delta_align: float | None = None
     items: int | None = None  # held-out items of the swap shock; None: evaluation.items
 
     def applied(self, recipe: Recipe) -> Recipe:
-        given = {"stage0": self.stage0, "probe_contexts": self.probe_contexts, "delta_align": self.delta_align}
-        chosen = {key: value for key, value in given.items() if value is not None}
-        swap = type(recipe.swap).model_validate(recipe.swap.model_dump() | chosen)
-        return recipe.model_copy(update={"swap": swap}).placed_in(recipe.folder)
+        """The recipe with these settings in its `swap` section."""
+        return _with_swap(recipe, stage0=self.stage0, probe_contexts=self.probe_contexts, delta_align=self.delta_align)
+
+
+@dataclass(frozen=True)
+class RebaseOptions:
+    """What `rebase` is asked for. What is None is the recipe's `swap` section's."""
+
+    base: str
+    out: Path | None = None
+    spec: str = "fresh"  # what the new adapters are; what it leaves out is each agent's own
+    probe_contexts: int | None = None
+    delta_align: float | None = None
+    items: int | None = None
+    extra_tokens: bool = False  # the new tokenizer may have tokens that the old one lacks
+
+    def applied(self, recipe: Recipe) -> Recipe:
+        """The recipe with these settings in its `swap` section."""
+        return _with_swap(recipe, probe_contexts=self.probe_contexts, delta_align=self.delta_align)
+
+
+def _with_swap(recipe: Recipe, **given: Any) -> Recipe:
+    chosen = {key: value for key, value in given.items() if value is not None}
+    swap = type(recipe.swap).model_validate(recipe.swap.model_dump() | chosen)
+    return recipe.model_copy(update={"swap": swap}).placed_in(recipe.folder)
 
 
 @dataclass(frozen=True)
 class SwapReport:
+    """What came of a swap, or of looking at one (`how` is then "dry run" and `plan` says what would be done)."""
+
     team: str
     agent: str
     source: str
@@ -50,14 +76,37 @@ class SwapReport:
     sampled_tokens: int
     trained_tokens: int
     seconds: float
-    plan: list[str]  # dry run: what would be done
+    plan: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        data = asdict(self)
-        for key in ("before", "direct", "aligned"):
-            if data[key]:
-                del data[key]["by_item"]
-        return data
+        """For printing: all but the items one by one."""
+        return _without_items(asdict(self))
+
+
+@dataclass(frozen=True)
+class RebaseReport:
+    """What came of a rebase."""
+
+    team: str
+    out: str
+    old_base: str
+    new_base: str
+    old_versions: dict[str, str]
+    versions: dict[str, str]
+    checks: list[Check]
+    alignments: dict[str, Alignment]
+    before: TeamScore
+    direct: TeamScore  # the new base with fresh adapters
+    aligned: TeamScore
+    shock_direct: Shock
+    shock_aligned: Shock
+    sampled_tokens: int
+    trained_tokens: int
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For printing: all but the items one by one."""
+        return _without_items(asdict(self))
 
 
 class Listener:
@@ -68,10 +117,23 @@ class Listener:
     def phase(self, text: str) -> Progress | None: ...
 
 
-def report_from(data: dict[str, Any]) -> SwapReport:
-    """A report as JSON back into one."""
-    scores = {key: TeamScore(**data[key]) if data[key] else None for key in ("before", "direct", "aligned")}
-    shocks = {key: Shock(**data[key]) if data[key] else None for key in ("shock_direct", "shock_aligned")}
-    checks = [Check(**check) for check in data["checks"]]
-    alignment = Alignment.from_dict(data["alignment"]) if data["alignment"] else None
-    return SwapReport(**{**data, **scores, **shocks, "checks": checks, "alignment": alignment})
+Report = TypeVar("Report", SwapReport, RebaseReport)
+
+
+def report_from(kind: type[Report], data: dict[str, Any]) -> Report:
+    """The report that `asdict` made this data of."""
+    made: dict[str, Any] = {key: TeamScore(**data[key]) for key in _SCORES if data[key]}
+    made |= {key: Shock(**data[key]) for key in _SHOCKS if data[key]}
+    made["checks"] = [Check(**check) for check in data["checks"]]
+    if data.get("alignment"):
+        made["alignment"] = Alignment.from_dict(data["alignment"])
+    if "alignments" in data:
+        made["alignments"] = {agent: Alignment.from_dict(alignment) for agent, alignment in data["alignments"].items()}
+    return kind(**{**data, **made})
+
+
+def _without_items(report: dict[str, Any]) -> dict[str, Any]:
+    for key in _SCORES:
+        if report[key]:
+            del report[key]["by_item"]
+    return report

@@ -15,7 +15,7 @@ from torch import Tensor
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, remove_temporaries, write_atomic, write_folder_atomic
 
-REQUEST, STATE, TENSORS = "request.json", "state.json", "tensors.safetensors"
+REQUEST, PROGRESS, TENSORS = "request.json", "progress.json", "tensors.safetensors"
 
 
 class Work:
@@ -50,7 +50,7 @@ class Work:
         """The newest step of a part that is written again and again."""
         for folder in reversed(self._steps(part)):
             try:
-                state = json.loads((folder / STATE).read_text())
+                state = json.loads((folder / PROGRESS).read_text())
                 return state, load_safetensors((folder / TENSORS).read_bytes())
             except (OSError, ValueError, SafetensorError):
                 continue
@@ -60,8 +60,8 @@ class Work:
         folder = self.folder / f"{part}-{step:08d}"
         if folder.exists():
             shutil.rmtree(folder)
-        contents = {STATE: dump_json(state).encode(), TENSORS: save_safetensors({k: v.contiguous() for k, v in tensors.items()})}
-        write_folder_atomic(folder, contents)
+        data = save_safetensors({name: tensor.contiguous() for name, tensor in tensors.items()})
+        write_folder_atomic(folder, {PROGRESS: dump_json(state).encode(), TENSORS: data})
         for old in self._steps(part)[:-1]:
             shutil.rmtree(old)
 

@@ -1,5 +1,6 @@
 """Tasks: where items come from, how they answer back, how they are scored.
 
+Modules:
     table           the one list of task families: add a task by one file and its line there
     dataset         the user's prompts and rewards
     custom          the user's own environments: those that a recipe names, those that a script passes

@@ -12,16 +12,16 @@ from accelerate import Accelerator
 from teamtr_lora.algorithm.occupancy import weight_degeneracy
 from teamtr_lora.algorithm.radii import KEPT_SHARE
 from teamtr_lora.base.memory import peak_memory
-from teamtr_lora.base.versions import AdapterVersion, read_version, write_version
+from teamtr_lora.base.versions import read_version, write_version
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.evaluation.returns import with_return
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.collector import PlayPlan, check_prompts
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, versions_in_place
 from teamtr_lora.rollout.sampler import derive_seed
-from teamtr_lora.runs.checkpoint import RunState, as_state
 from teamtr_lora.runs.metrics import StageRow
 from teamtr_lora.runs.run_dir import RunDir
+from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.tasks import DataOrder, Item, Task
 from teamtr_lora.team import Episode
 from teamtr_lora.training.events import Events
@@ -83,7 +83,7 @@ class TrainingRun:
     def resume(self) -> None:
         """Everything back as the newest checkpoint has it; what was written after it is cut off."""
         self.state, optimizers = self.run_dir.checkpoints.load()
-        load_versions(self.playable, self.state.adapter_versions(), self.run_dir.adapters)
+        load_versions(self.playable, self.state.versions, self.run_dir.adapters)
         for agent, (tensors, scalars) in optimizers.items():
             restore_state(self.updater.optimizers[agent], tensors, scalars)
         self.updater.betas.update(self.state.betas)
@@ -134,12 +134,11 @@ class TrainingRun:
         self.events.fire("on_step_begin")
         sampled_at = self.config.training.sampled_before(place)
         if sampled_at == place:
-            self.state.rollout_versions = as_state(self.playable.bank)
+            self.state.rollout_versions = self.playable.adapter_versions()
             self._rollout = self._play_rollout(self._share(items, place), stage, place)
             return self._rollout
         if self._rollout is None:  # resumed in between: the same seeds and versions give the same episodes again
-            sampled = {agent: AdapterVersion(agent, **version) for agent, version in self.state.rollout_versions.items()}
-            with versions_in_place(self.playable, sampled, self.run_dir.adapters):
+            with versions_in_place(self.playable, self.state.rollout_versions, self.run_dir.adapters):
                 self._rollout = self._play_rollout(self._share(items, sampled_at), stage, sampled_at)
         return replace(self._rollout, seconds=0.0, fresh=False)
 
@@ -194,8 +193,7 @@ class TrainingRun:
             return None
         bank = self.playable.bank
         changed = [agent for agent in self.agents if bank.version(agent).name != rollout.versions[agent]]
-        before = {a: AdapterVersion(a, **self.state.rollout_versions[a]) for a in changed}
-        tensors = {a: read_version(self.run_dir.adapters, version) for a, version in before.items()}
+        tensors = {agent: read_version(self.run_dir.adapters, self.state.rollout_versions[agent]) for agent in changed}
         limit = self.config.training.tokens_per_microbatch
         return episode_log_weights(self.updater.scorer, bank, rollout.episodes, tensors, tokens_per_microbatch=limit)
 
@@ -260,14 +258,13 @@ class TrainingRun:
         """The commit point: until this returns, the update just made does not exist for a resumed run."""
         state = self.state
         state.step += 1
-        current = {agent: self.playable.bank.version(agent) for agent in self.agents}
-        state.versions = as_state(self.playable.bank)
+        state.versions = self.playable.adapter_versions()
         state.betas, state.radii, state.slopes = dict(self.updater.betas), dict(self.updater.radii), dict(self.updater.slopes)
         state.loss_scaler = self.updater.scaler.state_dict()
         state.metrics_bytes = self.run_dir.metrics.size
         state.seconds += self._lap()
         self.run_dir.checkpoints.save(state, {agent: flatten_state(o) for agent, o in self.updater.optimizers.items()})
-        self.run_dir.write_team(current, state.loras)
+        self.run_dir.write_team(state.versions, state.loras)
         self.events.fire("on_save")
 
     def _store_version(self, agent: str) -> None:

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam, versions_in_place
 from teamtr_lora.rollout.sampler import derive_seed
-from teamtr_lora.runs.checkpoint import RunState, as_state
 from teamtr_lora.runs.diagnostic_rows import ProbeReading
 from teamtr_lora.runs.metrics import UpdateRow
 from teamtr_lora.runs.run_dir import RunDir
+from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.team import Episode
 from teamtr_lora.training.staleness_probe import StageProbe, probe_plan
@@ -27,7 +26,7 @@ from teamtr_lora.training.update_diagnostics import StageContexts, contexts, shi
 class RunDiagnostics:
     def __init__(self, playable: PlayableTeam, task: Task, config: TeamTRConfig, run_dir: RunDir, updater: AgentUpdater) -> None:
         self._playable, self._task, self._config, self._run_dir, self._updater = playable, task, config, run_dir, updater
-        self._contexts = StageContexts(run_dir.path / "stage_contexts.json")
+        self._contexts = StageContexts(run_dir.stage_contexts)
         self._probe: StageProbe | None = None
         self._reading: ProbeReading | None = None
         self._probe_seconds = 0.0
@@ -36,7 +35,7 @@ class RunDiagnostics:
         self._probe = None
         if state.update:  # resumed within the stage: it began with another team
             return
-        state.stage_versions = as_state(self._playable.bank)
+        state.stage_versions = self._playable.adapter_versions()
         section = self._config.diagnostics
         due = section.probe_every_stages > 0 and stage % section.probe_every_stages == 0
         state.probing = due and (section.probe_share is None or state.probe_seconds <= section.probe_share * state.seconds)
@@ -55,7 +54,7 @@ class RunDiagnostics:
     def _open_probe(self, state: RunState, stage: int, items: list[Item]) -> StageProbe:
         plan = probe_plan(self._config, items, stage)
         adapters = self._run_dir.adapters
-        versions = {agent: AdapterVersion(agent, **version) for agent, version in state.stage_versions.items()}
+        versions = state.stage_versions
         with versions_in_place(self._playable, versions, adapters) if state.update else nullcontext():
             start = self._playable.play(self._task, plan)
         updater = self._updater

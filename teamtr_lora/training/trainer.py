@@ -188,7 +188,7 @@ class TeamTRTrainer:
                 load_versions(self.playable, stored.versions, stored.adapters)
         self.playable.renew_sampler(self.recipe.rollout)
         if self._broken_off is not None:
-            load_versions(self.playable, self._broken_off.checkpoints.state().adapter_versions(), self._broken_off.adapters)
+            load_versions(self.playable, self._broken_off.checkpoints.state().versions, self._broken_off.adapters)
             self._broken_off = None
         return self.playable
 
@@ -258,7 +258,7 @@ class TeamTRTrainer:
             episodes_evaluated=state.episodes_evaluated,
             tokens=state.sampled_tokens,
             seconds=round(state.seconds, 3),
-            adapters={agent: v["content_hash"] for agent, v in state.versions.items()},
+            adapters={agent: version.content_hash for agent, version in state.versions.items()},
         )
 
 

@@ -282,7 +282,9 @@ class AgentUpdater:
         )
 
 
-def episode_advantages(episodes: list[Episode], training: TrainingSection, discount: float, agent: str | None = None) -> GroupAdvantages:
+def episode_advantages(
+    episodes: list[Episode], training: TrainingSection, discount: float, agent: str | None = None
+) -> GroupAdvantages:
     returns = torch.tensor([e.discounted_return(discount, agent) for e in episodes], dtype=torch.float64)
     groups = torch.tensor([e.group for e in episodes])
     return group_advantages(returns, groups, clip=training.advantage_clip, eps=training.advantage_eps, kind=training.advantage)

@@ -136,3 +136,16 @@ def test_only_safetensors_is_loaded(tmp_path: Path) -> None:
     torch.save(content, folder / "adapter_model.bin")
     with pytest.raises(UserError, match="adapter_model.safetensors is missing"):
         read_version(tmp_path, version(content))
+
+
+def test_a_version_has_one_stored_form() -> None:
+    made = AdapterVersion("solver", 7, "ab" * 32)
+    stored = json.loads(json.dumps(made.stored()))
+    assert stored == {"number": 7, "content_hash": "ab" * 32, "version": "v0007-abababababab"}
+    assert AdapterVersion.from_stored("solver", stored) == made
+    for key, value in (
+        ("number", "7"), ("number", True), ("number", -1), ("number", 10**9), ("content_hash", "../x"), ("content_hash", None),
+        ("content_hash", "AB" * 32), ("version", "v0008-abababababab"), ("version", "../../x"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="solver"):
+            AdapterVersion.from_stored("solver", stored | {key: value})

@@ -38,7 +38,7 @@ def small(run_dir: Path, *more: str) -> Recipe:
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:
     """Without what depends on the moment."""
-    return [{k: v for k, v in row.model_dump().items() if k not in TIME_FIELDS} for row in read_rows(run_dir / "metrics.jsonl")]
+    return [{k: v for k, v in row.model_dump().items() if k not in TIME_FIELDS} for row in read_rows(run_dir)]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def done(trl: Any, seen: list[dict[str, Any]], tmp_path_factory: pytest.TempPath
 
 def test_the_run_directory_has_what_a_run_of_train_has(done: tuple[TrainSummary, Path]) -> None:
     summary, run_dir = done
-    found = read_rows(run_dir / "metrics.jsonl")
+    found = read_rows(run_dir)
     updates = [row for row in found if isinstance(row, UpdateRow)]
     stages = [row for row in found if isinstance(row, StageRow)]
     team = budget(small(run_dir))
@@ -84,7 +84,7 @@ def test_the_run_directory_has_what_a_run_of_train_has(done: tuple[TrainSummary,
 
 def test_every_update_is_a_new_version_of_the_recipes_adapter(done: tuple[TrainSummary, Path]) -> None:
     _, run_dir = done
-    updates = [row for row in read_rows(run_dir / "metrics.jsonl") if isinstance(row, UpdateRow)]
+    updates = [row for row in read_rows(run_dir) if isinstance(row, UpdateRow)]
     folders = sorted((run_dir / "adapters" / "planner").iterdir())
     assert [folder.name for folder in folders[1:]] == [row.version for row in updates] and len(folders) == 3
     assert [row.team_versions["planner"] for row in updates] == [folder.name for folder in folders[:2]]
@@ -125,7 +125,7 @@ def test_trl_learns_from_exactly_what_was_sampled(done: tuple[TrainSummary, Path
 def test_the_measured_kl_is_that_of_the_stored_versions(done: tuple[TrainSummary, Path]) -> None:
     """Against full distributions in float64 arithmetic on the softmax, one message at a time."""
     _, run_dir = done
-    row = next(r for r in read_rows(run_dir / "metrics.jsonl") if isinstance(r, UpdateRow))
+    row = next(r for r in read_rows(run_dir) if isinstance(r, UpdateRow))
     before, after = sorted((run_dir / "adapters" / "planner").iterdir())[:2]
     lines = (run_dir / "episodes" / "stage-0001-update-1-planner.jsonl").read_text().splitlines()
     with open_stored(run_dir) as (_, playable):

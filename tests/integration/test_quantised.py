@@ -29,7 +29,7 @@ def run(tmp_path: Path, name: str, *overrides: str, resume: bool = False) -> tup
     recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml", [*SMALL, *overrides, f"output_dir={tmp_path / name}"])
     trainer = TeamTRTrainer.from_recipe(recipe)
     trainer.train(resume=resume)
-    return trainer, [row for row in read_rows(tmp_path / name / "metrics.jsonl") if isinstance(row, UpdateRow)]
+    return trainer, [row for row in read_rows(tmp_path / name) if isinstance(row, UpdateRow)]
 
 
 @pytest.mark.parametrize("quantization", ["4bit", "8bit"])

@@ -47,7 +47,7 @@ def test_the_team_learns(trained: tuple[Path, dict[str, Any], int]) -> None:
     pooled = (before + after) / 2
     z = (after - before) / math.sqrt(2 * pooled * (1 - pooled) / n)
     assert n >= 512 and z > 3.3, f"{before:.3f} -> {after:.3f} on {n} episodes"
-    rows = [row for row in read_rows(run_dir / "metrics.jsonl") if isinstance(row, UpdateRow)]
+    rows = [row for row in read_rows(run_dir) if isinstance(row, UpdateRow)]
     assert len(rows) == 6 and not any(row.out_of_region for row in rows)
 
 

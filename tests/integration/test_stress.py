@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def rows(run: Path) -> list[UpdateRow]:
-    return [row for row in read_rows(run / "metrics.jsonl") if isinstance(row, UpdateRow)]
+    return [row for row in read_rows(run) if isinstance(row, UpdateRow)]
 
 
 def test_the_gate_holds_under_stress(rows: list[UpdateRow]) -> None:

@@ -31,7 +31,7 @@ def test_the_quickstart_team_learns_with_vllm(tmp_path: Path) -> None:
     pooled = (before + after) / 2
     assert n >= 512 and (after - before) / math.sqrt(2 * pooled * (1 - pooled) / n) > 2.6, f"{before:.3f} -> {after:.3f}"
     assert summary["out_of_region_accepted"] == 0
-    rows = [row for row in read_rows(run_dir / "metrics.jsonl") if isinstance(row, UpdateRow)]
+    rows = [row for row in read_rows(run_dir) if isinstance(row, UpdateRow)]
     assert len(rows) == 6
     current = dict(rows[0].team_versions)
     for row in rows:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from teamtr_lora.base.versions import version_number
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.locks import locked
 from teamtr_lora.registry.identity import protocol_hash
-from teamtr_lora.registry.locks import locked
-from teamtr_lora.registry.manifest import version_number
 from teamtr_lora.registry.reader import RegistryReader
 from teamtr_lora.registry.registry_store import Registry
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from teamtr_lora.base.versions import CONFIG, WEIGHTS
 from teamtr_lora.cli import main
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.registry.stored import read_team
 from teamtr_lora.runs.metrics import SwapRow, read_rows
+from teamtr_lora.runs.stored_run import read_run
 from teamtr_lora.swap.places import find_place
 from teamtr_lora.swap.rebase import _Rebase
 from teamtr_lora.swap.replace import swapped
@@ -70,7 +70,7 @@ def test_an_interrupted_swap_starts_anew_with_another_adapter_of_the_same_name(
         assert swap(folder, lora) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert without_times(found[0]["alignment"]) == without_times(found[1]["alignment"])
-    assert read_team(run)[1]["left"] == read_team(undisturbed)[1]["left"]
+    assert read_run(run).versions["left"] == read_run(undisturbed).versions["left"]
 
 
 def test_a_finished_swap_is_finished_unless_its_adapter_has_changed(run: Path, lora: Path, capsys: Any) -> None:
@@ -82,25 +82,25 @@ def test_a_finished_swap_is_finished_unless_its_adapter_has_changed(run: Path, l
         assert (run / ".swap").exists()
 
     def swaps() -> int:
-        return sum(isinstance(row, SwapRow) for row in read_rows(run / "metrics.jsonl"))
+        return sum(isinstance(row, SwapRow) for row in read_rows(run))
 
     killed_after_the_commit()
-    first = read_team(run)[1]["left"]
+    first = read_run(run).versions["left"]
     assert swap(run, lora, "--direct") == 0, "only the report was missing"
-    assert swaps() == 1 and read_team(run)[1]["left"] == first and not (run / ".swap").exists()
+    assert swaps() == 1 and read_run(run).versions["left"] == first and not (run / ".swap").exists()
     saved_again(lora / WEIGHTS)
     killed_after_the_commit()
-    second = read_team(run)[1]["left"]
+    second = read_run(run).versions["left"]
     saved_again(lora / WEIGHTS)
     assert swap(run, lora, "--direct") == 0
-    third = read_team(run)[1]["left"]
+    third = read_run(run).versions["left"]
     assert swaps() == 3 and len({version.content_hash for version in (first, second, third)}) == 3
     saved_again(lora / WEIGHTS)
     killed_after_the_commit()
     shutil.rmtree(lora)
     capsys.readouterr()
     assert swap(run, lora, "--direct") == 0, "what was wanted is done"
-    assert json.loads(capsys.readouterr().out)["new"] == read_team(run)[1]["left"].name and swaps() == 4
+    assert json.loads(capsys.readouterr().out)["new"] == read_run(run).versions["left"].name and swaps() == 4
 
 
 def test_an_interrupted_rebase_starts_anew_on_other_weights(

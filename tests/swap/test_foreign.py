@@ -14,13 +14,13 @@ from teamtr_lora.common.files import dump_json
 from teamtr_lora.registry.imports import import_path
 from teamtr_lora.registry.manifest import own_hash
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.registry.stored import read_team
+from teamtr_lora.runs.stored_run import read_run
 
 
 @pytest.fixture
 def elsewhere(run: Path, tmp_path: Path) -> Path:
     """A PEFT folder that holds no version of the run: `left`, doubled in scale."""
-    source, folder = run / "adapters" / "left" / read_team(run)[1]["left"].name, tmp_path / "elsewhere"
+    source, folder = run / "adapters" / "left" / read_run(run).versions["left"].name, tmp_path / "elsewhere"
     folder.mkdir()
     _, config = read_adapter_folder(source)
     (folder / WEIGHTS).write_bytes((source / WEIGHTS).read_bytes())
@@ -75,7 +75,7 @@ def test_a_folder_out_of_a_registry_names_its_base(run: Path, tmp_path: Path, ca
 
 
 def test_by_its_version_of_a_run(run: Path, elsewhere: Path, capsys: Any) -> None:
-    own = read_team(run)[1]["left"].name
+    own = read_run(run).versions["left"].name
     assert main(["swap", str(run), "--agent", "left", "--with", str(elsewhere), "--direct", "--json"]) == 0
     foreign = json.loads(capsys.readouterr().out)["new"]
     keep_tags(run)

@@ -15,13 +15,13 @@ from teamtr_lora.base.versions import CONFIG, WEIGHTS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import LoraSection
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.registry.stored import read_team
+from teamtr_lora.runs.stored_run import read_run
 from teamtr_lora.swap.newcomer import find_incoming, fresh_lora
 
 
 @pytest.fixture
 def adapter(trained: Path) -> dict[str, bytes]:
-    folder = trained / "adapters" / "left" / read_team(trained)[1]["left"].name
+    folder = trained / "adapters" / "left" / read_run(trained).versions["left"].name
     return {name: (folder / name).read_bytes() for name in (CONFIG, WEIGHTS)}
 
 

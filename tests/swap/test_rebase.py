@@ -18,9 +18,9 @@ from teamtr_lora.cli import main
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.registry.imports import import_path
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.registry.stored import read_team
 from teamtr_lora.rollout.playable import open_team
 from teamtr_lora.runs.run_dir import RunDir
+from teamtr_lora.runs.stored_run import read_run
 from teamtr_lora.swap.compatibility import compare_vocabularies
 from teamtr_lora.swap.probe_contexts import play_probe
 
@@ -76,7 +76,8 @@ def test_a_team_moves_to_a_base_of_another_width(
     assert checks["token ids"]["verdict"] == "ok" and int(checks["token ids"]["old"].split()[0]) >= 1000
     for alignment in report["alignments"].values():
         assert alignment["before"]["mean"] > 3 >= alignment["after"]["mean"] and alignment["reached"]
-    recipe, versions = read_team(out)
+    stored = read_run(out)
+    recipe, versions = stored.recipe, stored.versions
     assert recipe.base.source == str(wide_base) and {a: v.name for a, v in versions.items()} == report["versions"]
     assert main(["ask", str(out), "item 3"]) == 0
     capsys.readouterr()
@@ -89,7 +90,7 @@ def test_a_team_moves_to_a_base_of_another_width(
     assert "is there already" in capsys.readouterr().err
     assert main(["train", str(out), "--resume", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["updates"] == 2
-    assert (out / "adapters" / "left" / versions["left"].name).is_dir() and read_team(out)[1]["left"].number == 1
+    assert (out / "adapters" / "left" / versions["left"].name).is_dir() and read_run(out).versions["left"].number == 1
 
 
 def test_tokenizers_that_differ_are_refused_with_the_first_string(
@@ -194,13 +195,13 @@ def test_killed_at_any_moment_the_same_rebase_ends_the_same(
 
     output, moved = tmp_path / "out.json", tmp_path / "moved"
     reference = killable(command(tmp_path / "undisturbed"), output).result()
-    work, kills, old = tmp_path / ".moved.rebase", 0, read_team(trained)
+    work, kills, old = tmp_path / ".moved.rebase", 0, read_run(trained)
     for part in ("probe.json", "agent-left-*", "agent-right-*"):
         kills += killable(command(moved), output).kill_when(lambda part=part: any(work.glob(part)))
-        assert read_team(trained) == old and not moved.exists()
+        assert read_run(trained) == old and not moved.exists()
     assert kills >= 2, "the rebase was over before it could be killed"
     assert without_times(killable(command(moved), output).result()) == without_times(reference)
-    assert read_team(moved)[1] == read_team(tmp_path / "undisturbed")[1]
+    assert read_run(moved).versions == read_run(tmp_path / "undisturbed").versions
     assert not work.exists() and not list(moved.rglob(".tmp-*"))
 
 
@@ -247,7 +248,8 @@ def test_between_two_nano_bases_of_different_width(
     assert report["out"] == str(tmp_path / "run-nano64")
     for alignment in report["alignments"].values():
         assert alignment["reached"] and alignment["after"]["mean"] < alignment["before"]["mean"]
-    moved, versions = read_team(tmp_path / "run-nano64")
+    stored = read_run(tmp_path / "run-nano64")
+    moved, versions = stored.recipe, stored.versions
     assert moved.base.source == str(tmp_path / "nano64") and {a.lora.rank for a in moved.team.agents} == {16}
     tensors, config = read_adapter_folder(tmp_path / "run-nano64" / "adapters" / "solver" / versions["solver"].name)
     assert {t.shape[1] for n, t in tensors.items() if "q_proj.lora_A" in n} == {64}

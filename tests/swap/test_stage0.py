@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from teamtr_lora.recipe import LoraSection
-from teamtr_lora.registry.stored import read_team
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
-from teamtr_lora.swap.aligning import scorer_for
+from teamtr_lora.runs.stored_run import read_run
 from teamtr_lora.swap.probe_contexts import Probe, context_strings, play_probe, probe_from, probe_record, replayed
+from teamtr_lora.swap.session import scorer_for
 from teamtr_lora.swap.stage0 import (
     CONTEXT_WEIGHT,
     Half,
@@ -28,7 +28,8 @@ from teamtr_lora.swap.stage0 import (
 
 @pytest.fixture(scope="module")
 def played(trained: Path) -> tuple[PlayableTeam, Probe]:
-    recipe, versions = read_team(trained)
+    stored = read_run(trained)
+    recipe, versions = stored.recipe, stored.versions
     extra = {"candidate": LoraSection(rank=3, alpha=6.0)}
     playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=0, folder=recipe.folder, extra=extra)
     load_versions(playable, versions, trained / "adapters")
@@ -37,7 +38,7 @@ def played(trained: Path) -> tuple[PlayableTeam, Probe]:
 
 def test_held_out_kl_is_that_of_whole_distributions(trained: Path, played: tuple[PlayableTeam, Probe]) -> None:
     playable, probe = played
-    recipe = read_team(trained)[0]
+    recipe = read_run(trained).recipe
     scorer = scorer_for(playable, recipe)
     _, held = probe.halves("left", 10, 0)
     playable.bank.activate("left")
@@ -65,7 +66,7 @@ def test_held_out_kl_is_that_of_whole_distributions(trained: Path, played: tuple
 
 def test_the_loss_scale_of_half_precision_goes_on_where_it_was(trained: Path, played: tuple[PlayableTeam, Probe]) -> None:
     playable, probe = played
-    recipe = read_team(trained)[0]
+    recipe = read_run(trained).recipe
     scorer = scorer_for(playable, recipe)
     playable.bank.activate("left")
     halves = []
@@ -100,7 +101,7 @@ def test_halves_share_no_item_and_chunks_lose_no_context(trained: Path, played: 
     assert len(fit) + len(held) == 10
     assert not {c.episode.item_id for c in fit} & {c.episode.item_id for c in held}
     assert sorted(id(c) for chunk in in_chunks(fit, 2) for c in chunk) == sorted(map(id, fit))
-    batch = probe_batch(scorer_for(playable, read_team(trained)[0]), fit, 200, with_context=True)
+    batch = probe_batch(scorer_for(playable, read_run(trained).recipe), fit, 200, with_context=True)
     weights = _weights(batch, "message_sum")
     own = torch.tensor([m.turn >= 0 for m in batch.messages])
     tokens = torch.tensor([float(len(m.token_ids)) for m in batch.messages])

@@ -19,9 +19,9 @@ from teamtr_lora.recipe import load_recipe
 from teamtr_lora.registry.identity import identify
 from teamtr_lora.registry.imports import import_path
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.registry.stored import read_team
 from teamtr_lora.runs.metrics import StageRow, SwapRow, read_rows
 from teamtr_lora.runs.run_dir import RunDir
+from teamtr_lora.runs.stored_run import read_run
 from teamtr_lora.swap.places import RegistryPlace
 from teamtr_lora.training.trainer import TeamTRTrainer
 
@@ -39,12 +39,13 @@ def swapped(run: Path, capsys: Any, *options: str) -> dict[str, Any]:
 
 
 def test_a_fresh_adapter_learns_the_old_policy_and_takes_its_place(run: Path, capsys: Any) -> None:
-    before = read_team(run)[1]
+    before = read_run(run).versions
     report = swapped(run, capsys, *FRESH, *RADIUS)
     alignment = report["alignment"]
     assert alignment["before"]["mean"] > 0.3, "the old agent is no fresh adapter, or there would be nothing to learn"
     assert alignment["reached"] and alignment["after"]["mean"] <= 0.2
-    recipe, after = read_team(run)
+    stored = read_run(run)
+    recipe, after = stored.recipe, stored.versions
     lora = {agent.name: agent.lora for agent in recipe.team.agents}["left"]
     assert (lora.rank, lora.targets) == (8, "all-linear")
     assert lora.alpha == pytest.approx(8 * 2**0.5), "an optimizer's step moves the policy as far as with the old rank 4, alpha 8"
@@ -54,12 +55,12 @@ def test_a_fresh_adapter_learns_the_old_policy_and_takes_its_place(run: Path, ca
     assert config["r"] == 8 and all(8 in tensor.shape for tensor in tensors.values())
     assert [c["verdict"] for c in report["checks"]] == ["ok"] * len(report["checks"])
     assert report["sampled_tokens"] > 16 and report["trained_tokens"] > 0
-    row = read_rows(run / "metrics.jsonl")[-1]
+    row = read_rows(run)[-1]
     assert isinstance(row, SwapRow) and (row.old, row.new) == (before["left"].name, report["new"])
     assert row.kl_after is not None and row.kl_after.mean == alignment["after"]["mean"]
     assert not (run / ".swap").exists()
 
-    stage = next(row for row in reversed(read_rows(run / "metrics.jsonl")) if isinstance(row, StageRow))
+    stage = next(row for row in reversed(read_rows(run)) if isinstance(row, StageRow))
     assert stage.evaluation is not None
     assert report["before"]["evaluation"]["mean_reward"] == stage.evaluation["mean_reward"], "the same items and seeds"
     assert report["shock_direct"]["lost"] == pytest.approx(report["before"]["accuracy"] - report["direct"]["accuracy"])
@@ -75,7 +76,8 @@ def test_eval_and_training_go_on_with_the_new_team(run: Path, recipe_file: Path,
     assert json.loads(capsys.readouterr().out)["stages"] == 2
     assert main(["train", str(run), "training.stages=3", "--resume", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stages"] == 3
-    recipe, versions = read_team(run)
+    stored = read_run(run)
+    recipe, versions = stored.recipe, stored.versions
     assert {a.name: a.lora.rank for a in recipe.team.agents} == {"left": 8, "right": 2} and versions["left"].number > 2
     assert load_recipe(run / "recipe.yaml").team.agents[0].lora.rank == 8
     # a lora that the agent never had is still another run
@@ -95,15 +97,15 @@ def test_eval_and_training_go_on_with_the_new_team(run: Path, recipe_file: Path,
 
 
 def test_undo_restores_the_team_the_recipe_and_the_policy(run: Path, recipe_file: Path, capsys: Any) -> None:
-    before = read_team(run)
+    before = read_run(run)
     swapped(run, capsys, *FRESH, "--direct")
     swapped(run, capsys, "--agent", "right", "--with", "fresh:rank=3", "--direct")
-    assert {a.name: a.lora.rank for a in read_team(run)[0].team.agents} == {"left": 8, "right": 3}
+    assert {a.name: a.lora.rank for a in read_run(run).recipe.team.agents} == {"left": 8, "right": 3}
     assert swap(run, "--undo") == 0
-    assert {a.name: a.lora.rank for a in read_team(run)[0].team.agents} == {"left": 8, "right": 2}
+    assert {a.name: a.lora.rank for a in read_run(run).recipe.team.agents} == {"left": 8, "right": 2}
     assert swap(run, "--undo") == 0
     capsys.readouterr()
-    assert read_team(run) == before and load_recipe(run / "recipe.yaml") == before[0]
+    assert read_run(run) == before and load_recipe(run / "recipe.yaml") == before.recipe
     assert swap(run, "--undo") == 2
     assert "no swap to undo" in capsys.readouterr().err
     assert main(["train", str(recipe_file), "training.stages=2", "--run-dir", str(run), "--resume", "--json"]) == 0
@@ -130,7 +132,7 @@ def test_dry_run_and_failures_change_nothing(run: Path, files: Callable[[Path], 
 
 
 def test_a_folder_from_elsewhere_is_checked_before_it_is_used(run: Path, tmp_path: Path, capsys: Any) -> None:
-    version = read_team(run)[1]["left"].name
+    version = read_run(run).versions["left"].name
     folder = tmp_path / "peft"
     tensors, config = read_adapter_folder(run / "adapters" / "left" / version)
     config["base_model_name_or_path"] = "somebody/elses-name"
@@ -167,11 +169,11 @@ def test_a_folder_from_elsewhere_is_checked_before_it_is_used(run: Path, tmp_pat
     # and a version that the agent had before is named by itself
     first = next(path.name for path in (run / "adapters" / "left").iterdir() if path.name.startswith("v0000"))
     swapped(run, capsys, "--agent", "left", "--with", first, "--direct")
-    assert read_team(run)[1]["left"].content_hash.startswith(first.partition("-")[2])
+    assert read_run(run).versions["left"].content_hash.startswith(first.partition("-")[2])
 
 
 def test_a_tokenizer_of_its_own_must_give_the_same_ids(run: Path, tmp_path: Path, tiny_base: Path, capsys: Any) -> None:
-    version = read_team(run)[1]["left"].name
+    version = read_run(run).versions["left"].name
     folder = tmp_path / "peft"
     folder.mkdir()
     for name in (CONFIG, WEIGHTS):
@@ -242,7 +244,7 @@ def test_a_registry_team_gets_a_new_version_and_an_undo(
     # an agent of one team may take a place in another
     spec = ["--registry", str(tmp_path / "registry"), "--agent", "left", "--with", "pair/left", "--direct"]
     assert main(["swap", str(run), *spec, "--json"]) == 0
-    assert read_team(run)[0].team.agents[0].lora.rank == 8
+    assert read_run(run).recipe.team.agents[0].lora.rank == 8
     assert main(["swap", str(team), "--undo", "--json"]) == 0
     assert registry.team("pair").agents == registry.team("pair", 1).agents
     assert registry.verify() == []
@@ -306,20 +308,20 @@ def test_killed_at_any_moment_the_same_command_ends_the_same(
     out = tmp_path / "out.json"
     reference = killable(["swap", str(undisturbed), *FRESH, *RADIUS, "--json"], out).result()
     command = ["swap", str(run), *FRESH, *RADIUS, "--json"]
-    old, new, kills = read_team(run), read_team(undisturbed), 0
+    old, new, kills = read_run(run), read_run(undisturbed), 0
     for part in ("probe.json", "direct.json", "stage0-*", "report.json"):
         kills += killable(command, out).kill_when(lambda part=part: any((run / ".swap").glob(part)))
-        assert read_team(run) in (old, new)
+        assert read_run(run) in (old, new)
     assert kills >= 3, "the swap was over before it could be killed"
     if (run / ".swap").exists():
         assert without_times(killable(command, out).result()) == without_times(reference)
-    assert read_team(run) == new
+    assert read_run(run) == new
     assert not (run / ".swap").exists() and not list(run.rglob(".tmp-*"))
-    assert [type(row).__name__ for row in read_rows(run / "metrics.jsonl")].count("SwapRow") == 1
+    assert [type(row).__name__ for row in read_rows(run)].count("SwapRow") == 1
 
 
 def test_killed_between_the_checkpoint_and_team_json_the_swap_is_completed(run: Path, capsys: Any, monkeypatch: Any) -> None:
-    old = read_team(run)
+    old = read_run(run)
 
     def killed(*_: Any) -> None:
         raise SystemExit("killed")
@@ -328,10 +330,10 @@ def test_killed_between_the_checkpoint_and_team_json_the_swap_is_completed(run: 
         patch.setattr(RunDir, "write_team", killed)
         with pytest.raises(SystemExit):
             swap(run, *FRESH, "--direct")
-    assert read_team(run) == old, "readers see the old team, whole"
+    assert read_run(run) == old, "readers see the old team, whole"
     capsys.readouterr()
     report = swapped(run, capsys, *FRESH, "--direct")
-    assert read_team(run)[1]["left"].name == report["new"] and read_team(run)[0].team.agents[0].lora.rank == 8
+    assert read_run(run).versions["left"].name == report["new"] and read_run(run).recipe.team.agents[0].lora.rank == 8
     assert len(RunDir(run).checkpoints.state().swaps) == 1
 
 
@@ -357,11 +359,11 @@ def test_a_stage_in_progress_begins_anew(recipe_file: Path, tmp_path: Path, caps
 
 
 def test_undo_after_training_restores_every_agent_and_survives_a_kill(run: Path, capsys: Any, monkeypatch: Any) -> None:
-    before = read_team(run)
+    before = read_run(run)
     swapped(run, capsys, "--agent", "right", "--with", "fresh:rank=3", "--direct")
     assert main(["train", str(run), "training.stages=2", "--resume", "--json"]) == 0
-    trained_on = read_team(run)
-    assert trained_on[1]["left"] != before[1]["left"]
+    trained_on = read_run(run)
+    assert trained_on.versions["left"] != before.versions["left"]
 
     def killed(*_: Any) -> None:
         raise SystemExit("killed")
@@ -370,10 +372,10 @@ def test_undo_after_training_restores_every_agent_and_survives_a_kill(run: Path,
         patch.setattr(RunDir, "write_team", killed)
         with pytest.raises(SystemExit):
             swap(run, "--undo")
-    assert read_team(run) == trained_on
+    assert read_run(run) == trained_on
     capsys.readouterr()
     assert swap(run, "--undo") == 0, "the undo that was killed is completed, not undone again"
     told = json.loads(capsys.readouterr().out)
-    assert read_team(run)[1] == before[1] and set(told) == {"left", "right"}
-    assert told["left"] == {"from": trained_on[1]["left"].name, "to": before[1]["left"].name}
+    assert read_run(run).versions == before.versions and set(told) == {"left", "right"}
+    assert told["left"] == {"from": trained_on.versions["left"].name, "to": before.versions["left"].name}
     assert RunDir(run).checkpoints.load()[1] == {}, "no optimizer outlives the weights it was for"

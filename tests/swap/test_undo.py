@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from teamtr_lora.cli import main
-from teamtr_lora.registry.stored import read_team
 from teamtr_lora.runs.metrics import StageRow, SwapRow, read_rows
 from teamtr_lora.runs.run_dir import RunDir
-from teamtr_lora.study import diagnose
+from teamtr_lora.runs.stored_run import read_run
+from teamtr_lora.study.diagnose import diagnose_run
 
 LEFT = ["--agent", "left", "--with", "fresh:rank=8", "--direct", "--json"]
 
@@ -59,8 +59,8 @@ def after_undo(run: Path, capsys: Any) -> tuple[str, dict[str, Any]]:
 
 def test_the_accuracy_is_that_of_the_team_that_is_back(run: Path, capsys: Any) -> None:
     told, summary = after_undo(run, capsys)
-    stages = {row.stage: row for row in read_rows(run / "metrics.jsonl") if isinstance(row, StageRow)}
-    assert stages[1].versions == {agent: version.name for agent, version in read_team(run)[1].items()}
+    stages = {row.stage: row for row in read_rows(run) if isinstance(row, StageRow)}
+    assert stages[1].versions == {agent: version.name for agent, version in read_run(run).versions.items()}
     assert summary["accuracy_after"] == pytest.approx(0.3) and summary["episodes_evaluated"] == 5
     assert stages[2].evaluation and stages[2].evaluation["avg_at_k"] == pytest.approx(0.5), "of the team that is gone"
     assert "what left, right learned after the swap is undone with it" in told and told.count("\n") == 3
@@ -68,9 +68,8 @@ def test_the_accuracy_is_that_of_the_team_that_is_back(run: Path, capsys: Any) -
 
 def test_the_coordination_that_diagnose_shows_is_that_of_the_team_that_is_back(run: Path, capsys: Any) -> None:
     after_undo(run, capsys)
-    shown = diagnose._coordination(diagnose._evaluated(read_rows(run / "metrics.jsonl")), "column_sum")
+    shown = diagnose_run(run).coordination
     assert (shown["stage"], shown["accuracy"]) == (1, pytest.approx(0.3))
-    assert diagnose.diagnose_run(run).missing["coordination"] == "the task does not judge single messages", "a user's own reward"
 
 
 def test_a_team_that_only_the_swap_evaluated_has_that_accuracy(run: Path, capsys: Any) -> None:
@@ -85,12 +84,12 @@ def test_a_team_that_nobody_evaluated_has_no_accuracy(run: Path, capsys: Any) ->
     assert summary["accuracy_after"] is None and summary["episodes_evaluated"] == 0
     assert main(["train", str(run), "--resume"]) == 0
     assert "-> - (this team was not evaluated)" in capsys.readouterr().out
-    assert diagnose.diagnose_run(run).missing["coordination"] == "this team was not evaluated"
+    assert diagnose_run(run).missing["coordination"] == "this team was not evaluated"
 
 
 def _forget(run: Path, kind: type, key: str) -> None:
     """Leaves an evaluation out of every row but stage 0's and the last stage's."""
-    rows = read_rows(run / "metrics.jsonl")
+    rows = read_rows(run)
     for row in rows:
         if isinstance(row, kind) and row.stage == 1:  # type: ignore[union-attr]
             setattr(row, key, None)
@@ -110,4 +109,4 @@ def test_a_run_does_not_become_shorter(run: Path, capsys: Any) -> None:
     assert main(["train", str(run), "training.stages=1", "--resume"]) == 0
     shown = capsys.readouterr()
     assert "already finished (2 of 2 stages); to go on, add training.stages=4" in shown.out + shown.err
-    assert read_team(run)[0].training.stages == 2, "what is done stays in the recipe"
+    assert read_run(run).recipe.training.stages == 2, "what is done stays in the recipe"

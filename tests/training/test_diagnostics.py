@@ -32,7 +32,7 @@ Start = Callable[..., TrainingRun]
 
 
 def updates(folder: Path) -> list[UpdateRow]:
-    return [row for row in read_rows(folder / "metrics.jsonl") if isinstance(row, UpdateRow)]
+    return [row for row in read_rows(folder) if isinstance(row, UpdateRow)]
 
 
 def plain(folder: Path, *without: str) -> list[dict[str, Any]]:

@@ -137,7 +137,7 @@ def finished(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Training
 
 
 def rows_of(run: TrainingRun) -> list[UpdateRow | StageRow]:
-    return read_rows(run.run_dir.path / "metrics.jsonl")
+    return read_rows(run.run_dir.path)
 
 
 def without_times(run: TrainingRun) -> list[dict[str, Any]]:

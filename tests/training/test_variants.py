@@ -25,7 +25,7 @@ Start = Callable[..., TrainingRun]
 
 
 def updates(run: TrainingRun) -> list[UpdateRow]:
-    return [row for row in read_rows(run.run_dir.path / "metrics.jsonl") if isinstance(row, UpdateRow)]
+    return [row for row in read_rows(run.run_dir.path) if isinstance(row, UpdateRow)]
 
 
 def trained(run: TrainingRun) -> list[UpdateRow]:

@@ -1,5 +1,6 @@
 """Published benchmarks: items of a file or the hub, or generated in their form.
 
+Modules:
     arbench         arbench_dc, arbench_sp
     autologi        open puzzles checked by programs
     autologi_maker  makes such puzzles

@@ -1,5 +1,6 @@
 """What every task is made of.
 
+Modules:
     background      coroutines of environments and rewards, on one event loop
     bench           benchmark tasks: items from a file, the hub or a generator
     data_files      rows of local files and hub datasets

@@ -15,7 +15,8 @@ from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common import files
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import TrainingSection
-from teamtr_lora.runs.checkpoint import CheckpointStore, RunState
+from teamtr_lora.runs.checkpoint import CheckpointStore
+from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.training.optimizers import build_optimizer, flatten_state, restore_state
 
 
@@ -25,7 +26,7 @@ def state_at(step: int) -> RunState:
         stage=3,
         update=1,
         cursor=48,
-        versions={"left": {"number": 2, "content_hash": "ab" * 32}},
+        versions={"left": AdapterVersion("left", 2, "ab" * 32)},
         betas={"left": 0.1 + 0.2, "right": 1e-4},
         loss_scaler={"scale": 4096.0},
         counts={"updates": 7, "accepted": 5, "shrunk": 2, "rejected": 1, "skipped": 1, "out_of_region_accepted": 0},
@@ -62,7 +63,6 @@ def test_the_state_comes_back_exactly(tmp_path: Path) -> None:
     save(CheckpointStore(tmp_path), 4)
     state, optimizers = CheckpointStore(tmp_path).load()
     assert state == state_at(4)
-    assert state.adapter_versions() == {"left": AdapterVersion("left", 2, "ab" * 32)}
     assert optimizers["right"] == ({}, {})
     parameters, original = trained()
     fresh = build_optimizer(TrainingSection(learning_rate=0.01), parameters)

@@ -1,0 +1,40 @@
+"""Locks between processes. The system releases them with the process that holds them, however that process ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import disk_errors
+
+
+def acquire(path: Path, where: Path, busy: str | None = None) -> FileLock:
+    """Takes the lock in file `path`, to be given back with `release()`.
+
+    `busy` is what the error says of `where` when another process holds the lock; with None this process waits for its turn.
+    """
+    with disk_errors(where):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Made here first: filelock takes a place where no file can be made for a lock that somebody holds, and waits forever.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o666))
+        lock = FileLock(path, timeout=-1 if busy is None else 0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise UserError(f"{where}: {busy}") from error
+    return lock
+
+
+@contextmanager
+def locked(path: Path, where: Path, busy: str | None = None) -> Iterator[None]:
+    """`acquire` for the length of a `with` block."""
+    lock = acquire(path, where, busy)
+    try:
+        yield
+    finally:
+        lock.release()

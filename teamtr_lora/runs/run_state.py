@@ -1,0 +1,154 @@
+"""Where a run is: the part of a checkpoint that is no tensor. Reading it needs no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from teamtr_lora.base.adapter_files import MAX_WEIGHT_BYTES
+from teamtr_lora.base.versions import AdapterVersion, stored_versions, versions_from
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import sha256
+from teamtr_lora.runs.layout import CHECKPOINTS, read_own
+
+FORMAT = 2
+COUNTS = ("updates", "accepted", "shrunk", "rejected", "skipped", "out_of_region_accepted")
+STATE, TENSORS, MANIFEST = "state.json", "tensors.safetensors", "manifest.json"
+
+
+@dataclass(frozen=True)
+class SwapRecord:
+    """One replacement of an agent's adapter, or the undoing of one."""
+
+    how: Literal["stage0", "direct", "undo"]
+    source: str  # what the new adapter was made from, as the command named it
+    agent: str
+    lora_before: dict[str, Any]  # the agent's `lora` section of the recipe
+    lora: dict[str, Any]  # and what it is afterwards
+    before: dict[str, AdapterVersion]  # the whole team's versions
+    after: dict[str, AdapterVersion]
+
+    def stored(self) -> dict[str, Any]:
+        """The record as JSON data."""
+        return {**vars(self), "before": stored_versions(self.before), "after": stored_versions(self.after)}
+
+    @classmethod
+    def from_stored(cls, data: dict[str, Any]) -> Self:
+        """What `stored` made."""
+        return cls(**{**data, "before": versions_from(data["before"]), "after": versions_from(data["after"])})
+
+
+@dataclass
+class RunState:
+    """Where a run is. `stage` and `update` count what is complete; a stage in progress has 0 < update < n or waits for its
+    evaluation (update == n)."""
+
+    step: int = 0  # checkpoints written
+    stage: int = 0  # stages complete
+    update: int = 0  # updates complete in the stage in progress
+    cursor: int = 0  # training items taken by complete stages
+    versions: dict[str, AdapterVersion] = field(default_factory=dict)
+    rollout_versions: dict[str, AdapterVersion] = field(default_factory=dict)  # that sampled the episodes in use
+    stage_versions: dict[str, AdapterVersion] = field(default_factory=dict)  # that began the stage in progress
+    probing: bool = False  # the stage in progress is probed
+    probe_seconds: float = 0.0
+    betas: dict[str, float] = field(default_factory=dict)
+    radii: dict[str, float] = field(default_factory=dict)  # of the stage in progress
+    slopes: dict[str, float | None] = field(default_factory=dict)  # what gain_weighted radii go by
+    loss_scaler: dict[str, float] = field(default_factory=dict)  # empty where no half precision needs one
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    sampled_tokens: int = 0
+    seconds: float = 0.0
+    metrics_bytes: int = 0
+    accuracy_before: float | None = None
+    accuracy_after: float | None = None
+    episodes_evaluated: int = 0
+    started: bool = False  # stage 0 (floors and the evaluation before training) is done
+    loras: dict[str, dict[str, Any]] = field(default_factory=dict)  # of swapped agents, whose `lora` in the recipe is older
+    swaps: list[SwapRecord] = field(default_factory=list)  # every replacement and undo, oldest first
+
+    def standing_swaps(self) -> list[SwapRecord]:
+        """The replacements in force: each undo takes the last one before it back."""
+        standing: list[SwapRecord] = []
+        for record in self.swaps:
+            standing = standing[:-1] if record.how == "undo" else [*standing, record]
+        return standing
+
+    def take_swap(self, record: SwapRecord) -> list[str]:
+        """Makes the team of `record.after` the run's own, and returns the agents that changed.
+
+        They start with fresh penalties, radii and slopes, as those belong to the old weights; a stage in progress begins anew.
+        """
+        changed = [agent for agent, version in record.after.items() if version != record.before[agent]]
+        for agent in changed:
+            self.betas.pop(agent, None)
+            self.radii.pop(agent, None)
+            self.slopes[agent] = None
+        self.swaps.append(record)
+        in_recipe = next(swap.lora_before for swap in self.swaps if swap.agent == record.agent)
+        self.loras.pop(record.agent, None)
+        if record.lora != in_recipe:
+            self.loras[record.agent] = record.lora
+        self.versions, self.rollout_versions, self.update = record.after, {}, 0
+        return changed
+
+    def stored(self) -> dict[str, Any]:
+        """The state as JSON data."""
+        data = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        data |= {name: stored_versions(data[name]) for name in _VERSIONS}
+        return data | {"swaps": [record.stored() for record in self.swaps]}
+
+    @classmethod
+    def from_stored(cls, data: dict[str, Any]) -> Self:
+        """What `stored` made. KeyError, TypeError or ValueError where it is something else."""
+        versions = {name: versions_from(data[name]) for name in _VERSIONS}
+        return cls(**{**data, **versions, "swaps": [SwapRecord.from_stored(record) for record in data["swaps"]]})
+
+
+_VERSIONS = ("versions", "rollout_versions", "stage_versions")
+
+
+class CheckpointReader:
+    """The checkpoints of a run directory: whether there are any, and where the newest one is."""
+
+    def __init__(self, run: Path) -> None:
+        self._folder = run / CHECKPOINTS
+
+    def exists(self) -> bool:
+        return bool(self._steps())
+
+    def state(self) -> RunState:
+        """Where the newest checkpoint is, without its tensors."""
+        return self._read(STATE)[0]
+
+    def _read(self, *names: str) -> tuple[RunState, dict[str, Any], dict[str, bytes]]:
+        """State, the whole of state.json, and the files of the newest checkpoint, each checked against its hash."""
+        folder = self._steps()[-1]
+        older = [path.name for path in self._steps()[:-1]]
+        fix = f"remove that folder to go on from {older[-1]}" if older else "start again with another --run-dir"
+        try:
+            contents = {name: _present(folder / name) for name in (MANIFEST, *names)}
+            hashes = json.loads(contents[MANIFEST])
+            for name in names:
+                if sha256(contents[name]) != hashes[name]:
+                    raise ValueError(f"{name} does not match its hash")
+            body = json.loads(contents[STATE])
+            if body["format"] != FORMAT:
+                raise UserError(
+                    f"{folder}: written by another version of teamtr-lora (format {body['format']}, this one reads {FORMAT})"
+                )
+            return RunState.from_stored(body["state"]), body, contents
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"{folder}: the checkpoint is damaged ({type(error).__name__}: {error}); {fix}") from error
+
+    def _steps(self) -> list[Path]:
+        return sorted(self._folder.glob("step-*")) if self._folder.is_dir() else []
+
+
+def _present(path: Path) -> bytes:
+    data = read_own(path, MAX_WEIGHT_BYTES)
+    if data is None:
+        raise FileNotFoundError(f"{path.name} is missing")
+    return data

@@ -1,0 +1,86 @@
+"""Reading a run directory: its recipe, its team, its rows and its history. None of it needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora.base.versions import AdapterVersion, versions_from
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe import Recipe, load_recipe
+from teamtr_lora.runs import layout
+from teamtr_lora.runs.history import RunHistory, read_history
+from teamtr_lora.runs.layout import is_baseline, is_run, read_own_json, refuse_links
+from teamtr_lora.runs.metrics import MetricsRow, read_rows
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run directory as it lies on disk. Two are equal when they hold the same team of the same recipe."""
+
+    path: Path = field(compare=False)
+    recipe: Recipe  # with the adapters that swaps brought; its relative paths start where the first recipe was
+    versions: dict[str, AdapterVersion]  # each agent's current one
+    baseline: bool = False  # a run of `teamtr-lora baseline`, which trains one agent by TRL
+
+    @property
+    def adapters(self) -> Path:
+        """AGENT/VERSION lies in here."""
+        return self.path / layout.ADAPTERS
+
+    @property
+    def evaluations(self) -> Path:
+        """The folder of the evaluations of this run."""
+        return self.path / layout.EVALUATIONS
+
+    def rows(self) -> list[MetricsRow]:
+        """What the run has logged, oldest first."""
+        return read_rows(self.path)
+
+    def history(self) -> RunHistory:
+        """How each adapter came to be, and how the team does as it is now."""
+        return read_history(self.path, self.versions)
+
+
+def read_run(path: Path) -> StoredRun:
+    """The run in a directory that `train`, `rebase` or `baseline` wrote, checked; UserError says in one line what is wrong."""
+    if not is_run(path):
+        raise UserError(f"{path}: no run here ({layout.RECIPE} is missing); give the folder that train printed")
+    refuse_links(path, layout.OWN_NAMES)
+    recipe = load_recipe(path / layout.RECIPE)
+    origin, team = (_required(path, name) for name in (layout.ORIGIN, layout.TEAM))
+    try:
+        recipe = recipe.placed_in(Path(origin["recipe_folder"]))
+        versions = versions_from(team)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: {layout.TEAM} or {layout.ORIGIN} is damaged ({error})") from error
+    if set(versions) != {agent.name for agent in recipe.team.agents}:
+        raise UserError(f"{path}: {layout.TEAM} names {', '.join(versions)}, the recipe has other agents")
+    try:
+        recipe = recipe.with_loras({agent: entry["lora"] for agent, entry in team.items() if "lora" in entry})
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: {layout.TEAM} is damaged (it names an adapter that no recipe could)") from error
+    return StoredRun(path, recipe, versions, is_baseline(path))
+
+
+def load_run_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a run directory, to go on with the run: relative paths start where its first recipe was."""
+    if not is_run(path):
+        raise UserError(f"{path}: no run here ({layout.RECIPE} is missing); give a recipe file, or the folder that train printed")
+    refuse_links(path, layout.OWN_NAMES)
+    recipe = load_recipe(path / layout.RECIPE, overrides)
+    origin = read_own_json(path / layout.ORIGIN)
+    if origin is None:  # somebody's own recipe, which a run must not overwrite
+        raise UserError(f"{path}: holds a recipe but no run; use: teamtr-lora train {path / layout.RECIPE}")
+    if not isinstance(origin.get("recipe_folder"), str):
+        raise UserError(f"{path / layout.ORIGIN}: damaged (it names no recipe_folder)")
+    return recipe.model_copy(update={"output_dir": str(path)}).placed_in(Path(origin["recipe_folder"]))
+
+
+def _required(path: Path, name: str) -> dict[str, Any]:
+    found = read_own_json(path / name)
+    if found is None:
+        raise UserError(f"{path}: the run has no team yet ({name} is missing); let train reach its first stage")
+    return found

@@ -1,0 +1,121 @@
+"""What a swap and a rebase have in common: a team, its task, the parts that are finished, and whoever is told about it.
+
+Every finished part is kept in a work folder, so that the same command goes on from there after a kill.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe import Recipe, ScriptSettings
+from teamtr_lora.registry.stored import StoredTeam
+from teamtr_lora.rollout.playable import PlayableTeam
+from teamtr_lora.swap.shock import TeamScore, score_team
+from teamtr_lora.swap.stage0 import Alignment, Half, Stage0
+from teamtr_lora.swap.swap_report import Listener
+from teamtr_lora.swap.work import Work
+from teamtr_lora.tasks import Task
+from teamtr_lora.training.scoring import Scorer
+
+
+class Session:
+    """One swap or rebase at work. `recipe` is the team's, with the settings of the command applied."""
+
+    def __init__(
+        self,
+        where: str,
+        held: StoredTeam,
+        recipe: Recipe,
+        *,
+        work: Work,
+        items: int | None = None,
+        task: Task | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self.where, self.held, self.recipe, self.work = where, held, recipe, work
+        self.items = items or recipe.evaluation.items
+        self.radius = recipe.swap.delta_align or recipe.trust_region.delta
+        self.listener, self.started = listener or Listener(), time.monotonic()
+        self._task = task
+
+    @property
+    def task(self) -> Task:
+        """What the team plays."""
+        return self.prepare_task()
+
+    def prepare_task(self) -> Task:
+        """Builds the task where that has not been done. UserError where its items or rewards are not here: whoever will play it
+        calls this before a base is loaded, and whoever only looks at an adapter never does."""
+        if self._task is None:
+            if isinstance(self.recipe.task, ScriptSettings):
+                raise UserError(f"{self.where}: this team's items and rewards live in a Python script; change it from there")
+            self._task = self.recipe.task.build(self.recipe.folder)
+        return self._task
+
+    def score(self, name: str, playable: PlayableTeam, recipe: Recipe, *, stand_in: tuple[str, str] | None = None) -> TeamScore:
+        """The team on the held-out items, under the name of this measurement; `stand_in` is `score_team`'s."""
+        known = self.work.get(name)
+        if known is not None:
+            return TeamScore(**known)
+        progress = self.listener.phase(f"measuring the team: {name}")
+        score = score_team(playable, self.task, recipe, self.items, stand_in=stand_in, progress=progress)
+        self.work.put(name, score.as_dict())
+        return score
+
+    def align(
+        self, part: str, agent: str, playable: PlayableTeam, scorer: Scorer, *, adapter: str, fit: Half, held: Half
+    ) -> Alignment:
+        """Stage-0 of one adapter of the bank for `agent`, from where the work folder has it. UserError where the held-out half
+        does not come within the radius. Call it inside `playable.training_memory()`."""
+        recipe = self.recipe
+        told = self.listener.phase(f"aligning {part}")
+        stage0 = Stage0(
+            scorer,
+            playable.bank,
+            adapter,
+            fit=fit,
+            held=held,
+            region=recipe.trust_region,
+            settings=recipe.swap,
+            delta=self.radius,
+            seed=f"{recipe.seed}/{part}",
+            half_precision=playable.base.dtype == torch.float16,
+        )
+
+        def keep(now: Alignment, tensors: dict[str, Any], scalars: dict[str, Any]) -> None:
+            self.work.put_tensors(part, now.steps, {"alignment": now.as_dict(), "scalars": scalars}, tensors)
+            if told:
+                told(now.steps, recipe.swap.align_steps, now.trained_tokens)
+
+        kept = self.work.get_tensors(part)
+        if kept is None:
+            alignment = stage0.start()
+        else:
+            alignment = Alignment.from_dict(kept[0]["alignment"])
+            stage0.resume(alignment, kept[1], kept[0]["scalars"])
+        alignment = stage0.run(alignment, keep)
+        if not alignment.reached:
+            self.work.clear()
+            raise UserError(self._not_reached(agent, alignment))
+        return alignment
+
+    def _not_reached(self, agent: str, alignment: Alignment) -> str:
+        after = alignment.after
+        steps = "more swap.align_steps, " if alignment.steps >= self.recipe.swap.align_steps else ""
+        bound = "unknown" if after.bound is None else format(after.bound, ".3g")
+        return (
+            f"{agent}: Stage-0 ended after {alignment.steps} steps with a held-out KL of {after.mean:.3g} (upper bound {bound}), "
+            f"outside delta_align = {alignment.delta:g}; {self.where} is as it was: use more --probe-contexts, a larger "
+            f"--delta-align, a larger rank, {steps}or --direct"
+        )
+
+
+def scorer_for(playable: PlayableTeam, recipe: Recipe) -> Scorer:
+    """Scores messages under the adapters of a team that is loaded."""
+    if recipe.training.gradient_checkpointing:
+        playable.bank.enable_gradient_checkpointing()
+    return Scorer.of(playable, recipe)

@@ -1,0 +1,101 @@
+"""What a run directory says of itself, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from teamtr_lora.base.versions import AdapterVersion
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe import Recipe
+from teamtr_lora.runs.history import Replaced
+from teamtr_lora.runs.metrics import read_rows
+from teamtr_lora.runs.run_dir import RunDir
+from teamtr_lora.runs.run_state import RunState, SwapRecord
+from teamtr_lora.runs.stored_run import load_run_recipe, read_run
+
+
+def test_a_run_is_read_back(run: RunDir, recipe: Recipe) -> None:
+    stored = read_run(run.path)
+    assert stored.recipe == recipe and stored.recipe.folder == recipe.folder and not stored.baseline
+    assert {agent: version.number for agent, version in stored.versions.items()} == {"left": 3, "right": 4}
+    assert stored.versions == run.checkpoints.state().versions
+    assert [row.stage for row in stored.rows()] == [0, 1]
+    history = stored.history()
+    assert history.made_by == {"left": "train", "right": "train"} and history.lineage == []
+    assert history.metrics == {"avg_at_k": 0.5} and not history.stale
+    assert load_run_recipe(run.path, ["training.stages=9"]).training.stages == 9
+
+
+def test_a_row_that_is_being_written_is_no_row_yet(run: RunDir) -> None:
+    path = run.path / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"kind": "stage", "sta')
+    assert len(read_rows(run.path)) == 2
+    for spoilt in (
+        b"{\n",
+        b"[]\n",
+        b'{"kind": "other"}\n',
+        b'{"kind": "stage"}\n',
+        b'{"kind": "stage", "stage": NaN}\n',
+        b"[" * 9000 + b"\n",
+    ):
+        path.write_bytes(whole + spoilt)
+        with pytest.raises(UserError, match=r"metrics.jsonl: line 3") as caught:
+            read_rows(run.path)
+        assert "\n" not in str(caught.value)
+
+
+def test_swaps_are_remembered_and_undone_ones_are_not(run: RunDir) -> None:
+    state = run.checkpoints.state()
+    lora = read_run(run.path).recipe.team.agents[0].lora.model_dump(mode="json")
+    other, first = lora | {"rank": 3}, state.versions
+    second = first | {"left": AdapterVersion("left", 4, "b" * 64)}
+    third = second | {"right": AdapterVersion("right", 5, "c" * 64)}
+    state.betas, state.slopes = {"left": 1.0, "right": 2.0}, {"left": 0.1, "right": 0.2}
+    assert state.take_swap(SwapRecord("stage0", "fresh:rank=3", "left", lora, other, before=first, after=second)) == ["left"]
+    assert state.betas == {"right": 2.0} and state.slopes == {"left": None, "right": 0.2} and state.loras == {"left": other}
+    state.take_swap(SwapRecord("direct", "elsewhere", "right", lora, lora, before=second, after=third))
+    state.take_swap(SwapRecord("undo", "", "right", lora, lora, before=third, after=second))
+    assert [swap.source for swap in state.standing_swaps()] == ["fresh:rank=3"] and state.versions == second
+    assert RunState.from_stored(json.loads(json.dumps(state.stored()))) == state
+    state.step += 1
+    run.checkpoints.save(state, {})
+    run.write_team(state.versions, state.loras)
+    stored = read_run(run.path)
+    history = stored.history()
+    assert stored.recipe.team.agents[0].lora.rank == 3 and history.stale and history.metrics == {}
+    assert history.made_by == {"left": "stage0", "right": "train"}
+    assert history.lineage == [Replaced("left", first["left"].name, second["left"].name, "stage0", "fresh:rank=3")]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("team.json", {"left": {"number": 3}}, "team.json or origin.json is damaged"),
+        ("team.json", {"left": 3}, "team.json or origin.json is damaged"),
+        ("team.json", {"other": None}, "team.json or origin.json is damaged"),
+        ("origin.json", {"recipe_folder": None}, "team.json or origin.json is damaged"),
+        ("team.json", None, "has no team yet (team.json is missing)"),
+        ("origin.json", None, "has no team yet (origin.json is missing)"),
+        ("recipe.yaml", None, "no run here (recipe.yaml is missing)"),
+    ],
+)
+def test_damage_is_one_line(run: RunDir, file: str, change: dict[str, Any] | None, words: str) -> None:
+    path = run.path / file
+    if change is None:
+        path.unlink()
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError) as caught:
+        read_run(run.path)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_recipe_without_a_run_is_not_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("team: {agents: [{name: a}]}\n")
+    with pytest.raises(UserError, match="holds a recipe but no run; use: teamtr-lora train"):
+        load_run_recipe(tmp_path)
