@@ -93,7 +93,7 @@ def spoilt(value: Any) -> Iterator[Any]:
 
 
 def tau2_files(folder: Path) -> None:
-    (folder / "retail_db.json").write_text((Path(__file__).parent / "tau2_tables.json").read_text())
+    (folder / "retail_db.json").write_text((Path(__file__).parents[1] / "benchmarks" / "tau2_tables.json").read_text())
     tables = json.loads((folder / "retail_db.json").read_text())
     (folder / "retail_db.json").write_text(json.dumps(tables["retail"]))
     (folder / "retail_policy.md").write_text("policy")
