@@ -16,7 +16,7 @@ RANKS = {
     "base": 1,
     "tasks": 2,
     "recipe": 3,
-    "algorithm": 3,
+    "algorithm": 0,
     "runs": 3,
     "registry": 4,
     "rollout": 5,

@@ -11,7 +11,8 @@ import pytest
 import teamtr_lora
 
 ROOMS = (
-    "algorithm", "common", "evaluation", "registry", "report", "rollout", "rollout/vllm", "runs", "study", "swap", "tasks",
+    "algorithm", "algorithm/variants",
+    "common", "evaluation", "registry", "report", "rollout", "rollout/vllm", "runs", "study", "swap", "tasks",
     "tasks/benchmarks", "tasks/generated", "tasks/machinery", "training",
 )  # fmt: skip
 

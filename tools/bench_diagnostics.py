@@ -27,8 +27,11 @@ from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.runs.metrics import UpdateRow
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.team import Episode
+from teamtr_lora.training.events import Events
 from teamtr_lora.training.rows import update_row
+from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
+from teamtr_lora.training.stage_rollouts import Rollout
 from teamtr_lora.training.trainer import TeamTRTrainer
 from teamtr_lora.training.update import AgentUpdater
 
@@ -40,8 +43,17 @@ class Bench:
 
     def __init__(self, trainer: TeamTRTrainer, folder: Path) -> None:
         self._playable, recipe = trainer.open(), trainer.recipe
-        self._updater = AgentUpdater(self._playable, recipe, Accelerator(cpu=self._playable.base.device.type == "cpu"))
-        self._diagnostics = RunDiagnostics(self._playable, trainer.task, recipe, RunDir(folder), self._updater)
+        accelerator = Accelerator(cpu=self._playable.base.device.type == "cpu")
+        self._updater = AgentUpdater(self._playable, recipe, accelerator)
+        context = RunContext(
+            playable=self._playable,
+            task=trainer.task,
+            config=recipe,
+            run_dir=RunDir(folder),
+            accelerator=accelerator,
+            events=Events([], recipe, updates=1),
+        )
+        self._diagnostics = RunDiagnostics(context, self._updater)
         self._agent = self._playable.team.names[-1]
         self._before = self._playable.bank.snapshot(self._agent)
         self._optimizer = copy.deepcopy(self._updater.optimizers[self._agent].state_dict())
@@ -51,10 +63,10 @@ class Bench:
         self._updater.optimizers[self._agent].load_state_dict(copy.deepcopy(self._optimizer))
         started, cpu = time.perf_counter(), time.process_time()
         outcome = self._updater.update(self._agent, episodes, 0)
-        seconds = {"rollout": 1.0, **outcome.seconds}
-        row = update_row(1, place, self._agent, episodes, self._playable.versions(), outcome, seconds)
+        rollout = Rollout(episodes=episodes, versions=self._playable.versions(), seconds=1.0)
+        row = update_row(outcome, rollout, stage=1, update=place)
         if on:
-            self._diagnostics.fill(row, episodes, outcome, fresh=True)
+            self._diagnostics.fill(row, rollout, outcome)
         return time.perf_counter() - started, time.process_time() - cpu, row
 
 
@@ -62,7 +74,13 @@ def measure(trainer: TeamTRTrainer, repeats: int) -> dict[str, Any]:
     recipe = trainer.recipe
     rollout = recipe.rollout
     items = [trainer.task.items("train")[i] for i in range(rollout.items_per_stage)]
-    plan = PlayPlan(items, rollout.episodes_per_item, rollout.temperature, rollout.max_message_tokens, "bench")
+    plan = PlayPlan(
+        items=items,
+        episodes_per_item=rollout.episodes_per_item,
+        temperature=rollout.temperature,
+        max_message_tokens=rollout.max_message_tokens,
+        purpose="bench",
+    )
     episodes = trainer.open().play(trainer.task, plan)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(trainer, Path(folder))

@@ -71,7 +71,13 @@ def main() -> None:
     trainer = TeamTRTrainer.from_recipe(recipe)
     playable, rollout = trainer.open(), recipe.rollout
     items = [trainer.task.items("train")[i] for i in range(rollout.items_per_stage)]
-    plan = PlayPlan(items, rollout.episodes_per_item, rollout.temperature, rollout.max_message_tokens, "bench")
+    plan = PlayPlan(
+        items=items,
+        episodes_per_item=rollout.episodes_per_item,
+        temperature=rollout.temperature,
+        max_message_tokens=rollout.max_message_tokens,
+        purpose="bench",
+    )
     playable.play(trainer.task, plan)  # warm-up
     started = time.perf_counter()
     episodes = playable.play(trainer.task, plan)

@@ -30,9 +30,10 @@ from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection, TeamTRC
 from teamtr_lora.rollout.playable import PlayableTeam, open_team
 from teamtr_lora.rollout.sampler import Request, SamplingParams, derive_seed
 from teamtr_lora.team import Episode, Message, agent_sequences
+from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.floor import measure_floors
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, message_batch
+from teamtr_lora.training.scoring import Scorer, keep_current, unweighted_batch
 
 AGENT = "agent"
 ALPHAS = tuple(10.0**-power for power in range(8))
@@ -143,15 +144,7 @@ def read_passes(playable: PlayableTeam, episodes: list[Episode], precision: str)
         floors = measure_floors(
             scorer, bank, AGENT, episodes, tokens_per_microbatch=TRAINING.tokens_per_microbatch, reduction="message_sum"
         )
-        batch = message_batch(
-            agent_sequences(episodes, AGENT),
-            {id(e): 0.0 for e in episodes},
-            {id(e): i for i, e in enumerate(episodes)},
-            tokens_per_microbatch=TRAINING.tokens_per_microbatch,
-            mask_truncated=False,
-            device=scorer.device,
-            pack_width=scorer.pack_width,
-        )
+        batch = unweighted_batch(scorer, agent_sequences(episodes, AGENT), TRAINING.tokens_per_microbatch)
         if not tf32:
             yield PassReading(precision, "training", floors["training"], scan(scorer, bank, batch, torch.no_grad()))
         name = "gate tf32" if tf32 else "gate fp32"

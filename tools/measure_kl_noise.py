@@ -26,13 +26,14 @@ from torch import Tensor
 
 from teamtr_lora.algorithm.occupancy import k1_standard_error
 from teamtr_lora.algorithm.surrogate import sum_by_message
+from teamtr_lora.algorithm.trust_region import ESTIMATORS
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.rollout.sampler import Request, SamplingParams, derive_seed
 from teamtr_lora.team import Episode, Message, agent_sequences
-from teamtr_lora.training.gate import ESTIMATORS, gate_pass, read_candidate
-from teamtr_lora.training.scoring import Scorer, keep_current, message_batch
+from teamtr_lora.training.gate import gate_pass, read_candidate
+from teamtr_lora.training.scoring import Scorer, keep_current, unweighted_batch
 from teamtr_lora.training.trainer import TeamTRTrainer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,16 +66,7 @@ def message_terms(
 ) -> dict[str, Tensor]:
     """Each message's terms by estimator, for the agent moved along one random direction until its exact KL is `kl`; the agent is
     put back."""
-    index = {id(episode): i for i, episode in enumerate(episodes)}
-    batch = message_batch(
-        agent_sequences(episodes, agent),
-        dict.fromkeys(index, 0.0),
-        index,
-        tokens_per_microbatch=recipe.training.tokens_per_microbatch,
-        mask_truncated=False,
-        device=scorer.device,
-        pack_width=scorer.pack_width,
-    )
+    batch = unweighted_batch(scorer, agent_sequences(episodes, agent), recipe.training.tokens_per_microbatch)
     bank, before = playable.bank, playable.bank.snapshot(agent)
     generator = torch.Generator().manual_seed(seed)
     noise: dict[str, Tensor] = {n: torch.randn(t.shape, generator=generator).to(t) for n, t in before.items()}

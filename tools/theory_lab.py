@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/theory_lab.py [--seeds 40] [--delta 0.01] [--gamma 0.9] [--json FILE]
 
-No sampling, no estimation: occupancy, return, advantage and KL are linear solves (teamtr_lora/algorithm/lab.py). Every update is
+No sampling, no estimation: occupancy, return, advantage and KL are linear solves (tools/tabular_lab.py). Every update is
 an improving step of KL exactly delta. Per team size, means over seeds, in units of the largest advantage A_max; then
 least-squares exponents in log-log with bootstrap intervals over seeds. Over these sizes a sum over n updates has exponent 1, over
 the n (n + 1) / 2 terms of thm:stage_stale 1.79, over the n (n - 1) / 2 of its compounding part alone 2.40; those penalties do not
@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tabular_lab as lab_
+from tabular_lab import Array, solve
 
-from teamtr_lora.algorithm import lab as lab_
 from teamtr_lora.algorithm.certificate import (
     Setting,
     UpdateTerms,
@@ -31,7 +32,6 @@ from teamtr_lora.algorithm.certificate import (
     occupancy_penalty,
     turn_penalty,
 )
-from teamtr_lora.algorithm.lab import Array, solve
 from teamtr_lora.algorithm.occupancy import Exponent, fit_exponent
 
 SIZES = (2, 3, 4, 5, 6, 8)

@@ -5,11 +5,12 @@ Shape suffixes: E episode, M message, N message token (flat), V vocabulary, D hi
     advantage     group-normalised advantages
     surrogate     the clipped surrogate
     token_kl      token KL: exact, k1 and k3
-    trust_region  clustered upper bound, adaptive penalty, search for the step length
-    radii         a stage's radii, shared among the agents
+    clustered     a mean over dependent values, with its upper confidence bound
+    trust_region  adaptive penalty, adaptive radius, search for the step length
     certificate   improvement certificates from logged numbers
     calibration   how they did over a run
     local_gain    the largest gain that a small KL ball holds
     occupancy     occupancy shift, monitors, weights and stability, beside what noise gives
-    lab           small exact teams, to check the theory on
+
+variants/ has the objects that a recipe names: resampling rules, kinds of trust region and so on.
 """

@@ -10,6 +10,11 @@ from torch import Tensor
 ROUNDING = 1e-9  # returns this close, as a share of the larger or of 1, are equal
 
 
+def message_discount(setting: str | float, messages: int) -> float:
+    """gamma per message in episodes of at most `messages`: the recipe's `training.discount`, where auto is 1 - 1 / messages."""
+    return 1 - 1 / messages if setting == "auto" else float(setting)
+
+
 @dataclass(frozen=True)
 class GroupAdvantages:
     clipped_E: Tensor  # what the surrogate uses

@@ -227,7 +227,17 @@ def _certificate(
     penalties = (occupancy, staleness, estimation, clip_bias, concentration)
     bound = surrogate - math.fsum(penalties)
     possible = reach > math.fsum(penalties) * (1 + ROUNDING)
-    return Certificate(surrogate, *penalties, bound, vacuous=bound <= -setting.return_range, can_certify=possible)
+    return Certificate(
+        surrogate=surrogate,
+        occupancy=occupancy,
+        staleness=staleness,
+        estimation=estimation,
+        clip_bias=clip_bias,
+        concentration=concentration,
+        bound=bound,
+        vacuous=bound <= -setting.return_range,
+        can_certify=possible,
+    )
 
 
 def _turns(update: UpdateTerms) -> float:
@@ -247,7 +257,7 @@ def _concentration(update: UpdateTerms, unit: float, confidence: Confidence, upd
 
 
 def _times(factor: float, value: float) -> float:
-    """A product in which nothing costs nothing, also where gamma = 1 makes the factor infinite."""
+    """factor * value, and 0 for a value of 0 also where gamma = 1 makes the factor infinite."""
     return factor * value if value else 0.0
 
 

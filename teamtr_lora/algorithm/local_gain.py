@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -66,7 +66,9 @@ def gram_model(
     if len(groups) < 2:
         raise ValueError("one group cannot be halved")
     if damping is None:
-        damping = DAMPING * float(np.trace(gram_MM)) / count / min(count, parameters) or 1.0  # no gradient at all: any will do
+        damping = (
+            DAMPING * float(np.trace(gram_MM)) / count / min(count, parameters) or 1.0
+        )  # without any gradient every damping gives slope 0
     eigenvalue_M, vector_MM = np.linalg.eigh(gram_MM / count)
     eigenvalue_M = np.maximum(eigenvalue_M, 0.0)
     hat_MM = (vector_MM * (eigenvalue_M / (eigenvalue_M + damping))) @ vector_MM.T  # S (F + e I)^-1 S' / M
@@ -99,7 +101,5 @@ def certify_achievable_stage(
     the sampling error. The theorem's occupancy penalty is thm:stage's, and so is what keeps it from being positive.
     """
     gains = [model.gain(radius) for model, radius in zip(models, message_radii, strict=True)]
-    terms = [
-        UpdateTerms(gain, u.kl, u.zeta, u.clip_bias, u.groups, u.standard_error) for gain, u in zip(gains, updates, strict=True)
-    ]
+    terms = [replace(u, surrogate=gain, largest_weight=1.0, turn_kl=()) for gain, u in zip(gains, updates, strict=True)]
     return certify_stage(terms, setting, confidence)

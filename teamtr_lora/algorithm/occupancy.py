@@ -218,11 +218,11 @@ def reliability(fraction: float, updates: Sequence[Subsample]) -> Reliability:
         raise ValueError("no update to subsample")
     near = [(update.flips, len(update.deviations)) for update in updates if update.flips is not None]
     return Reliability(
-        fraction,
-        float(np.median(deviations)),
-        float(np.quantile(deviations, 0.9)),
-        len(near),
-        sum(flips for flips, _ in near) / sum(parts for _, parts in near) if near else None,
+        fraction=fraction,
+        median=float(np.median(deviations)),
+        p90=float(np.quantile(deviations, 0.9)),
+        near_updates=len(near),
+        flip_rate=sum(flips for flips, _ in near) / sum(parts for _, parts in near) if near else None,
     )
 
 

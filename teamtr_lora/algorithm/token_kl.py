@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from teamtr_lora.algorithm.surrogate import sum_by_message
+
 # Below this |d| the KL term p * (e^d - 1 - d) keeps its relative accuracy through expm1; above, q - p - p d does and cannot
 # overflow. Both are the same function.
 SMALL_LOG_RATIO = 0.5
@@ -41,6 +43,14 @@ def k3_terms(logp_cur_N: Tensor, logp_new_N: Tensor) -> Tensor:
     """`exp(d) - 1 - d` of the sampled token: unbiased and non-negative."""
     delta_N = logp_new_N - logp_cur_N
     return torch.expm1(delta_N) - delta_N
+
+
+def message_kl(kl_N: Tensor, message_N: Tensor, messages: int, reduction: str) -> Tensor:
+    """Per message: the sum over its tokens (eq:emp_tok_kl), or their mean with `token_mean`."""
+    total_M = sum_by_message(kl_N, message_N, messages)
+    if reduction == "message_sum":
+        return total_M
+    return total_M / sum_by_message(torch.ones_like(kl_N), message_N, messages).clamp(min=1)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
-"""The trust region: a clustered upper confidence bound, the adaptive penalty, and the search for the step length."""
+"""The trust region's arithmetic: the adaptive penalty, the adaptive radius, and the search for the step length."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import NormalDist
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from teamtr_lora.algorithm.clustered import ClusteredMean
+
+ESTIMATORS = ("exact", "k3", "k1")  # of the KL: all are logged, and trust_region.estimator gates
 
 # KL is quadratic in the step length, so alpha * sqrt(delta / bound) aims at the boundary; aiming a little inside saves a try.
 AIM = 0.97
@@ -17,27 +19,8 @@ WORTHWHILE_STRETCH = 1.1
 # In region the surrogate is nearly linear in the step: where this short a step gains nothing, no step does.
 SHORTEST = 0.05
 BETA_RANGE = (1e-4, 1e4)
-MOST_CHANGE, RADIUS_RANGE = 1.5, 10.0  # of an adaptive radius: by step, and from its target
-
-
-@dataclass(frozen=True)
-class RegionPolicy:
-    """What a kind of trust region does: the recipe names one, the update asks it."""
-
-    gates: bool = True  # a step outside the region is shortened or rejected
-    stops_early: bool = True  # optimization ends where the in-sample KL reaches the radius
-    penalises: bool = True  # the surrogate carries beta * KL
-    adapts_beta: bool = True
-    tracks_target: bool = False  # the radius follows the KL that steps really have
-
-
-REGION_POLICIES = {
-    "gate": RegionPolicy(),
-    "adaptive_radius": RegionPolicy(tracks_target=True),
-    "penalty_adaptive": RegionPolicy(gates=False, stops_early=False),
-    "penalty_fixed": RegionPolicy(gates=False, stops_early=False, adapts_beta=False),
-    "none": RegionPolicy(gates=False, stops_early=False, penalises=False, adapts_beta=False),
-}
+# An adaptive radius changes by at most the first factor in one update, and stays within the second of its target.
+MOST_CHANGE, RADIUS_RANGE = 1.5, 10.0
 
 
 def track_target(radius: float, kl: float, target: float) -> float:
@@ -47,26 +30,6 @@ def track_target(radius: float, kl: float, target: float) -> float:
         return radius
     factor = min(max(target / kl, 1 / MOST_CHANGE), MOST_CHANGE)
     return min(max(radius * factor, target / RADIUS_RANGE), target * RADIUS_RANGE)
-
-
-@dataclass(frozen=True)
-class ClusteredMean:
-    mean: float
-    standard_error: float
-    bound: float  # mean + z * standard error
-
-
-def clustered_mean(values_M: Tensor, cluster_M: Tensor, confidence: float) -> ClusteredMean:
-    """Mean over messages and its one-sided upper bound; messages of one group are dependent, so groups are the clusters."""
-    values = values_M.double()
-    _, index_M = torch.unique(cluster_M, return_inverse=True)
-    clusters, count = int(index_M.max()) + 1, values.numel()
-    mean = float(values.mean())
-    if clusters < 2:
-        return ClusteredMean(mean, math.inf, math.inf)
-    sums = torch.zeros(clusters, dtype=torch.float64).index_add_(0, index_M, values - mean)
-    error = math.sqrt(clusters / (clusters - 1) * float((sums**2).sum())) / count
-    return ClusteredMean(mean, error, mean + NormalDist().inv_cdf(confidence) * error)
 
 
 def adapt_beta(beta: float, kl: float, delta: float) -> float:

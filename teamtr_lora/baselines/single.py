@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from teamtr_lora.algorithm.variants.matched import stage_budget
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import AgentSection, Recipe
 from teamtr_lora.team import most_messages
@@ -32,10 +33,11 @@ class Budget:
 
 
 def budget(recipe: Recipe) -> Budget:
-    training, rollout, agents = recipe.training, recipe.rollout, len(recipe.team.agents)
+    rollout = recipe.rollout
+    rollouts, items = stage_budget(recipe.training, rollout.items_per_stage, len(recipe.team.agents))
     return Budget(
-        rollouts=training.stages * len(training.rollouts(agents)),
-        episodes_per_rollout=training.items_per_rollout(rollout.items_per_stage, agents) * rollout.episodes_per_item,
+        rollouts=recipe.training.stages * rollouts,
+        episodes_per_rollout=items * rollout.episodes_per_item,
         messages_per_episode=most_messages(recipe.team),
         tokens_per_message=rollout.max_message_tokens,
     )
@@ -47,7 +49,8 @@ def single_agent_recipe(recipe: Recipe, name: str | None = None) -> Recipe:
     Every rollout of the team becomes a stage of one update. The agent has the adapter of `name` (of the first agent without
     it), the jobs of all, and speaks as often as the team does.
     """
-    agents, rollouts = recipe.team.agents, len(recipe.training.rollouts(len(recipe.team.agents)))
+    agents = recipe.team.agents
+    rollouts, items = stage_budget(recipe.training, recipe.rollout.items_per_stage, len(agents))
     chosen = agents[0] if name is None else next((agent for agent in agents if agent.name == name), None)
     if chosen is None:
         raise UserError(f"--agent {name}: no agent has this name; the agents are {', '.join(a.name for a in agents)}")
@@ -60,7 +63,6 @@ def single_agent_recipe(recipe: Recipe, name: str | None = None) -> Recipe:
         "rounds": most_messages(recipe.team),
         "done_marker": recipe.team.router.done_marker,
     }
-    items = recipe.training.items_per_rollout(recipe.rollout.items_per_stage, len(agents))
     data["rollout"]["items_per_stage"] = items
     data["training"].update(
         stages=recipe.training.stages * rollouts, order="fixed", resampling="every_update", matched="update", update="sequential"

@@ -22,7 +22,6 @@ from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.versions import write_version
 from teamtr_lora.baselines.algorithms import Algorithm, batch_settings, group_settings
 from teamtr_lora.baselines.bridge import Columns, prompt_keys, reward, trl_columns
-from teamtr_lora.baselines.measure import StepMeter
 from teamtr_lora.baselines.record import BaselineState, check_folder, summary, write_state
 from teamtr_lora.baselines.single import budget, single_agent_recipe
 from teamtr_lora.common.errors import UserError
@@ -36,7 +35,10 @@ from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
 from teamtr_lora.tasks import DataOrder, Task
 from teamtr_lora.team import Episode
 from teamtr_lora.training.events import Events
+from teamtr_lora.training.optimize import OptimizeReport
+from teamtr_lora.training.outside_step import OutsideStep
 from teamtr_lora.training.rows import update_row
+from teamtr_lora.training.stage_rollouts import Rollout
 from teamtr_lora.training.trainer import TrainSummary
 
 TRL_VERSION = "1.16"  # whose rollout_func and env_mask this is written for: TRL calls them experimental
@@ -74,7 +76,10 @@ def train_baseline(
             state.budget, state.trl = budget(recipe).as_dict(), version
             if state.stage < single.training.stages:
                 events = Events(callbacks, single, single.training.stages)
-                BaselineRun(playable, task, single, run_dir, state, events, started).train(algorithm)
+                run = BaselineRun(
+                    playable=playable, task=task, recipe=single, run_dir=run_dir, state=state, events=events, started=started
+                )
+                run.train(algorithm)
             return summary(path, single, state)
     finally:
         playable.close()
@@ -99,6 +104,7 @@ def _check_devices(playable: PlayableTeam) -> None:
 class BaselineRun:
     def __init__(
         self,
+        *,
         playable: PlayableTeam,
         task: Task,
         recipe: Recipe,
@@ -110,13 +116,13 @@ class BaselineRun:
         self.playable, self.task, self.recipe, self.run_dir = playable, task, recipe, run_dir
         self.state, self.events = state, events
         self.agent = playable.team.names[0]
-        self._meter = StepMeter(playable, recipe, self.agent)
+        self._meter = OutsideStep(playable, recipe, self.agent)
         self._order = DataOrder(task.items("train"), recipe.seed)
         self._order.check_stage(recipe.rollout.items_per_stage)
         self._clock = started
         self._lent = ExitStack()  # memory that the sampler lends while TRL learns
-        self._rollout_seconds = self._update_began = 0.0
-        self._versions: dict[str, str] = {}
+        self._rollout = Rollout(episodes=[], versions={}, seconds=0.0)
+        self._update_began = 0.0
         self._longest = 1
         self.trl_logs: dict[str, float] = {}
         task.check_agents(playable.team.names, playable.team.router.max_messages)
@@ -218,12 +224,18 @@ class BaselineRun:
         self.events.fire("on_epoch_begin", order=[self.agent])
         items = self._order.take((stage - 1) * rollout.items_per_stage, rollout.items_per_stage)
         purpose = f"{self.recipe.seed}/stage {stage}/update 0"
-        plan = PlayPlan(items, rollout.episodes_per_item, rollout.temperature, rollout.max_message_tokens, purpose)
-        started, self._versions = time.monotonic(), self.playable.versions()
+        plan = PlayPlan(
+            items=items,
+            episodes_per_item=rollout.episodes_per_item,
+            temperature=rollout.temperature,
+            max_message_tokens=rollout.max_message_tokens,
+            purpose=purpose,
+        )
+        started, versions = time.monotonic(), self.playable.versions()
         episodes = self._play(plan, "rollout")
-        self._rollout_seconds = time.monotonic() - started
+        self._rollout = Rollout(episodes=episodes, versions=versions, seconds=time.monotonic() - started)
         self._lent.enter_context(self.playable.training_memory())
-        self._meter.begin(episodes)
+        self._meter.begin()
         self.events.progress("update", 0, 1, 0)
         self._update_began = time.monotonic()
         self.state.sampled_tokens += sum(episode.tokens for episode in episodes)
@@ -231,18 +243,24 @@ class BaselineRun:
 
     def finish_update(self, step: int) -> None:
         """After TRL has saved its own checkpoint: a new version, its rows, and the commit."""
-        seconds = {"rollout": self._rollout_seconds, "optimize": time.monotonic() - self._update_began}
+        seconds = {"optimize": time.monotonic() - self._update_began}
         started, bank = time.monotonic(), self.playable.bank
         bank.model.eval()
-        self._meter.check_finite()
+        self._check_finite()
         version = bank.commit(self.agent)
-        outcome = self._meter.outcome(version, self.trl_logs, self.state.settings["save_steps"])
+        report = OptimizeReport(
+            steps=self.state.settings["save_steps"],
+            clip_rate=float(self.trl_logs.get("clip_ratio/region_mean") or 0.0),
+            gradient_norm=float(self.trl_logs.get("grad_norm") or 0.0),
+        )
+        outcome = self._meter.outcome(self._rollout.episodes, report)  # with our advantages: TRL's own are in no row
         seconds["gate"] = time.monotonic() - started
         self._lent.close()
         self.playable.publish(version)
         seconds["publish"] = time.monotonic() - started - seconds["gate"]
-        stage, episodes = self.state.stage + 1, self._meter.episodes
-        row = update_row(stage, 1, self.agent, episodes, self._versions, outcome, seconds)
+        outcome.seconds.update(seconds)
+        stage, episodes = self.state.stage + 1, self._rollout.episodes
+        row = update_row(outcome, self._rollout, stage=stage, update=1)
         self.state.out_of_region += row.out_of_region
         self.run_dir.metrics.append(row)
         self.run_dir.write_episodes(f"stage-{stage:04d}-update-1-{self.agent}", episodes, self.recipe.diagnostics.save_episodes)
@@ -253,6 +271,13 @@ class BaselineRun:
         self.state.step = step
         self._commit(stage, evaluation)
         bank.model.train()
+
+    def _check_finite(self) -> None:
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in self.playable.bank.tensors(self.agent).values()):
+            raise UserError(
+                f"baseline: TRL's update made the adapter of {self.agent!r} infinite or NaN; lower training.learning_rate = "
+                f"{self.recipe.training.learning_rate:g} (the last good version is stored)"
+            )
 
     def _commit(self, stage: int, evaluation: Evaluation | None) -> None:
         """Until this returns, the update just made does not exist for a resumed run."""

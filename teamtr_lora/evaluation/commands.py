@@ -190,7 +190,7 @@ def ask_team(folder: str | Path, question: str, *, temperature: float | None = N
     """One unscored episode on the user's own question; the task's items and rewards need not be here."""
     if not question.strip():
         raise UserError("the question is empty")
-    # one question does not pay for starting an engine
+    # starting another engine would take longer than one answer
     with open_stored(folder, "transformers", scored=False) as (recipe, playable):
         rollout = recipe.rollout
         plan = PlayPlan(

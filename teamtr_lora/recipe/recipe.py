@@ -12,7 +12,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
+from teamtr_lora.algorithm.variants.chosen import Variants
+from teamtr_lora.algorithm.variants.matched import MATCHED, stage_budget
+from teamtr_lora.algorithm.variants.ordering import ORDERS
+from teamtr_lora.algorithm.variants.publishing import UPDATES
+from teamtr_lora.algorithm.variants.radii import RADII
+from teamtr_lora.algorithm.variants.region import REGIONS
+from teamtr_lora.algorithm.variants.resampling import RESAMPLING
 from teamtr_lora.common.settings import Mistake, Section, Text, refuse
+from teamtr_lora.recipe.choices import OneOf
 from teamtr_lora.recipe.diagnostics_section import DiagnosticsSection
 from teamtr_lora.recipe.evaluation_section import EvaluationSection
 from teamtr_lora.recipe.rollout_section import MAX_VLLM_RANK, VLLM_TEMPERATURES, RolloutSection, ServerSection, VllmSection
@@ -41,33 +49,27 @@ __all__ = [
     "VllmSection",
 ]
 
+_ORDER, _RESAMPLING, _UPDATE, _MATCHED = OneOf(ORDERS), OneOf(RESAMPLING), OneOf(UPDATES), OneOf(MATCHED)
+_KIND, _RADII = OneOf(REGIONS), OneOf(RADII)
+
 
 class TrainingSection(Section):
     """The stage loop and one agent's update."""
 
     stages: int = Field(default=8, ge=1, description="Stages in the run; in each stage every agent is updated once.")
-    order: Literal["random", "fixed", "reverse"] | Annotated[list[Text], Field(min_length=1)] = Field(
+    order: Annotated[str, _ORDER] | Annotated[list[Text], Field(min_length=1)] = Field(
         default="random",
-        description="Order in which the agents are updated within a stage: random (drawn anew each stage), fixed (as the team "
-        "lists them), reverse, or a list of all agents' names.",
+        description=_ORDER.described("Order in which a stage updates the agents") + " Or a list of all agents' names.",
     )
-    resampling: Literal["every_update", "every_k", "never", "importance"] = Field(
-        default="every_update",
-        description="When the team is sampled again within a stage: before every update (TeamTR), before every "
-        "resample_every-th, or never (all agents learn from the stage's first episodes: naive sequential, or joint); "
-        "importance: never, with each episode weighted by how much likelier the team has become to play it.",
+    resampling: Annotated[str, _RESAMPLING] = Field(
+        default="every_update", description=_RESAMPLING.described("When the team is sampled again within a stage")
     )
     resample_every: int = Field(default=2, ge=1, description="resampling: every_k only. Updates per rollout.")
-    update: Literal["sequential", "joint"] = Field(
-        default="sequential",
-        description="sequential: an agent's update is published before the next agent's; joint: all agents of a stage learn from "
-        "one batch and are published together at its end (with resampling: never).",
+    update: Annotated[str, _UPDATE] = Field(
+        default="sequential", description=_UPDATE.described("When an agent's update is played by the team")
     )
-    matched: Literal["update", "stage"] = Field(
-        default="update",
-        description="What items_per_stage times episodes_per_item counts: update: the episodes that each update learns from, so "
-        "every rollout of a stage plays all its items; stage: the episodes of a whole stage, whose items are shared out evenly "
-        "among its rollouts.",
+    matched: Annotated[str, _MATCHED] = Field(
+        default="update", description=_MATCHED.described("What items_per_stage times episodes_per_item counts")
     )
     advantage: Literal["group", "no_norm", "no_clip", "leave_one_out"] = Field(
         default="group",
@@ -114,50 +116,27 @@ class TrainingSection(Section):
         default=1024, ge=1, description="Tokens per chunk of the output head; bounds memory for logits."
     )
 
-    def discount_for(self, messages: int) -> float:
-        """Per message, in episodes of at most so many."""
-        return 1 - 1 / messages if self.discount == "auto" else float(self.discount)
-
-    def sampled_before(self, update: int) -> int:
-        """The update of the stage, counted from 0, before which the episodes that `update` learns from are sampled."""
-        if self.resampling in ("never", "importance"):
-            return 0
-        return update - update % self.resample_every if self.resampling == "every_k" else update
-
-    def rollouts(self, agents: int) -> list[int]:
-        """The updates of a stage, counted from 0, before which the team is sampled."""
-        return sorted({self.sampled_before(update) for update in range(agents)})
-
-    def items_per_rollout(self, items_per_stage: int, agents: int) -> int:
-        return items_per_stage // len(self.rollouts(agents)) if self.matched == "stage" else items_per_stage
-
     @model_validator(mode="after")
     def _joint_has_one_batch(self) -> Self:
-        if self.update == "joint" and self.resampling != "never":
-            wrong = f"a joint update has one batch a stage, and training.resampling is {self.resampling}"
-            refuse("training", [(("update",), self.update, wrong, "set training.resampling=never")])
+        needed = UPDATES[self.update].resampling
+        if needed not in (None, self.resampling):
+            wrong = f"a {self.update} update has one batch a stage, and training.resampling is {self.resampling}"
+            refuse("training", [(("update",), self.update, wrong, f"set training.resampling={needed}")])
         return self
 
 
 class TrustRegionSection(Section):
     """How far one update may move an agent, and how that is measured."""
 
-    kind: Literal["gate", "adaptive_radius", "penalty_adaptive", "penalty_fixed", "none"] = Field(
-        default="gate",
-        description="gate: every update is measured on held-out messages and shrunk or rejected if out of region; "
-        "adaptive_radius: the same, with a radius that moves until steps have a mean KL of delta; penalty_adaptive and "
-        "penalty_fixed: only the KL penalty in the surrogate; none: nothing holds an update back. All are measured.",
+    kind: Annotated[str, _KIND] = Field(
+        default="gate", description=_KIND.described("What holds an update back; every kind is measured")
     )
     delta: float = Field(
         default=0.01,
         gt=0,
         description="Radius of the trust region in nats of KL, per message or per token as `reduction` says.",
     )
-    radii: Literal["equal", "gain_weighted"] = Field(
-        default="equal",
-        description="equal: every agent has radius delta; gain_weighted: the same total, shared anew after each stage by the "
-        "surrogate gain that each agent's updates had per distance (every agent keeps at least half of delta).",
-    )
+    radii: Annotated[str, _RADII] = Field(default="equal", description=_RADII.described("Each agent's radius"))
     reduction: Literal["message_sum", "token_mean"] = Field(
         default="message_sum", description="KL summed over a message's tokens, or averaged over them."
     )
@@ -189,14 +168,11 @@ class TrustRegionSection(Section):
 
     @model_validator(mode="after")
     def _one_rule_for_the_radius(self) -> Self:
-        if self.radii == "gain_weighted" and self.kind != "gate":
-            fix = "keep radii: equal (the default), or kind: gate"
+        kinds = RADII[self.radii].kinds
+        if kinds is not None and self.kind not in kinds:
+            fix = f"keep radii: equal (the default), or kind: {kinds[0]}"
             refuse("trust_region", [(("radii",), self.radii, f"does nothing useful with kind {self.kind}", fix)])
         return self
-
-    def heldout_items(self, items: int) -> int:
-        """How many of a rollout's items the gate keeps."""
-        return round(items * self.holdout)
 
 
 class TrackingSection(Section):
@@ -245,7 +221,7 @@ class TeamTRConfig(Section):
     @model_validator(mode="after")
     def _gate_has_groups(self) -> Self:
         items, share = self.rollout.items_per_stage, self.trust_region.holdout
-        held = self.trust_region.heldout_items(items)
+        held = Variants.of(self).data_use.judging_items(items)
         setting = f"rollout.items_per_stage = {items} with trust_region.holdout = {share:g} holds out {held} of {items} items"
         where = ("trust_region", "holdout")
         if held < 2:
@@ -314,10 +290,10 @@ class Recipe(TeamTRConfig):
 
     def _shares_are_even(self, agents: int) -> list[Mistake]:
         """With matched: stage every rollout of a stage gets as many items, and enough for its gate."""
-        items, rollouts = self.rollout.items_per_stage, len(self.training.rollouts(agents))
-        share = self.training.items_per_rollout(items, agents)
-        held = self.trust_region.heldout_items(share)
-        if self.training.matched == "update" or (share * rollouts == items and 2 <= held < share):
+        items = self.rollout.items_per_stage
+        rollouts, share = stage_budget(self.training, items, agents)
+        held = Variants.of(self).data_use.judging_items(share)
+        if share == items or (share * rollouts == items and 2 <= held < share):
             return []
         holdout = self.trust_region.holdout
         least = max(_items_for_two(holdout), int(0.5 / (1 - holdout)) + 2, -(-items // rollouts))

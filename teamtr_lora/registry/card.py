@@ -68,7 +68,7 @@ def front_matter(base: BaseIdentity, licence: str, task: str) -> str:
     if licence and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]{0,63}", licence):
         raise UserError(f"licence {licence[:80]!r}: must be an identifier such as apache-2.0, mit or other")
     data: dict[str, Any] = {"library_name": "peft", "license": licence or ("apache-2.0" if base.source == NANO else "other")}
-    if base.source == NANO or _is_hub(base.source):  # a folder of somebody's machine is no model
+    if base.source == NANO or _is_hub(base.source):  # a folder on somebody's machine is no model of the hub
         data["base_model"] = base.source
     tags = ["lora", "teamtr-lora", "multi-agent"]
     data |= {"pipeline_tag": "text-generation", "tags": [*tags, task] if re.fullmatch(r"[a-z0-9_-]{1,40}", task) else tags}
@@ -131,4 +131,4 @@ def _is_hub(source: str) -> bool:
 
 
 def _text(value: str | None) -> str:
-    return json.dumps(value)  # also a Python literal; no line break survives
+    return json.dumps(value)  # JSON text is a Python literal too, and escapes line breaks

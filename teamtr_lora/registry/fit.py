@@ -136,7 +136,7 @@ def modules_of(targets: str | list[str], facts: BaseFacts) -> list[str]:
 
 
 def check_lora(have: PlainLora | LoraSection, wanted: LoraSection, where: str) -> None:
-    """An adapter is applied with the scale that its recipe says: the two must agree."""
+    """Refuses an adapter whose rank or scale is not what its recipe says: it is applied with the recipe's."""
     for key in ("rank", "alpha", "rslora", "dora"):
         if getattr(have, key) != getattr(wanted, key):
             raise UserError(f"{where}: has {key} {getattr(have, key)}, the recipe says {getattr(wanted, key)}; it was altered")

@@ -129,16 +129,18 @@ def pull(repo: str, *, revision: str | None = None, name: str | None = None, roo
 
 
 def _stored_team(word: str, root: Path) -> tuple[Registry, TeamManifest]:
-    """A team by its name in `root`, by its folder, or by one of its team files."""
-    if not os.path.exists(word):  # the registry says which names are near
+    """A team by its name in `root`, or by its folder."""
+    if not os.path.exists(word):  # a name: the registry suggests similar ones where it has none
         return Registry(root), Registry(root).team(word)
     found = locate(word, root)
     if found.kind == "run":
         name = re.sub(r"[^a-z0-9_-]+", "-", found.path.resolve().name.lower()).strip("-_0123456789")[:32] or "my-team"
         command = f"teamtr-lora adapters import {shlex.quote(word)} --team {name}"
         raise UserError(f"{word}: a run directory; store its team with `{command}`, then push it by its name")
+    if found.number is not None:
+        raise UserError(f"{word}: one version of a team; push takes the current one, by the team's name or folder")
     registry = Registry(found.path)
-    return registry, registry.team(found.team, found.number)
+    return registry, registry.team(found.team)
 
 
 def _prepared(hub: HubRepo, private: bool) -> tuple[Remote, bool]:
@@ -218,7 +220,7 @@ def _here(registry: Registry, team: TeamManifest, agent: str) -> bool:
 
 
 def _check_numbers(registry: Registry, team: TeamManifest, agents: list[str], hub: HubRepo) -> None:
-    """Found before anything is stored, so that a refused pull stores nothing."""
+    """Refuses version numbers that are taken here, before anything is stored: a refused pull stores nothing."""
     for agent in agents:
         number = version_number(team.agents[agent])
         for have in registry.versions(team.team, agent):

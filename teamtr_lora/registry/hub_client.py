@@ -173,7 +173,7 @@ class HubRepo:
             raise self._explained(error) from _shown(error)
 
     def _explained(self, error: BaseException) -> UserError:
-        """Everything that the hub or the network does is the user's to wait out or to fix: one line says which."""
+        """A failure of the hub or the network as one line that says whether to wait or what to fix."""
         status, chain = _status(error), list(_chain(error))
         full = [e for e in chain if isinstance(e, OSError) and e.errno in NO_SPACE]
         if any(isinstance(e, errors.OfflineModeIsEnabled) for e in chain):
@@ -230,7 +230,7 @@ def progress_bars(shown: bool) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The client's warnings about each try would surround the one line that we print in the end."""
+    """Silences the client's warnings about each try: we print one line in the end."""
     verbosity = client_logging.get_verbosity()
     client_logging.set_verbosity_error()
     try:
@@ -256,7 +256,7 @@ def _holds(remote: Remote, files: Mapping[str, bytes | Path], remove: list[str])
 
 
 def _again(call: Callable[[], Result]) -> Result:
-    """A step that the client tries once, a few times when the failure may pass."""
+    """Calls a step that the client itself tries only once, several times where the failure may be temporary."""
     for wait in WAITS:
         try:
             with quiet():
@@ -295,9 +295,9 @@ def _transient(error: BaseException) -> bool:
 
 
 def _words(error: BaseException, limit: int = 160) -> str:
-    """What an error says, in one short line, without the token."""
+    """The text of an error in one short line, without the token."""
     told = getattr(error, "server_message", None) or str(error)
-    if isinstance(error, RuntimeError | errors.LocalEntryNotFoundError):  # only says which file: the reason is within
+    if isinstance(error, RuntimeError | errors.LocalEntryNotFoundError):  # these only name the file; the reason is in their cause
         told = (
             f"{str(error)[:80]}: {list(_chain(error))[-1]}" if isinstance(error, RuntimeError) else str(list(_chain(error))[-1])
         )
@@ -307,7 +307,7 @@ def _words(error: BaseException, limit: int = 160) -> str:
 
 
 def _without_token(text: str) -> str:
-    """Also where a library shows it as an escaped literal."""
+    """The text with the token replaced, also where a library shows the token as an escaped literal."""
     token: str | None = None
     with contextlib.suppress(Exception):  # an error while looking for it is not the error to report
         token = get_token()

@@ -24,7 +24,7 @@ _PROBES = (
 
 @dataclass(frozen=True)
 class Identity:
-    """Of a base with its tokenizer."""
+    """What identifies a base together with its tokenizer."""
 
     base: BaseIdentity
     tokenizer_hash: str

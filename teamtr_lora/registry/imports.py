@@ -56,8 +56,11 @@ def import_path(
     base: str | None = None,
     progress: Progress | None = None,
 ) -> Imported:
-    """`agent` and `base` are for a PEFT folder; a team that exists already knows its base."""
-    registry.team_folder(team)  # a name that can be one
+    """Stores a run's team, or one adapter in PEFT's format, in the registry under the name `team`.
+
+    `agent` and `base` are for a PEFT folder: whose adapter it is, and its base where the team is new.
+    """
+    registry.team_folder(team)  # refuses a name that no team can have
     if not os.path.isdir(path):
         raise UserError(
             f"{show(str(path))}: no such folder; give a run directory or the folder that PEFT's save_pretrained wrote"
@@ -89,7 +92,7 @@ def _import_folder(
     registry: Registry, path: Path, team: str, agent: str | None, base: str | None, progress: Progress | None
 ) -> Imported:
     contents = read_folder(path)
-    understand(contents, str(path))  # before a base is fetched for it
+    understand(contents, str(path))  # refuses a damaged adapter before its base is fetched
     current = registry.team(team) if registry.numbers(team) else None
     agent = _which_agent(current, agent)
     if current is None and base is None:
@@ -140,7 +143,7 @@ def _which_agent(current: TeamManifest | None, agent: str | None) -> str:
 
 
 def _alone(agent: str, lora: LoraSection, source: str, revision: str | None) -> Recipe:
-    """A team of one, whose task is not known here."""
+    """The recipe of a team of one agent, whose task is not known."""
     try:
         return Recipe(
             base=BaseSection(source=source, revision=revision),
@@ -250,7 +253,7 @@ def _store(
 
 
 def _portable(recipe: Recipe, source: str) -> Recipe:
-    """The recipe as it means the same elsewhere on this machine: paths that started at its own folder are written out."""
+    """The recipe with absolute paths in place of those relative to its folder, so that it can be used from anywhere here."""
     data = recipe.model_dump(mode="json")
     data["base"]["source"], data["output_dir"] = source, None
     for key, value in local_files(data).items():

@@ -72,7 +72,7 @@ def put(recipe: dict[str, Any], key: str, value: Any) -> None:
 
 
 def leaves_its_folder(path: str) -> bool:
-    """An absolute path of any system, or one that climbs."""
+    """Whether a path is absolute on any system, or goes up by `..`."""
     drive = PureWindowsPath(path).drive or PureWindowsPath(path).root
     return path.startswith("~") or ".." in re.split(r"[/\\]", path) or PurePosixPath(path).is_absolute() or bool(drive)
 

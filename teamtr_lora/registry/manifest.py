@@ -107,7 +107,7 @@ class TeamManifest(_Strict):
         return self
 
     def load_recipe(self) -> Recipe:
-        """The recipe, checked as one from a file is, and that it is about these agents."""
+        """The recipe, checked like one from a file; its agents and its base must be the team's."""
         recipe, problems = check(self.recipe)
         where = f"{self.team} {team_file(self.number)} recipe"
         if recipe is None:
@@ -136,7 +136,7 @@ Model = TypeVar("Model", AdapterManifest, TeamManifest)
 
 
 def own_hash(data: Mapping[str, Any]) -> str:
-    """Over a manifest as JSON data, all of it but the hash itself."""
+    """The hash of a manifest's JSON data, without the field that holds this hash."""
     return sha256(dump_json({key: value for key, value in data.items() if key != OWN_HASH}).encode())
 
 
@@ -156,11 +156,11 @@ def manifest_bytes(manifest: AdapterManifest | TeamManifest) -> bytes:
 
 
 def read_manifest(model: type[Model], data: Mapping[str, Any], where: str) -> Model:
-    """A manifest as it was stored, with the hash that it says of itself."""
+    """A stored manifest out of its JSON data; refused where its own hash does not fit."""
     manifest = checked(model, data, where)
     try:
         found = own_hash(data)
-    except (ValueError, RecursionError) as error:  # 1e999 is proper JSON, and no number
+    except (ValueError, RecursionError) as error:  # 1e999 is valid JSON but becomes infinity, which cannot be written
         raise UserError(f"{where}: not a proper manifest (a number is too large, or a value nested too deep)") from error
     if manifest.manifest_hash != found:
         raise UserError(f"{where}: does not match its {OWN_HASH}; the file was altered")

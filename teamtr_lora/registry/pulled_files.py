@@ -114,7 +114,7 @@ def lora_of(team: TeamManifest, agent: str) -> LoraSection:
 
 
 def staged_contents(folder: Path, agent: str, manifest: AdapterManifest) -> dict[str, bytes]:
-    """The checked files again, under the name that the team has here."""
+    """The checked files of an agent, with the manifest changed to the name that the team has here."""
     contents = {file: read_file(folder / agent / file, limit) for file, limit in {**FILES, MANIFEST: MAX_JSON_BYTES}.items()}
     if parse_adapter(contents[MANIFEST], str(folder)).team != manifest.team:
         contents[MANIFEST] = manifest_bytes(manifest)
@@ -147,7 +147,7 @@ def _size(hub: HubRepo, remote: Remote, path: str, limit: int) -> int:
 
 
 def _check_recipe(recipe: dict[str, Any], where: str) -> None:
-    """`push` takes these values out; who put them back wants this machine to do something."""
+    """Refuses values that choose what this machine reads, writes or calls. `push` removes them, so somebody put them back."""
     found, source = {**local_choices(recipe), **local_paths(recipe)}, recipe.get("base", {}).get("source")
     if isinstance(source, str) and leaves_its_folder(source):
         found["base.source"] = source

@@ -73,7 +73,7 @@ def team_parcel(registry: RegistryReader, team: TeamManifest, repo: str) -> Parc
 
 
 def fingerprint(team: TeamManifest) -> str:
-    """The same for one version of a team under any local name, before and after a journey over the hub."""
+    """A hash that one version of a team keeps under any local name, and after being pushed and pulled."""
     kept = {"number", "agents", "tokenizer_hash", "protocol_hash", "made_by", "created"}
     data = team.model_dump(mode="json", include=kept) | {"weights_hash": team.base.weights_hash}
     return sha256(dump_json(data).encode())
@@ -87,7 +87,7 @@ def portable(team: TeamManifest, parcel: Parcel) -> TeamManifest:
         forget(recipe, key)
         section = key.rpartition(".")[0] or key
         parcel.note(f"{section}: stays here{_INSTEAD.get(section, '')}")
-    if rollout.get("engine") == "vllm_server":  # which needs its servers
+    if rollout.get("engine") == "vllm_server":  # it cannot work without the servers that stay here
         rollout["engine"] = "transformers"
     for key, path in local_paths(recipe).items():
         put(recipe, key, _last(path))
@@ -124,7 +124,7 @@ def _version(
 
 
 def _licence(card: bytes) -> str:
-    """What an agent's own card says."""
+    """The licence that an agent's card names."""
     head = card.decode(errors="replace").partition("\n---\n")[0]
     found = re.search(r"^license: ['\"]?([\w.-]+)", head, re.MULTILINE)
     return found[1] if found else "other"
@@ -149,6 +149,6 @@ def _cut(source: str, parcel: Parcel) -> str:
 
 
 def _last(path: str) -> str:
-    """The last name of a path of either kind; a path without one is called by a hash."""
+    """The last name in a POSIX or Windows path; where it has none, a name made from its hash."""
     names = [part for part in re.split(r"[/\\]", path) if part not in ("", ".", "..", "~")]
     return names[-1] if names else f"base-{hashlib.sha256(path.encode()).hexdigest()[:8]}"

@@ -173,7 +173,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def safe(name: str, what: str) -> str:
-    """`name` itself, if it can be one folder of the registry."""
+    """Returns `name` if it is safe as the name of a folder in the registry, and refuses it otherwise."""
     if not re.fullmatch(SAFE_NAME, name):
         raise UserError(f"{what} {name!r}: must be {PATTERN_WORDS[SAFE_NAME]}")
     return name

@@ -17,7 +17,7 @@ class Certified:
     stage: int
     certificate: Certificate
     high_probability: Certificate  # sampling error charged too, by the logged standard errors
-    distribution_free: Certificate | None  # thm:stage-hp: Hoeffding's radius, clipped ratios, their bias; None: an older run
+    distribution_free: Certificate  # thm:stage-hp: Hoeffding's radius, clipped ratios, their bias
     by_turns: Certificate | None  # undiscounted, from each message's KL: the form that can be positive; fresh episodes only
     improvement: float | None  # measured mean reward after minus before: what `by_turns` is about
     improvement_standard_error: float | None
@@ -102,13 +102,13 @@ class RunCertificates:
 
     def as_dict(self) -> dict[str, Any]:
         certified = {"stages": [s.as_dict() for s in self.stages], "updates": [u.as_dict() for u in self.updates]}
-        return _plain(asdict(self) | certified | {"calibrated": self.since or "all stages"})
+        return _without_infinities(asdict(self) | certified | {"calibrated": self.since or "all stages"})
 
 
-def _plain(value: Any) -> Any:
-    """JSON knows no infinity: a term that nothing bounds becomes null."""
+def _without_infinities(value: Any) -> Any:
+    """JSON has no infinity, so a term that nothing bounds becomes null."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _without_infinities(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_without_infinities(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -82,26 +82,30 @@ def certify_run(folder: Path, block: int = 1, beta: float = 0.0) -> RunCertifica
         longest = gamma ** (most_messages(recipe.team) - 1)
         full = end_discount == longest  # else other teams' rewards may come earlier, and count more
         whole = Setting(high - low, gamma, longest * (high - low)) if full else episode_setting(1, low, high, gamma)
-    run = _Run(recipe, whole, raw, end_discount, block, beta)
+    run = _Run(recipe=recipe, setting=whole, undiscounted=raw, end_discount=end_discount, block=block, beta=beta)
     complete = list(_complete_stages(rows))
     if not complete:
         raise UserError(f"{folder}: no stage is complete yet, so there is nothing to certify; let train finish one")
-    stages = [_stage(run, end.stage, own, (before, end.evaluation)) for before, own, end in complete]
+    stages = [_stage(run, own, (before, end.evaluation)) for before, own, end in complete]
     pairs = [(row, after) for _, own, _ in complete for row, after in zip_longest(own, own[1:])]
     single = [_update(run, row, after) for row, after in pairs if row.certificate and row.fresh_episodes]
     swaps = [row for row in rows if isinstance(row, SwapRow)]
     last_swap = max((row.stage for row in swaps), default=-1)
+    of_stages, of_stages_by_turns = _calibrations([s for s in stages if s.stage > last_swap])
+    of_updates, of_updates_by_turns = _calibrations([u for u in single if u.stage > last_swap])
     return RunCertificates(
-        gamma,
-        recipe.trust_region.confidence,
-        whole.advantage_bound,
-        end_discount,
-        whole.return_range,
-        stages,
-        single,
-        *_calibrations([s for s in stages if s.stage > last_swap]),
-        *_calibrations([u for u in single if u.stage > last_swap]),
-        [_replacement(row) for row in swaps],
+        gamma=gamma,
+        confidence=recipe.trust_region.confidence,
+        advantage_bound=whole.advantage_bound,
+        end_discount=end_discount,
+        return_range=whole.return_range,
+        stages=stages,
+        updates=single,
+        calibration=of_stages,
+        by_turns_calibration=of_stages_by_turns,
+        update_calibration=of_updates,
+        update_by_turns_calibration=of_updates_by_turns,
+        replacements=[_replacement(row) for row in swaps],
     )
 
 
@@ -132,7 +136,7 @@ def _end_discount(rows: Sequence[MetricsRow], recipe: Recipe, gamma: float) -> f
     found = gamma ** (max(1.0, spoken) - 1)  # where nobody speaks the reward comes at once
     pairs = [(row.certificate.surrogate, row.certificate.surrogate_undiscounted) for row in updates if row.certificate]
     evaluations = [row.evaluation for row in rows if not isinstance(row, UpdateRow) and row.evaluation]
-    pairs += [(e["mean_return"], e["mean_reward"]) for e in evaluations if "mean_return" in e]
+    pairs += [(e["mean_return"], e["mean_reward"]) for e in evaluations]
     alike = all(math.isclose(discounted, found * plain, rel_tol=1e-6, abs_tol=1e-9) for discounted, plain in pairs)
     return found if alike else None
 
@@ -152,21 +156,29 @@ def _complete_stages(rows: list[MetricsRow]) -> Iterator[tuple[dict[str, Any] | 
 
 
 def _replacement(row: SwapRow) -> Replacement:
-    change, error = _improvement(row.evaluation_before, row.evaluation)
-    return Replacement(row.stage, row.agent, row.how, row.old, row.new, change, error)
+    change, error = _improvement(row.evaluation_before, row.evaluation, "mean_reward")
+    return Replacement(
+        after_stage=row.stage,
+        agent=row.agent,
+        how=row.how,
+        old=row.old,
+        new=row.new,
+        change=change,
+        change_standard_error=error,
+    )
 
 
 def _stage(
-    run: _Run, stage: int, rows: list[UpdateRow], evaluations: tuple[dict[str, Any] | None, dict[str, Any] | None]
+    run: _Run, rows: list[UpdateRow], evaluations: tuple[dict[str, Any] | None, dict[str, Any] | None]
 ) -> StageCertificate:
     """`evaluations` are those before and after."""
     rollout = list(accumulate(int(row.fresh_episodes > 0) for row in rows))
     fresh = len(set(rollout)) == len(rows)
     accepted = [row.certificate for row in rows if row.certificate]
     zeta = {n: math.fsum(getattr(t, f"zeta_{n}") for t in accepted) / max(1, len(accepted)) for n in ("clip", "ratio", "norm")}
-    measured = _improvement(*evaluations), _return_improvement(*evaluations, run.end_discount)
+    measured = _Improvement(_improvement(*evaluations, "mean_reward"), _improvement(*evaluations, "mean_return"))
     return StageCertificate(
-        **vars(_certified(run, stage, rows, rollout, *measured)),
+        **vars(_certified(run, rows, rollout, measured)),
         theorem="thm:stage" if fresh else "cached episodes",
         stale=None if fresh else certify_stale_stage(_discounted_terms(rows), run.setting, None, rollout),
         zeta=zeta,
@@ -180,26 +192,24 @@ def _update(run: _Run, row: UpdateRow, after: UpdateRow | None) -> UpdateCertifi
     if after is not None and after.fresh_episodes:
         errors = [error for error in (row.reward_standard_error, after.reward_standard_error) if error is not None]
         gain = after.reward_mean - row.reward_mean, math.hypot(*errors) if len(errors) == 2 else None
-    bounds = _certified(run, row.stage, [row], [0], gain, _discounted(gain, run.end_discount))
+    bounds = _certified(run, [row], [0], _Improvement(gain, _discounted(gain, run.end_discount)))
     return UpdateCertificate(**vars(bounds), update=row.update, agent=row.agent, decision=row.decision)
 
 
-def _certified(
-    run: _Run, stage: int, rows: list[UpdateRow], rollout: list[int], improvement: Found, return_improvement: Found
-) -> Certified:
-    """Updates that share a number in `rollout` learned from the same episodes; the improvements were measured."""
+def _certified(run: _Run, rows: list[UpdateRow], rollout: list[int], measured: _Improvement) -> Certified:
+    """Of updates of one stage; those that share a number in `rollout` learned from the same episodes."""
     terms, turns = _discounted_terms(rows), [_terms(row.certificate, discounted=False) for row in rows]
     fresh = len(set(rollout)) == len(rows)
     return Certified(
-        stage=stage,
+        stage=rows[0].stage,
         certificate=certify_cached_stage(terms, run.setting, None, rollout),  # thm:stage where each has episodes of its own
         high_probability=certify_cached_stage(terms, run.setting, run.confidence, rollout),
         distribution_free=_distribution_free(run, rows, rollout),
         by_turns=certify_by_turns(turns, run.undiscounted, run.confidence) if fresh else None,
-        improvement=improvement[0],
-        improvement_standard_error=improvement[1],
-        return_improvement=return_improvement[0],
-        return_improvement_standard_error=return_improvement[1],
+        improvement=measured.reward[0],
+        improvement_standard_error=measured.reward[1],
+        return_improvement=measured.discounted[0],
+        return_improvement_standard_error=measured.discounted[1],
     )
 
 
@@ -207,15 +217,13 @@ def _discounted_terms(rows: list[UpdateRow]) -> list[UpdateTerms]:
     return [_terms(row.certificate, discounted=True) for row in rows]
 
 
-def _distribution_free(run: _Run, rows: Sequence[UpdateRow], rollout: Sequence[int]) -> Certificate | None:
+def _distribution_free(run: _Run, rows: Sequence[UpdateRow], rollout: Sequence[int]) -> Certificate:
     """thm:stage-hp. L is centred, so its terms are within clip_ratio of zero where the paper's are within 1 + clip_ratio."""
     terms = [UpdateTerms(0.0, 0.0)] * len(rows)
     for i, logged in enumerate(row.certificate for row in rows):
         if logged is None:
             continue
         surrogate = _by_blocks(logged, run.block) if run.dependent else logged.surrogate_clipped
-        if surrogate is None:
-            return None
         kl = _kl(logged)
         bias = clip_bias_bound(kl, run.setting.advantage_bound)
         turn_kl, weight = tuple(logged.turn_kl), logged.largest_weight
@@ -223,7 +231,7 @@ def _distribution_free(run: _Run, rows: Sequence[UpdateRow], rollout: Sequence[i
     return certify_cached_stage(terms, run.setting, run.distribution_free, rollout)
 
 
-def _by_blocks(logged: CertificateTerms, block: int) -> float | None:
+def _by_blocks(logged: CertificateTerms, block: int) -> float:
     """The L that lem:beta-block bounds; where no two blocks are full nothing bounds it, and any L serves."""
     return odd_block_mean(logged.surrogate_clipped_groups, block) if 2 * block <= logged.groups else logged.surrogate_clipped
 
@@ -247,7 +255,7 @@ def _achievable(rows: list[UpdateRow], recipe: Recipe, setting: Setting, confide
         radius = row.delta * _kl(row.certificate) / row.kl_message_sum
         error = row.certificate.surrogate_standard_error
         terms.append(UpdateTerms(0.0, radius, groups=row.certificate.groups, standard_error=error))
-    return certify_achievable_stage(models, radii, terms, setting, confidence) if models else None
+    return certify_achievable_stage(models, radii, terms, setting, confidence=confidence) if models else None
 
 
 def _terms(logged: CertificateTerms | None, *, discounted: bool) -> UpdateTerms:
@@ -271,21 +279,21 @@ def _kl(logged: CertificateTerms) -> float:
 Found = tuple[float | None, float | None]  # a difference and its standard error, where they are known
 
 
-def _improvement(before: dict[str, Any] | None, after: dict[str, Any] | None, what: str = "mean_reward") -> Found:
+@dataclass(frozen=True)
+class _Improvement:
+    """What was measured: of the mean reward, and of the discounted return, which L and the bounds are about."""
+
+    reward: Found
+    discounted: Found
+
+
+def _improvement(before: dict[str, Any] | None, after: dict[str, Any] | None, what: str) -> Found:
     """The standard error takes the two evaluations as independent; on common seeds it is smaller."""
     if before is None or after is None:
         return None, None
     errors = [evaluation[f"{what}_standard_error"] for evaluation in (before, after)]
     known = all(error is not None for error in errors)
     return after[what] - before[what], math.hypot(*errors) if known else None
-
-
-def _return_improvement(before: dict[str, Any] | None, after: dict[str, Any] | None, end_discount: float | None) -> Found:
-    """Of the discounted return, which L and the bound are about. Evaluations of older runs have only mean rewards: those can be
-    discounted where every reward counts the same, and say nothing in these units where not."""
-    if all(evaluation is not None and "mean_return" in evaluation for evaluation in (before, after)):
-        return _improvement(before, after, "mean_return")
-    return _discounted(_improvement(before, after), end_discount)
 
 
 def _discounted(found: Found, end_discount: float | None) -> Found:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from teamtr_lora.algorithm.occupancy import Subsample, order_sensitivity, reliability, stability
+from teamtr_lora.algorithm.trust_region import ESTIMATORS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.runs.layout import is_baseline
 from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, UpdateRow
 from teamtr_lora.study.certified import StageCertificate
 from teamtr_lora.study.certify import certify_run, read_run
-from teamtr_lora.training.gate import ESTIMATORS
 
 HALF_NORMAL = math.sqrt(2 / math.pi)  # E|x| of x ~ N(0, 1)
 PROBE = "not measured; set diagnostics.probe_every_stages"

@@ -10,6 +10,9 @@ import accelerate.optimizer  # noqa: F401  (what a run imports, so that this pro
 import peft  # noqa: F401  (likewise)
 import torch
 
+from teamtr_lora.algorithm.variants.chosen import Variants
+from teamtr_lora.algorithm.variants.matched import stage_budget
+from teamtr_lora.algorithm.variants.region import REGIONS
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
 from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.source import beside, describe
@@ -94,8 +97,8 @@ def make_plan(recipe: Recipe) -> Plan:
     adapters = {agent.name: _adapter_parameters(agent.lora, facts) for agent in recipe.team.agents}
     rollout = recipe.rollout
     agents = len(recipe.team.agents)
-    episodes = recipe.training.items_per_rollout(rollout.items_per_stage, agents) * rollout.episodes_per_item
-    rollouts = len(recipe.training.rollouts(agents))
+    rollouts, played = stage_budget(recipe.training, rollout.items_per_stage, agents)
+    episodes = played * rollout.episodes_per_item
     messages = team.router.max_messages
     sampled = episodes * messages * rollout.max_message_tokens
     transcript = min(team.context_tokens, prompt + messages * (rollout.max_message_tokens + _turn_tokens(team)))
@@ -222,22 +225,15 @@ def _libraries(device: torch.device) -> int:
     return peak_memory(device) if device.type == "cpu" else 500 * 2**20
 
 
-_UNGATED = {
-    "penalty_adaptive": "only a KL penalty holds an update back; its weight doubles and halves to keep the KL near delta",
-    "penalty_fixed": "only a KL penalty of fixed weight holds an update back",
-    "none": "nothing holds an update back",
-}
-
-
 def _in_words(recipe: Recipe) -> str:
     region = recipe.trust_region
     unit = "summed over each message's tokens" if region.reduction == "message_sum" else "averaged over each message's tokens"
-    played = recipe.training.items_per_rollout(recipe.rollout.items_per_stage, len(recipe.team.agents))
-    items = f"{region.heldout_items(played)} of {played} items"
-    if region.kind in _UNGATED:
+    _, played = stage_budget(recipe.training, recipe.rollout.items_per_stage, len(recipe.team.agents))
+    items = f"{Variants.of(recipe).data_use.judging_items(played)} of {played} items"
+    if not REGIONS[region.kind].gates:
         return (
-            f"Trust region: {_UNGATED[region.kind]}. No update is shortened or rejected; how far each one went is measured on "
-            f"{items} and counted as out of region beyond {region.delta:g} nats."
+            f"Trust region: {REGIONS[region.kind].words}. No update is shortened or rejected; how far each one went is "
+            f"measured on {items} and counted as out of region beyond {region.delta:g} nats."
         )
     share = " (the team's average: it is shared anew after each stage, by gain)" if region.radii == "gain_weighted" else ""
     if region.kind == "adaptive_radius":

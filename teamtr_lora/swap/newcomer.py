@@ -43,7 +43,7 @@ class Incoming:
     contents: Mapping[str, bytes] | None = None  # the two files of any other kind, checked but for what needs the base
     manifest: AdapterManifest | None = None  # what a registry says of it
     tokenizer: bytes | None = None  # tokenizer.json that came with it
-    from_outside: bool = False  # kind stored: it was taken in as somebody else had made it
+    from_outside: bool = False  # kind stored: it came in by import or a direct swap, trained elsewhere
 
     @property
     def base_name(self) -> str | None:
@@ -53,7 +53,7 @@ class Incoming:
 
     @property
     def foreign(self) -> bool:
-        """Whether it may have habits that nobody here taught it."""
+        """Whether it was trained elsewhere, so that it may have habits of its own."""
         return self.kind not in ("fresh", "stored") or self.from_outside
 
 
@@ -72,7 +72,7 @@ def find_incoming(spec: str, registry: Registry, own: Path) -> Incoming:
     parts = spec.split("/")
     if len(parts) in (2, 3) and all(re.fullmatch(SAFE_NAME, part) for part in parts[:2]) and parts[0] in registry.teams():
         return _from_registry(spec, registry, *parts)
-    if os.path.isdir(spec):  # unlike Path's, has no quarrel with a name that no file system takes
+    if os.path.isdir(spec):  # os.path's, as Path's raises for a name that no file system takes
         return _from_folder(spec, Path(spec), "folder")
     name, _, revision = spec.partition("@")
     if REPO_NAME.fullmatch(name) and not spec.startswith("."):

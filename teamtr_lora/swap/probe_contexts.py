@@ -18,7 +18,7 @@ from teamtr_lora.team import Episode, Message, SequenceSpan, TokenSequence
 
 # Episodes played for each context wanted, before an agent counts as one that hardly ever speaks.
 MOST_EPISODES_PER_CONTEXT = 8
-SURELY = 64  # episodes without a word of an agent, after which no more are played for it
+SURELY = 64  # after this many episodes in which an agent never speaks, no more are played for it
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def rebased(
     with disk_errors(out):  # a name too long for the disk
         work = Work(out.with_name(f".{out.name}.rebase"))
     rebase = _Rebase(place, options, out, work, task=task, listener=listener)
-    rebase.look()  # what is refused has made no file
+    rebase.look()  # before any file is made
     busy = "another process is moving a team here; wait for it or choose another --out"
     with locked(out.with_name(f".{out.name}.rebase.lock"), out, busy):
         yield rebase.run()
@@ -125,7 +125,7 @@ class _Rebase(Session):
                 "one, or replace single adapters with swap"
             )
         self.new_recipe, self.checks = self._on_new_base(loras), checks
-        # With other weights or code under the same names it is another rebase.
+        # Part of the request: the same command with other weights or code under the same names is another rebase.
         self.contents = {"bases": bases, "code": code_hashes(self.recipe)}
 
     def _early_strings(self) -> list[str]:

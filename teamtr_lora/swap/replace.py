@@ -230,12 +230,12 @@ class _Swap(Session):
         return restored
 
     def _contents(self, incoming: Incoming) -> dict[str, Any]:
-        """What the request only names: with other weights or code under the same names it is another swap."""
+        """Hashes of what the request names: the same command with other weights or code behind the names is another swap."""
         base = self.identity.base.weights_hash
         return {"adapter": _file_hashes(incoming), "base": base, "code": code_hashes(self.recipe)}
 
     def _renewed(self, begun: dict[str, Any] | None) -> bool:
-        """Whether `--with` names another adapter than the one that was swapped in. One that is gone since was wanted before."""
+        """Whether `--with` now names another adapter than the one that was swapped in; false where it is gone meanwhile."""
         try:
             incoming = find_incoming(self.options.spec, self.registry, self.held.adapters / self.agent)
         except UserError:

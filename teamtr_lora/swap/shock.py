@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from teamtr_lora.algorithm.advantage import message_discount
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.evaluation.returns import with_return
@@ -90,7 +91,7 @@ def score_team(
         sampler = _StandIn(sampler, agent, adapter)
     episodes = play(playable.team, task, sampler, plan, versions, progress)
     evaluation = summarise(episodes, task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
-    discount = recipe.training.discount_for(playable.team.router.max_messages)
+    discount = message_discount(recipe.training.discount, playable.team.router.max_messages)
     return _scored(episodes, with_return(evaluation, episodes, discount))
 
 

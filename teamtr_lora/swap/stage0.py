@@ -21,14 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from teamtr_lora.algorithm.trust_region import ClusteredMean, clustered_mean
+from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
+from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.recipe import SwapSection, TrustRegionSection
 from teamtr_lora.team import SequenceSpan, TokenSequence
+from teamtr_lora.training.batches import MessageBatch, Microbatch
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.optimize import message_kl
 from teamtr_lora.training.optimizers import flatten_state, restore_state
-from teamtr_lora.training.scoring import MessageBatch, Microbatch, Scorer, unweighted_batch
+from teamtr_lora.training.scoring import Scorer, unweighted_batch
 
 MAX_GRAD_NORM = 1.0
 # A check that is this much below the best so far counts as progress; after PATIENCE checks without, the rate is halved.
@@ -39,7 +40,7 @@ HALVINGS = 6
 IN_CONTEXT = -1  # the turn of what is scored inside a context
 # The old agent's predictions inside its contexts: most tokens learned of each, and their weight beside the message's.
 CONTEXT_TOKENS, CONTEXT_WEIGHT = 64, 1.0
-NOT_FINITE = 1e30  # what stands for a KL that is not: JSON knows no infinity
+NOT_FINITE = 1e30  # written in place of an infinite or undefined KL, which JSON cannot hold
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,7 @@ def probe_batch(
 ) -> MessageBatch:
     """`with_context`: the last tokens of each context are scored too, as a message that is nobody's turn."""
     chosen = [_with_context(context) for context in contexts] if with_context else contexts
-    return unweighted_batch(scorer, chosen, [context.episode for context in chosen], tokens_per_microbatch)
+    return unweighted_batch(scorer, chosen, tokens_per_microbatch)
 
 
 def _with_context(context: TokenSequence) -> TokenSequence:

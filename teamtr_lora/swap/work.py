@@ -66,7 +66,7 @@ class Work:
             shutil.rmtree(old)
 
     def clear(self) -> None:
-        if self.folder.exists():  # the request goes first: what a kill leaves of the rest then belongs to nobody
+        if self.folder.exists():  # the request goes first, so that what a kill leaves is not taken for finished parts
             (self.folder / REQUEST).unlink(missing_ok=True)
             shutil.rmtree(self.folder)
 

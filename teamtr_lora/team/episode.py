@@ -80,6 +80,7 @@ class TokenSequence:
     ids: list[int]
     spans: list[SequenceSpan]
     episode: Episode
+    position: int = 0  # of the episode in the list that the sequences were made from
 
 
 def agent_sequences(episodes: Iterable[Episode], agent: str) -> list[TokenSequence]:
@@ -89,14 +90,14 @@ def agent_sequences(episodes: Iterable[Episode], agent: str) -> list[TokenSequen
     exactly the tokens sampled after, never a re-rendering.
     """
     sequences: list[TokenSequence] = []
-    for episode in episodes:
+    for position, episode in enumerate(episodes):
         current: TokenSequence | None = None
         for message in episode.messages:
             if message.agent != agent or not message.token_ids:
                 continue
             prompt, start = message.prompt_ids, len(message.prompt_ids)
             if current is None or prompt[: len(current.ids)] != current.ids:
-                current = TokenSequence([], [], episode)
+                current = TokenSequence([], [], episode, position)
                 sequences.append(current)
             current.ids = prompt + message.token_ids
             current.spans.append(SequenceSpan(start, start + len(message.token_ids), message))

@@ -4,22 +4,27 @@ The loop:
     trainer          TeamTRTrainer, the Python front door; the command line goes through it too
     stage            THE loop: one stage after another, one agent's update after another
     run              the loop's steps: roll out, update, publish, record, evaluate, checkpoint
+    stage_rollouts   the episodes that a stage's updates learn from
+    run_context      what all parts of a run work with
     events           callbacks at the loop's natural points
-One update:
-    update           AgentUpdater: advantages, hold-out, optimize, gate, accept or put back
-    optimize         maximises the clipped surrogate, with penalty and early stop
-    optimizers       the optimizers, and their state as plain tensors
-    gate             KL and surrogate gain of a candidate on held-out messages
+One update, in the order in which to read it; its formulas are in algorithm/, its variants in algorithm/variants/:
+    update           the story: advantages, division, optimization, judgement, accept or put back
+    batches          episodes to padded rows of tokens, the common prefix of a group once
     scoring          forward passes over one agent's messages
-    packing          episodes of a group in one row, their common prefix once
+    optimize         the steps on the clipped surrogate, with penalty and early stop
+    gate             KL and surrogate gain of a candidate on held-out messages
+Around it:
+    optimizers       building the optimizers, and their state as plain tensors
     importance       trajectory weights of episodes that are used again
     floor            the smallest KL that a pass can measure
-    certificate_terms  an accepted candidate's terms of its certificate
+    outside_step     a step of somebody else's trainer, measured as the gate measures ours
 What is kept:
+    recording        rows, callbacks, trackers, transcripts and counts
     rows             from an update's outcome to its row
+    certificate_terms  an accepted candidate's terms of its certificate
 Diagnostics:
     run_diagnostics  when a run measures itself, and what goes into the row
     update_diagnostics  what an update's own numbers give: spread, monitors, drift of contexts
-    staleness_probe  an update seen from episodes that nobody learns from
+    staleness_probe  an update seen on extra episodes that nobody learns from
     fisher           per-message gradients, and what thm:info-lower-stage makes of them
 """

@@ -8,24 +8,20 @@ import numpy as np
 import torch
 
 from teamtr_lora.algorithm.certificate import centred_surrogate, leave_one_out, zeta_proxies
-from teamtr_lora.algorithm.trust_region import ClusteredMean, clustered_mean
+from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.runs.metrics import CertificateTerms
 from teamtr_lora.team import Episode
 from teamtr_lora.training.gate import CandidateReading
-from teamtr_lora.training.scoring import MessageBatch
+from teamtr_lora.training.update import Judging
 
 
 def certificate_terms(
-    reading: CandidateReading,
-    batch: MessageBatch,
-    episodes: list[Episode],
-    groups: set[int],
-    informative: set[int],
-    config: TeamTRConfig,
-    gamma: float,
+    reading: CandidateReading, judging: Judging, episodes: list[Episode], *, config: TeamTRConfig, gamma: float
 ) -> CertificateTerms:
-    """`batch` holds the agent's messages of the episodes in `groups`; its episode numbers count all `episodes`."""
+    """`episodes` are all that the update was given; the terms are of those that judged it. They are about the team's return, also
+    where the agent learned from its own credit."""
+    batch, groups = judging.batch, judging.groups
     held = [i for i, episode in enumerate(episodes) if episode.group in groups]
     number = {old: new for new, old in enumerate(held)}
     episode_M = np.array([number[i] for i in batch.episode_M.tolist()])
@@ -34,7 +30,7 @@ def certificate_terms(
     reward_E = np.array([episodes[i].reward for i in held])
     log_ratio_M = reading.log_ratio_M.double().numpy()
 
-    weight_E = _weights(episodes, held, informative)
+    weight_E = _weights(episodes, held, judging.informative)
 
     def surrogate(returns_E: np.ndarray) -> ClusteredMean:
         terms_E = weight_E * centred_surrogate(log_ratio_M, episode_M, leave_one_out(returns_E, group_E))
@@ -59,7 +55,8 @@ def certificate_terms(
         surrogate_standard_error=_finite(with_gamma.standard_error),
         surrogate_undiscounted=without.mean,
         surrogate_undiscounted_standard_error=_finite(without.standard_error),
-        kl=float(np.average(kl_E, weights=weight_E)),  # def:kltok over all episodes, as L is; the reading's is where it spoke
+        # over all episodes, as L is; the reading's is over those in which the agent spoke
+        kl=float(np.average(kl_E, weights=weight_E)),
         turn_kl=_turn_kl(reading, episode_M, weight_E / weight_E.sum()),
         gamma=gamma,
         groups=len(groups),
@@ -73,16 +70,16 @@ def certificate_terms(
 
 
 def _weights(episodes: list[Episode], held: list[int], informative: set[int]) -> np.ndarray:
-    """What each held-out episode counts. The gate needs groups with something to tell, and items that have such ones may be held
-    out more often than the others: weighted, L and KL are means over all items again. Where no other is held out, the weights sum
-    to less than one an episode: the others add nothing to L."""
-    telling = {episode.item_id for episode in episodes if episode.group in informative}
-    tells_E = np.array([episode.item_id in telling for episode in episodes])
+    """The weight of each held-out episode. The judging side gets its share of the groups whose rewards differ, so items with such
+    groups may be held out more often than the others; with these weights L and KL are means over all items again. Where only
+    items with differing rewards are held out, the weights sum to less than one an episode: the others add nothing to L."""
+    mixed = {episode.item_id for episode in episodes if episode.group in informative}
+    mixed_E = np.array([episode.item_id in mixed for episode in episodes])
     weight_E = np.ones(len(held))
     for kind in (True, False):
-        mine_E = tells_E[held] == kind
+        mine_E = mixed_E[held] == kind
         if mine_E.any():
-            weight_E[mine_E] = (tells_E == kind).mean() / mine_E.mean()
+            weight_E[mine_E] = (mixed_E == kind).mean() / mine_E.mean()
     return weight_E
 
 

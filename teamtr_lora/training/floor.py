@@ -9,12 +9,13 @@ import logging
 
 import torch
 
+from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.team import Episode, agent_sequences
+from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.optimize import message_kl
-from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, unweighted_batch
+from teamtr_lora.training.scoring import Scorer, keep_current, unweighted_batch
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +29,12 @@ MESSAGES = 32
 def measure_floors(
     scorer: Scorer, bank: AdapterBank, agent: str, episodes: list[Episode], *, tokens_per_microbatch: int, reduction: str
 ) -> dict[str, float]:
-    """Exact-KL floors on a few real messages: of a strict pass what it reads for the smallest perturbation; of the training
-    pass, and of a gate in TF32, the most that it reads above a strict one, over all of them."""
+    """Exact-KL floors on a few real messages. A strict pass has as its floor what it reads for the smallest perturbation; the
+    training pass, and a gate in TF32, the most that they read above a strict pass over all perturbations."""
     chosen = [e for e in episodes if any(m.agent == agent and m.token_ids for m in e.messages)][:MESSAGES]
     if not chosen:
         return {}
-    batch = unweighted_batch(scorer, agent_sequences(chosen, agent), chosen, tokens_per_microbatch)
+    batch = unweighted_batch(scorer, agent_sequences(chosen, agent), tokens_per_microbatch)
     bank.activate(agent)
     with gate_pass(scorer, tf32=False):
         strict = _perturbed_kl(scorer, bank, agent, batch, reduction)

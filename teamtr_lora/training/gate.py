@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
 from teamtr_lora.algorithm.surrogate import surrogate_terms
-from teamtr_lora.algorithm.token_kl import k1_terms, k3_terms
-from teamtr_lora.algorithm.trust_region import ClusteredMean, clustered_mean
+from teamtr_lora.algorithm.token_kl import k1_terms, k3_terms, message_kl
+from teamtr_lora.algorithm.trust_region import ESTIMATORS
 from teamtr_lora.recipe import TeamTRConfig
-from teamtr_lora.training.optimize import message_kl
-from teamtr_lora.training.scoring import CurrentPolicy, MessageBatch, Scorer
-
-ESTIMATORS = ("exact", "k3", "k1")
+from teamtr_lora.training.batches import MessageBatch
+from teamtr_lora.training.scoring import CurrentPolicy, Scorer
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,8 @@ class CandidateReading:
 
 @contextmanager
 def gate_pass(scorer: Scorer, *, tf32: bool | None = None) -> Iterator[None]:
-    """No gradients, strict arithmetic: passes inside measure the policy as it is defined, whatever the base's precision. With
-    `tf32` (None: as the recipe says) almost so."""
+    """Passes inside have no gradients and strict float32 arithmetic: they measure the policy as it is defined, whatever the
+    base's precision. With `tf32` (None: as the recipe says) matrix products are rounded to TF32, which is faster on a GPU."""
     with torch.no_grad(), nullcontext() if scorer.exact_already else scorer.strict(tf32=scorer.tf32 if tf32 is None else tf32):
         yield
 
@@ -100,16 +99,3 @@ def _discounted(kl_M: Tensor, batch: MessageBatch, discount: float) -> float:
     turns = torch.tensor([m.turn for m in batch.messages], dtype=torch.float64)
     weighted = (1 - discount) * torch.pow(torch.tensor(discount, dtype=torch.float64), turns) * kl_M.double()
     return float(weighted.sum() / batch.episode_M.unique().numel())
-
-
-@torch.no_grad()
-def sampler_gap(batch: MessageBatch, current: CurrentPolicy, reduction: str) -> dict[str, float]:
-    """How far the sampler's log-probabilities are from the trainer's for the same tokens and weights."""
-    gaps = [(logp - part.sampler_logp_N).double() for part, logp in zip(batch.microbatches, current.logp, strict=True)]
-    count = max(1, len(batch.messages))
-    kl = sum(
-        float(message_kl(torch.expm1(gap_N) - gap_N, part.message_N, count, reduction).sum())
-        for part, gap_N in zip(batch.microbatches, gaps, strict=True)
-    )
-    gap = torch.cat(gaps).abs()
-    return {"mean_abs": float(gap.mean()), "max_abs": float(gap.max()), "message_kl": kl / count}

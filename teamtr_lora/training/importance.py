@@ -11,8 +11,9 @@ from teamtr_lora.algorithm.occupancy import trajectory_log_weights
 from teamtr_lora.algorithm.surrogate import sum_by_message
 from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.team import Episode, agent_sequences
+from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, unweighted_batch
+from teamtr_lora.training.scoring import Scorer, keep_current, unweighted_batch
 
 
 @torch.no_grad()
@@ -20,7 +21,7 @@ def message_log_ratios(
     scorer: Scorer, bank: AdapterBank, agent: str, episodes: list[Episode], before: Snapshot, *, tokens_per_microbatch: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """log pi_now(message) / pi_before(message) of the agent's messages, and the episode each is in."""
-    batch = unweighted_batch(scorer, agent_sequences(episodes, agent), episodes, tokens_per_microbatch)
+    batch = unweighted_batch(scorer, agent_sequences(episodes, agent), tokens_per_microbatch)
     now = bank.snapshot(agent)
     bank.activate(agent)
     with gate_pass(scorer):
@@ -36,7 +37,8 @@ def message_log_ratios(
 def episode_log_weights(
     scorer: Scorer, bank: AdapterBank, episodes: list[Episode], sampled: Mapping[str, Snapshot], *, tokens_per_microbatch: int
 ) -> np.ndarray:
-    """log pi_now(episode) / pi_sampled(episode): only messages of agents that have changed since (`sampled`) count."""
+    """log pi_now(episode) / pi_sampled(episode). `sampled` has the agents that have changed since, as they were: the messages of
+    the others have the same probability as then."""
     log_E = np.zeros(len(episodes))
     for agent, before in sampled.items():
         ratios = message_log_ratios(scorer, bank, agent, episodes, before, tokens_per_microbatch=tokens_per_microbatch)

@@ -10,31 +10,22 @@ from teamtr_lora.evaluation import standard_error
 from teamtr_lora.runs.metrics import KLReading, UpdateRow
 from teamtr_lora.team import Episode
 from teamtr_lora.training.gate import CandidateReading
+from teamtr_lora.training.stage_rollouts import Rollout
 from teamtr_lora.training.update import UpdateOutcome
 
 
-def update_row(
-    stage: int,
-    update: int,
-    agent: str,
-    episodes: list[Episode],
-    versions: dict[str, str],
-    outcome: UpdateOutcome,
-    seconds: dict[str, float],
-    *,
-    fresh: bool = True,
-) -> UpdateRow:
-    accepted, shown = outcome.step.accepted, outcome.step.shown
-    reading = outcome.readings[shown.alpha] if shown else None
+def update_row(outcome: UpdateOutcome, rollout: Rollout, *, stage: int, update: int) -> UpdateRow:
+    """The row of a stage's update number `update`, counted from 1, without what is measured about it later."""
+    accepted, reading, episodes = outcome.step.accepted, outcome.shown, rollout.episodes
     tokens = sum(e.tokens for e in episodes)
     return UpdateRow(
         stage=stage,
         update=update,
-        agent=agent,
+        agent=outcome.version.agent,
         decision=outcome.decision,
         version=outcome.version.name,
         content_hash=outcome.version.content_hash,
-        team_versions=versions,
+        team_versions=rollout.versions,
         delta=outcome.delta,
         alpha=accepted.alpha if accepted else None,
         alphas_tried=[r.alpha for r in outcome.step.readings],
@@ -60,16 +51,16 @@ def update_row(
         advantage_abs_max=float(outcome.advantages.unclipped_E.abs().max()),
         advantage_overflow=float((outcome.advantages.unclipped_E - outcome.advantages.clipped_E).abs().mean()),
         sampler_gap=outcome.gap,
-        certificate=outcome.terms,
+        certificate=None,
         episodes=len(episodes),
-        fresh_episodes=len(episodes) if fresh else 0,
+        fresh_episodes=len(episodes) if rollout.fresh else 0,
         messages=outcome.messages,
         truncated_messages=sum(m.truncated for e in episodes for m in e.messages),
         overflowed_episodes=sum(e.ended == "overflow" for e in episodes),
         sampled_tokens=tokens,
         trained_tokens=outcome.trained_tokens,
-        seconds=seconds,
-        tokens_per_second=tokens / max(seconds["rollout"], 1e-9) if fresh else 0.0,
+        seconds={"rollout": rollout.seconds, **outcome.seconds},
+        tokens_per_second=tokens / max(rollout.seconds, 1e-9) if rollout.fresh else 0.0,
         time=time.time(),
     )
 
@@ -82,7 +73,7 @@ def _kl(reading: CandidateReading | None) -> dict[str, KLReading]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON knows no infinity: a bound nobody can give (one held-out group) and a diverged candidate become null."""
+    """JSON has no infinity, so the bound of a single held-out group and the numbers of a diverged candidate become null."""
     return value if math.isfinite(value) else None
 
 

@@ -1,15 +1,14 @@
-"""Probes: an update seen from episodes of their own, by the team that began the stage and by the team as it is.
+"""Probes: how an update looks on extra episodes, played once by the team that began the stage and once by the team as it is.
 
 Nobody learns from these episodes, so nothing measured on them is fitted. Both teams play the same items with the same random
-numbers: what is common to both cancels in their difference.
+numbers, so that what is common to both cancels in their difference.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -17,61 +16,60 @@ import torch
 from teamtr_lora.algorithm.certificate import centred_surrogate, leave_one_out
 from teamtr_lora.algorithm.occupancy import Excess, stale_gap, token_shift, trajectory_log_weights, weight_degeneracy
 from teamtr_lora.algorithm.surrogate import LARGEST_LOG_RATIO
+from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion, read_version
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.collector import PlayPlan
-from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.runs.diagnostic_rows import ExcessReading, FisherReading, GapReading, ProbeReading, TokenShiftReading
-from teamtr_lora.tasks import Item, Task
+from teamtr_lora.tasks import Item
 from teamtr_lora.team import Episode, agent_sequences
+from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.fisher import fisher_reading
 from teamtr_lora.training.gate import gate_pass
 from teamtr_lora.training.importance import message_log_ratios
-from teamtr_lora.training.scoring import MessageBatch, Scorer, unweighted_batch
-from teamtr_lora.training.update import UpdateOutcome
+from teamtr_lora.training.run_context import RunContext
+from teamtr_lora.training.scoring import unweighted_batch
+from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
 from teamtr_lora.training.update_diagnostics import contexts, coupled_difference, shift_between
 
 SHIFT_TOKENS = 128  # token positions behind a token shift: whole vocabularies of them are kept at once
 FAR = 10.0  # times delta: the KL of the out-of-region step that is shown
 
 
-class StageProbe:
-    """One stage's. `start` are the episodes of the team that began it, `versions` that team."""
+@dataclass(frozen=True)
+class StageStart:
+    """The team that began a stage, and the probe's episodes that it played."""
 
-    def __init__(
-        self,
-        playable: PlayableTeam,
-        task: Task,
-        config: TeamTRConfig,
-        scorer: Scorer,
-        adapters: Path,
-        plan: PlayPlan,
-        versions: Mapping[str, AdapterVersion],
-        start: list[Episode],
-        discount: float,
-    ) -> None:
-        self._playable, self._task, self._config, self._scorer = playable, task, config, scorer
-        self._adapters, self._plan, self._versions, self._start = adapters, plan, versions, start
+    versions: Mapping[str, AdapterVersion]
+    episodes: list[Episode]
+
+
+class StageProbe:
+    """The probe of one stage."""
+
+    def __init__(self, context: RunContext, updater: AgentUpdater, plan: PlayPlan, start: StageStart) -> None:
+        self._playable, self._task, self._config = context.playable, context.task, context.config
+        self._adapters, self._scorer, self._discount = context.run_dir.adapters, updater.scorer, updater.discount
+        self._publishing = Variants.of(context.config).publishing
+        self._plan, self._versions, self._start = plan, start.versions, start.episodes
         self._log_weights: dict[str, np.ndarray] = {}  # by agent that has changed since: its part of each start episode's weight
         self._now: list[Episode] = []
         self._before: Snapshot = {}
         self._played = 0
-        self._discount = discount
 
     def before_update(self, agent: str, update: int) -> None:
         """Plays the team as it is, and remembers the agent as it is."""
         if update == 0:
             self._now, self._played = self._start, len(self._start)
         else:
-            if self._config.training.update == "joint":  # the sampler still has the stage's first team
-                self._playable.publish_all()
+            self._publishing.catch_up(self._playable)
             self._now = self._playable.play(self._task, self._plan)
             self._played = len(self._now)
         self._before = self._playable.bank.snapshot(agent)
 
     def after_update(self, agent: str, outcome: UpdateOutcome, seed: int) -> ProbeReading:
-        """Of the update of `agent` that has just been made. Call where a forward pass may run."""
+        """Measures the update of `agent` that has just been made. Call where forward passes may run."""
         weights = self._weights(agent)
         first = not self._changed(agent)
         gap = self._gap(agent, seed) if outcome.accepted else None
@@ -136,8 +134,8 @@ class StageProbe:
 
     def _token_shift(self, agent: str, outcome: UpdateOutcome) -> dict[str, TokenShiftReading]:
         bank, ranks = self._playable.bank, self._config.diagnostics.token_shift_ranks
-        assert outcome.step.accepted is not None
-        kl = outcome.readings[outcome.step.accepted.alpha].kl["exact"].mean
+        assert outcome.kept is not None
+        kl = outcome.kept.kl["exact"].mean
         if not 0 < kl < math.inf:
             return {}
         far, after = math.sqrt(FAR * outcome.delta / kl), bank.snapshot(agent)
@@ -168,11 +166,11 @@ class StageProbe:
                 chosen.append(episode)
                 tokens += spoken
         limit = self._config.training.tokens_per_microbatch
-        return unweighted_batch(self._scorer, agent_sequences(chosen, agent), chosen, limit)
+        return unweighted_batch(self._scorer, agent_sequences(chosen, agent), limit)
 
     def _fisher(self, agent: str, outcome: UpdateOutcome, seed: int) -> FisherReading | None:
         messages = self._config.diagnostics.fisher_messages
-        if not messages or outcome.step.accepted is None:
+        if not messages or outcome.kept is None:
             return None
         return fisher_reading(
             self._scorer,
@@ -182,7 +180,7 @@ class StageProbe:
             self._now,
             messages=messages,
             discount=self._discount,
-            measured_kl=outcome.readings[outcome.step.accepted.alpha].message_sum_kl,
+            measured_kl=outcome.kept.message_sum_kl,
             seed=seed,
         )
 
@@ -199,9 +197,9 @@ def surrogate_by_group(log_ratio_M: np.ndarray, episode_M: np.ndarray, episodes:
 def probe_plan(config: TeamTRConfig, items: list[Item], stage: int) -> PlayPlan:
     rollout = config.rollout
     return PlayPlan(
-        items,
-        config.diagnostics.probe_episodes_per_item,
-        rollout.temperature,
-        rollout.max_message_tokens,
-        f"{config.seed}/probe/stage {stage}",
+        items=items,
+        episodes_per_item=config.diagnostics.probe_episodes_per_item,
+        temperature=rollout.temperature,
+        max_message_tokens=rollout.max_message_tokens,
+        purpose=f"{config.seed}/probe/stage {stage}",
     )

@@ -38,6 +38,7 @@ from teamtr_lora.tasks.custom import checked_task
 from teamtr_lora.tasks.dataset import DatasetTask
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.run import TrainingRun
+from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.stage import train
 
 logger = logging.getLogger(__name__)
@@ -210,9 +211,16 @@ class TeamTRTrainer:
         playable = self.open()
         lock = run_dir.claim(recipe, {**code_hashes(recipe), **data_hashes(recipe)})
         try:
-            accelerator = _accelerator(recipe, playable, run_dir)
-            events = Events(self._callbacks, recipe, updates=recipe.training.stages * len(playable.team.names))
-            self.run = TrainingRun(playable, self.task, recipe, run_dir, accelerator, events, started=started)
+            context = RunContext(
+                playable=playable,
+                task=self.task,
+                config=recipe,
+                run_dir=run_dir,
+                accelerator=_accelerator(recipe, playable, run_dir),
+                events=Events(self._callbacks, recipe, updates=recipe.training.stages * len(playable.team.names)),
+                started=started,
+            )
+            self.run = TrainingRun(context)
             if run_dir.checkpoints.exists():
                 self.run.resume()
             train(self.run)
@@ -300,17 +308,17 @@ def _check_alone(given: dict[str, bool]) -> None:
 def _team_error(values: dict[str, Any], error: ValidationError) -> UserError:
     """What is wrong with a team, in the words for a recipe that has it."""
     data = {"base": values.get("base", {}), "team": {key: value for key, value in values.items() if key != "base"}}
-    found = problems(_plain(data))
+    found = problems(_sections_as_dicts(data))
     return RecipeError(found, "TeamSpec") if found else UserError(f"TeamSpec: {error.errors()[0]['msg']}")
 
 
-def _plain(value: Any) -> Any:
+def _sections_as_dicts(value: Any) -> Any:
     """Sections as the mappings that they were made of."""
     if isinstance(value, BaseModel):
         return value.model_dump()
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {key: _sections_as_dicts(item) for key, item in value.items()}
+    return [_sections_as_dicts(item) for item in value] if isinstance(value, list) else value
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

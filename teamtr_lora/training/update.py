@@ -1,34 +1,34 @@
-"""One agent's update: advantages, surrogate, gate, backtracking. Accepts inside the trust region, or adapter and
-optimizer are as before."""
+"""One agent's update, from top to bottom: advantages, division of the episodes, optimization, judgement, accept or put back.
+
+It goes on in batches.py (episodes to tensors), scoring.py (forward passes), optimize.py (the steps) and gate.py (the judgement).
+"""
 
 from __future__ import annotations
 
 import copy
 import logging
-import math
-import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 
-from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages
-from teamtr_lora.algorithm.radii import gain_slope, gain_weighted_radii, smoothed
-from teamtr_lora.algorithm.trust_region import REGION_POLICIES, GateReading, StepDecision, choose_step, track_target
+from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages, message_discount
+from teamtr_lora.algorithm.trust_region import GateReading, StepDecision
+from teamtr_lora.algorithm.variants.chosen import Variants
+from teamtr_lora.algorithm.variants.radii import gain_slope, smoothed
 from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.recipe import TeamTRConfig, TrainingSection, TrustRegionSection
+from teamtr_lora.recipe import TeamTRConfig, TrainingSection
 from teamtr_lora.rollout.playable import PlayableTeam
-from teamtr_lora.runs.metrics import CertificateTerms
-from teamtr_lora.team import Episode, agent_sequences
-from teamtr_lora.training.certificate_terms import certificate_terms
-from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate, sampler_gap
-from teamtr_lora.training.optimize import OptimizeReport, optimize
+from teamtr_lora.team import Episode, TokenSequence, agent_sequences
+from teamtr_lora.training.batches import MessageBatch, message_batch
+from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate
+from teamtr_lora.training.optimize import Learner, Minibatch, OptimizeReport, optimize
 from teamtr_lora.training.optimizers import build_optimizer
-from teamtr_lora.training.scoring import CurrentPolicy, MessageBatch, Scorer, keep_current, message_batch
+from teamtr_lora.training.scoring import Scorer, keep_current, sampler_gap, weight_by_sampler
 
 logger = logging.getLogger(__name__)
 
@@ -36,52 +36,67 @@ Decision = Literal["accepted", "shrunk", "rejected", "skipped"]
 
 
 @dataclass(frozen=True)
+class Judging:
+    """What the candidate was judged on: held-out messages, their groups, and which groups differ in return."""
+
+    batch: MessageBatch
+    groups: set[int]
+    informative: set[int]  # of the whole rollout
+
+
+@dataclass(frozen=True, kw_only=True)
 class UpdateOutcome:
     decision: Decision  # shrunk is an acceptance at alpha < 1
     version: AdapterVersion  # the agent's version afterwards
     delta: float  # the agent's radius in this stage
     advantages: GroupAdvantages
-    optimized: OptimizeReport
-    step: StepDecision
-    readings: dict[float, CandidateReading]  # everything measured on held-out messages, by alpha
-    gap: dict[str, float] | None  # None: nothing was measured
-    terms: CertificateTerms | None  # None: nothing was accepted
-    seconds: dict[str, float]
     messages: int
-    trained_tokens: int
-    log_weight_E: np.ndarray | None = None  # where the episodes were another team's: what they were weighted by
+    trained_tokens: int = 0
+    optimized: OptimizeReport
+    step: StepDecision = field(default_factory=lambda: StepDecision(None))
+    readings: dict[float, CandidateReading] = field(default_factory=dict)  # by alpha: everything that was measured
+    judging: Judging | None = None  # None: nothing was judged
+    gap: dict[str, float] | None = None  # between sampler and trainer; None: not measured
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase
+    log_weight_E: np.ndarray | None = None  # what the episodes were weighted by; None: nothing
 
     @property
     def accepted(self) -> bool:
         return self.decision in ("accepted", "shrunk")
 
+    @property
+    def kept(self) -> CandidateReading | None:
+        """Of the step that was accepted."""
+        return self.readings[self.step.accepted.alpha] if self.step.accepted else None
 
-@dataclass
-class _Split:
-    """Messages for the gradient, in optimizer minibatches, and messages held out for the gate."""
+    @property
+    def shown(self) -> CandidateReading | None:
+        """Of the step that is reported: the accepted one, or the last that was tried."""
+        return self.readings[self.step.shown.alpha] if self.step.shown else None
 
-    fit: list[MessageBatch]
-    held: MessageBatch
-    held_groups: set[int]
-    informative: set[int]  # groups of either side whose episodes differ in their return
+
+@dataclass(frozen=True)
+class Split:
+    fit: list[MessageBatch]  # for the gradient: one batch an optimizer step
+    judging: Judging
 
 
 class AgentUpdater:
-    """Holds what lasts between updates: each agent's optimizer, penalty and radius."""
+    """Updates agents, and holds what lasts between updates: each agent's optimizer, penalty, radius and slope."""
 
     def __init__(self, playable: PlayableTeam, config: TeamTRConfig, accelerator: Accelerator) -> None:
         self._playable, self._config, self._accelerator = playable, config, accelerator
-        base, training = playable.base, config.training
-        self.discount = training.discount_for(playable.team.router.max_messages)
+        self._variants = Variants.of(config)
+        base, agents, region = playable.base, playable.team.names, config.trust_region
+        self.discount = message_discount(config.training.discount, playable.team.router.max_messages)
         self.scorer = Scorer.of(playable, config)
-        if training.gradient_checkpointing:
+        if config.training.gradient_checkpointing:
             playable.bank.enable_gradient_checkpointing()
-        self.betas = dict.fromkeys(playable.team.names, config.trust_region.beta_initial)
-        self._policy = REGION_POLICIES[config.trust_region.kind]
-        self.radii = dict.fromkeys(playable.team.names, config.trust_region.delta)
-        self.slopes: dict[str, float | None] = dict.fromkeys(playable.team.names)
+        self.betas = dict.fromkeys(agents, region.beta_initial)
+        self.radii = dict.fromkeys(agents, region.delta)
+        self.slopes: dict[str, float | None] = dict.fromkeys(agents)
         self.optimizers = {
-            agent: build_optimizer(training, list(playable.bank.parameters(agent).values())) for agent in playable.team.names
+            agent: build_optimizer(config.training, list(playable.bank.parameters(agent).values())) for agent in agents
         }
         # gradients pass through half-precision activations on their way to the float32 adapters
         self.scaler = torch.amp.GradScaler(base.device.type, enabled=base.dtype == torch.float16, init_scale=2.0**12)
@@ -89,154 +104,137 @@ class AgentUpdater:
     def update(
         self, agent: str, episodes: list[Episode], split_seed: int, log_weight_E: np.ndarray | None = None
     ) -> UpdateOutcome:
-        """Maximises the surrogate for `agent` on `episodes`, which the team as it is now must have played; where another team
-        did, `log_weight_E` may say how much likelier this one is to play each."""
+        """Maximises the surrogate for `agent` on `episodes`, which today's team must have played; where another team did,
+        `log_weight_E` may say how much likelier today's is to play each of them."""
         bank, clock = self._playable.bank, _PhaseClock()
-        advantages = episode_advantages(episodes, self._config.training, self.discount, agent)
+        advantages = episode_advantages(episodes, agent, self._config.training, self.discount)
         weight_E = np.ones(len(episodes)) if log_weight_E is None else np.exp(log_weight_E)
         split = self._split(agent, episodes, advantages.clipped_E.numpy() * weight_E, split_seed)
-        if split is None or len(split.informative - split.held_groups) < self._config.training.min_informative_groups:
+        if split is None:
             return self._skipped(agent, episodes, advantages, log_weight_E)
+
         bank.activate(agent)
         with torch.no_grad():
-            current = [keep_current(self.scorer, batch) for batch in split.fit]
-        gap = self._sampler_gap(agent, split.fit, current)
-        self._weight_by_sampler(split.fit, current)
+            minibatches = [(batch, keep_current(self.scorer, batch)) for batch in split.fit]
+        gap = self._sampler_gap(agent, minibatches)
+        if (cap := self._config.rollout.importance_cap) is not None:
+            for batch, current in minibatches:
+                weight_by_sampler(batch, current, cap)
         before, optimizer_before = bank.snapshot(agent), copy.deepcopy(self.optimizers[agent].state_dict())
         clock.lap("current")
         try:
-            optimized = self._optimize(agent, list(zip(split.fit, current, strict=True)))
+            optimized = self._optimize(agent, minibatches)
             clock.lap("optimize")
             candidate = bank.snapshot(agent)
-            step, readings = self._search(agent, split.held, before, candidate)
+            step, readings = self._judge(agent, split.judging.batch, before, candidate)
         except BaseException:  # an interrupt too: half an update is no version of the agent
-            bank.restore(agent, before)
-            self.optimizers[agent].load_state_dict(optimizer_before)
+            self._put_back(agent, before, optimizer_before)
             raise
-        self.betas[agent] = optimized.beta
+
         radius = self.radii[agent]
+        self.betas[agent] = optimized.beta
         self._learn_radius(agent, step, readings)
-        decision = self._conclude(agent, step, before, candidate, optimizer_before)
+        decision: Decision = "rejected"
+        if step.accepted is None:
+            self._put_back(agent, before, optimizer_before)
+        else:
+            bank.interpolate(agent, before, candidate, step.accepted.alpha)
+            bank.commit(agent)
+            decision = "shrunk" if step.accepted.alpha < 1 else "accepted"
         clock.lap("gate")
         return UpdateOutcome(
-            decision,
-            bank.version(agent),
-            radius,
-            advantages,
-            optimized,
-            step,
-            readings,
-            gap,
-            self._terms(step, readings, split, episodes),
-            clock.seconds,
-            messages=sum(len(batch.messages) for batch in split.fit) + len(split.held.messages),
+            decision=decision,
+            version=bank.version(agent),
+            delta=radius,
+            advantages=advantages,
+            messages=sum(len(batch.messages) for batch in [*split.fit, split.judging.batch]),
             trained_tokens=sum(batch.tokens for batch in split.fit),
+            optimized=optimized,
+            step=step,
+            readings=readings,
+            judging=split.judging,
+            gap=gap,
+            seconds=clock.seconds,
             log_weight_E=log_weight_E,
         )
 
-    def _terms(
-        self, step: StepDecision, readings: dict[float, CandidateReading], split: _Split, episodes: list[Episode]
-    ) -> CertificateTerms | None:
-        if step.accepted is None:
-            return None
-        reading = readings[step.accepted.alpha]
-        groups = split.held_groups, split.informative
-        return certificate_terms(reading, split.held, episodes, *groups, self._config, self.discount)
+    def _split(self, agent: str, episodes: list[Episode], advantage_E: np.ndarray, seed: int) -> Split | None:
+        """What the update learns from and what judges it, as batches. None where there is too little: Adam moves every parameter
+        even when the gradient is noise, so without reward variance on both sides there is no update."""
+        training = self._config.training
+        informative = {episode.group for episode, advantage in zip(episodes, advantage_E, strict=True) if advantage != 0}
+        division = self._variants.data_use.divide([episodes], [informative], seed)
+        sequences = agent_sequences(episodes, agent)
+        fit_groups = [group for share in division.fit for group in share.groups]
+        parts = min(training.minibatches_per_epoch, len(fit_groups))
+        steps = [self._batch(sequences, set(fit_groups[i::parts]), advantage_E) for i in range(parts)]
+        fit, judge = [batch for batch in steps if batch.messages], set(division.judge.groups)
+        judging = Judging(self._batch(sequences, judge, advantage_E), judge, informative)
+        enough = len(informative - judge) >= training.min_informative_groups and bool(informative & judge)
+        return Split(fit, judging) if fit and judging.batch.messages and enough else None
 
-    def share_radii(self) -> None:
-        """The next stage's radii; with `equal` they stay what they are."""
-        if self._config.trust_region.radii == "gain_weighted":
-            self.radii = gain_weighted_radii(self._config.trust_region.delta, self.slopes)
-
-    def _learn_radius(self, agent: str, step: StepDecision, readings: dict[float, CandidateReading]) -> None:
-        assert step.shown is not None
-        reading = readings[step.shown.alpha]
-        gain = reading.gain if step.accepted else 0.0
-        if self._policy.tracks_target and step.accepted:
-            target = self._config.trust_region.delta
-            self.radii[agent] = track_target(self.radii[agent], reading.kl[self._config.trust_region.estimator].mean, target)
-        self.slopes[agent] = smoothed(self.slopes[agent], gain_slope(gain, reading.kl["exact"].mean))
-
-    def _optimize(self, agent: str, minibatches: list[tuple[MessageBatch, CurrentPolicy]]) -> OptimizeReport:
-        with self._playable.bank.training(agent) as parameters:
-            return optimize(
-                self._accelerator,
-                self.scorer,
-                self.optimizers[agent],
-                parameters,
-                minibatches,
-                self._config,
-                delta=self.radii[agent],
-                beta=self.betas[agent],
-                scaler=self.scaler,
-            )
-
-    def _search(
-        self, agent: str, held: MessageBatch, before: Snapshot, candidate: Snapshot
-    ) -> tuple[StepDecision, dict[float, CandidateReading]]:
-        """Measures current + alpha (candidate - current) on the held-out messages until a length fits."""
-        bank, region = self._playable.bank, self._config.trust_region
-        readings: dict[float, CandidateReading] = {}
-        with gate_pass(self.scorer):
-            bank.restore(agent, before)
-            current = keep_current(self.scorer, held)
-
-            def measure(alpha: float) -> GateReading:
-                bank.interpolate(agent, before, candidate, alpha)
-                readings[alpha] = read_candidate(self.scorer, held, current, self._config, self.discount)
-                return GateReading(alpha, readings[alpha].kl[region.estimator], readings[alpha].gain)
-
-            if not self._policy.gates:  # measured all the same: how far it went is logged, and a broken candidate never kept
-                whole = measure(1.0)
-                sound = math.isfinite(whole.kl.mean) and math.isfinite(whole.gain)
-                return StepDecision(whole if sound else None, [whole]), readings
-            step = choose_step(
-                measure,
-                delta=self.radii[agent],
-                fill=region.step == "fill",
-                max_stretch=region.max_stretch,
-                evaluations=region.backtracks,
-            )
-        return step, readings
-
-    def _conclude(self, agent: str, step: StepDecision, before: Snapshot, candidate: Snapshot, optimizer_before: Any) -> Decision:
-        """Commits the accepted candidate as a new version, or puts adapter and optimizer back bit for bit."""
-        bank = self._playable.bank
-        if step.accepted is None:
-            bank.restore(agent, before)
-            self.optimizers[agent].load_state_dict(optimizer_before)
-            return "rejected"
-        bank.interpolate(agent, before, candidate, step.accepted.alpha)
-        bank.commit(agent)
-        return "shrunk" if step.accepted.alpha < 1 else "accepted"
-
-    def _split(self, agent: str, episodes: list[Episode], advantage_E: np.ndarray, seed: int) -> _Split | None:
-        """The two sides as batches. None when one has no message of the agent or the gate has no group to judge a gain by."""
-        advantage = dict(zip(map(id, episodes), advantage_E.tolist(), strict=True))
-        informative = {e.group for e in episodes if advantage[id(e)] != 0}
-        fit, held = _hold_out(episodes, informative, self._config.trust_region, seed)
-        parts = min(self._config.training.minibatches_per_epoch, len(fit))
-        chunks = [batch for i in range(parts) if (batch := self._batch(agent, episodes, set(fit[i::parts]), advantage)).messages]
-        gate = self._batch(agent, episodes, set(held), advantage)
-        if not chunks or not gate.messages or not informative & set(held):
-            return None
-        return _Split(chunks, gate, set(held), informative)
-
-    def _batch(self, agent: str, episodes: list[Episode], groups: set[int], advantage: dict[int, float]) -> MessageBatch:
-        chosen = [e for e in episodes if e.group in groups]
+    def _batch(self, sequences: list[TokenSequence], groups: set[int], advantage_E: np.ndarray) -> MessageBatch:
         return message_batch(
-            agent_sequences(chosen, agent),
-            advantage,
-            {id(e): i for i, e in enumerate(episodes)},
+            [sequence for sequence in sequences if sequence.episode.group in groups],
+            advantage_E.tolist(),
             tokens_per_microbatch=self._config.training.tokens_per_microbatch,
-            mask_truncated=self._config.rollout.truncated_messages == "mask",
             device=self.scorer.device,
+            mask_truncated=self._config.rollout.truncated_messages == "mask",
             pack_width=self.scorer.pack_width,
         )
 
-    def _sampler_gap(self, agent: str, fit: list[MessageBatch], current: list[CurrentPolicy]) -> dict[str, float]:
+    def _optimize(self, agent: str, minibatches: list[Minibatch]) -> OptimizeReport:
+        with self._playable.bank.training(agent) as parameters:
+            learner = Learner(
+                accelerator=self._accelerator,
+                scorer=self.scorer,
+                optimizer=self.optimizers[agent],
+                parameters=parameters,
+                scaler=self.scaler,
+                config=self._config,
+                region=self._variants.region,
+            )
+            return optimize(learner, minibatches, radius=self.radii[agent], beta=self.betas[agent])
+
+    def _judge(
+        self, agent: str, batch: MessageBatch, before: Snapshot, candidate: Snapshot
+    ) -> tuple[StepDecision, dict[float, CandidateReading]]:
+        """Measures current + alpha (candidate - current) at the lengths alpha that the trust region asks for."""
+        bank, estimator = self._playable.bank, self._config.trust_region.estimator
+        readings: dict[float, CandidateReading] = {}
+        with gate_pass(self.scorer):
+            bank.restore(agent, before)
+            current = keep_current(self.scorer, batch)
+
+            def measure(alpha: float) -> GateReading:
+                bank.interpolate(agent, before, candidate, alpha)
+                readings[alpha] = read_candidate(self.scorer, batch, current, self._config, self.discount)
+                return GateReading(alpha, readings[alpha].kl[estimator], readings[alpha].gain)
+
+            return self._variants.region.choose(measure, self.radii[agent]), readings
+
+    def _put_back(self, agent: str, adapter: Snapshot, optimizer: Any) -> None:
+        """Bit for bit: after a rejection nothing of the update is left."""
+        self._playable.bank.restore(agent, adapter)
+        self.optimizers[agent].load_state_dict(optimizer)
+
+    def _learn_radius(self, agent: str, step: StepDecision, readings: dict[float, CandidateReading]) -> None:
+        """A rejected step gained nothing, whatever was measured for it, and moves no radius."""
+        assert step.shown is not None
+        reading, gain = readings[step.shown.alpha], 0.0
+        if step.accepted:
+            gain = reading.gain
+            kl = reading.kl[self._config.trust_region.estimator].mean
+            self.radii[agent] = self._variants.region.next_radius(self.radii[agent], kl)
+        self.slopes[agent] = smoothed(self.slopes[agent], gain_slope(gain, reading.kl["exact"].mean))
+
+    def share_radii(self) -> None:
+        """The next stage's radii."""
+        self.radii = self._variants.radii.next_stage(self.radii, self.slopes, self._config.trust_region.delta)
+
+    def _sampler_gap(self, agent: str, minibatches: list[Minibatch]) -> dict[str, float]:
         reduction = self._config.trust_region.reduction
-        gaps = [sampler_gap(batch, kept, reduction) for batch, kept in zip(fit, current, strict=True)]
+        gaps = [sampler_gap(batch, current, reduction) for batch, current in minibatches]
         gap = {
             "mean_abs": sum(g["mean_abs"] for g in gaps) / len(gaps),
             "max_abs": max(g["max_abs"] for g in gaps),
@@ -250,70 +248,26 @@ class AgentUpdater:
             )  # fmt: skip
         return gap
 
-    def _weight_by_sampler(self, fit: list[MessageBatch], current: list[CurrentPolicy]) -> None:
-        """Where the recipe caps it: truncated importance weights trainer / sampler, folded into the advantages in place."""
-        cap = self._config.rollout.importance_cap
-        for batch, kept in zip(fit, current, strict=True) if cap is not None else ():
-            log_weight_M = torch.zeros(len(batch.messages))
-            for part, logp in zip(batch.microbatches, kept.logp, strict=True):
-                log_weight_M.index_add_(0, part.message_N.cpu(), (logp - part.sampler_logp_N).cpu())
-            batch.advantage_M.mul_(log_weight_M.exp().clamp(max=cap))
-
     def _skipped(
         self, agent: str, episodes: list[Episode], advantages: GroupAdvantages, log_weight_E: np.ndarray | None
     ) -> UpdateOutcome:
-        """Adam moves every parameter even when the gradient is noise: no reward variance, no update."""
         masked = self._config.rollout.truncated_messages == "mask"
-        messages = sum(m.agent == agent and not (masked and m.truncated) for e in episodes for m in e.messages)
         return UpdateOutcome(
-            "skipped",
-            self._playable.bank.version(agent),
-            self.radii[agent],
-            advantages,
-            OptimizeReport(beta=self.betas[agent]),
-            StepDecision(None),
-            {},
-            None,
-            None,
-            {},
-            messages,
-            0,
-            log_weight_E,
+            decision="skipped",
+            version=self._playable.bank.version(agent),
+            delta=self.radii[agent],
+            advantages=advantages,
+            messages=sum(m.agent == agent and not (masked and m.truncated) for e in episodes for m in e.messages),
+            optimized=OptimizeReport(beta=self.betas[agent]),
+            log_weight_E=log_weight_E,
         )
 
 
-def episode_advantages(
-    episodes: list[Episode], training: TrainingSection, discount: float, agent: str | None = None
-) -> GroupAdvantages:
+def episode_advantages(episodes: list[Episode], agent: str, training: TrainingSection, discount: float) -> GroupAdvantages:
+    """eq:group_adv over the team's discounted returns, or over what `agent` earned where the task says who earned what."""
     returns = torch.tensor([e.discounted_return(discount, agent) for e in episodes], dtype=torch.float64)
     groups = torch.tensor([e.group for e in episodes])
     return group_advantages(returns, groups, clip=training.advantage_clip, eps=training.advantage_eps, kind=training.advantage)
-
-
-def _hold_out(
-    episodes: list[Episode], informative: set[int], region: TrustRegionSection, seed: int
-) -> tuple[list[int], list[int]]:
-    """Groups for the gradient and for the gate.
-
-    Whole groups, because the messages of one are dependent; an item drawn twice stays on one side. Both sides get their share
-    of the groups with reward variance: a gate without any would measure no gain and reject everything.
-    """
-    by_item: dict[str, list[int]] = {}
-    for episode in episodes:
-        groups = by_item.setdefault(episode.item_id, [])
-        if episode.group not in groups:
-            groups.append(episode.group)
-    items = sorted(by_item)
-    random.Random(seed).shuffle(items)
-    mixed = [item for item in items if informative & set(by_item[item])]
-    even = [item for item in items if item not in mixed]
-    count = region.heldout_items(len(items))
-    from_mixed = min(len(mixed) - 1, max(1, round(len(mixed) * region.holdout))) if len(mixed) > 1 else 0
-    from_mixed = max(min(from_mixed, count), count - len(even))
-    held = mixed[:from_mixed] + even[: count - from_mixed]
-    chosen = {group for item in held for group in by_item[item]}
-    fit = [group for item in items for group in by_item[item] if group not in chosen]
-    return fit, sorted(chosen)
 
 
 class _PhaseClock:

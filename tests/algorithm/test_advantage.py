@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teamtr_lora.algorithm.advantage import group_advantages
+from teamtr_lora.algorithm.advantage import group_advantages, message_discount
 
 rewards = st.one_of(st.sampled_from([0.0, 1.0, 0.1, -0.5]), st.floats(-50, 50, allow_nan=False, width=32))
 members = st.lists(st.tuples(st.integers(0, 6), rewards), min_size=1, max_size=40)
@@ -79,3 +79,16 @@ def test_groups_do_not_see_each_other() -> None:
     alone = group_advantages(returns[:2], groups[:2], clip=3.0, eps=1e-6)
     together = group_advantages(returns, groups, clip=3.0, eps=1e-6)
     assert torch.equal(alone.clipped_E, together.clipped_E[:2])
+
+
+def test_advantages_that_are_not_normalised_are_clipped_all_the_same() -> None:
+    got = group_advantages(torch.tensor([0.0, 4.0]), torch.tensor([0, 0]), clip=0.5, eps=1e-6, kind="no_norm")
+    assert got.unclipped_E.tolist() == [-2.0, 2.0] and got.clipped_E.tolist() == [-0.5, 0.5] and got.clip_rate == 1.0
+    for kind in ("no_clip", "leave_one_out"):
+        free = group_advantages(torch.tensor([0.0, 4.0]), torch.tensor([0, 0]), clip=0.5, eps=1e-6, kind=kind)
+        assert torch.equal(free.clipped_E, free.unclipped_E) and free.clip_rate == 0.0
+
+
+def test_the_discount_is_the_recipes_or_of_the_longest_episode() -> None:
+    assert message_discount("auto", 4) == 0.75 and message_discount("auto", 1) == 0.0
+    assert message_discount(0.9, 4) == 0.9 and message_discount(1, 4) == 1.0

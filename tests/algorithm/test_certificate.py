@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tabular_lab as lab_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
+from tabular_lab import Array, Lab, solve
 
-from teamtr_lora.algorithm import lab as lab_
 from teamtr_lora.algorithm.calibration import Measured, calibrate, rank_correlation
 from teamtr_lora.algorithm.certificate import (
     Certificate,
@@ -34,7 +35,6 @@ from teamtr_lora.algorithm.certificate import (
     turn_penalty,
     zeta_proxies,
 )
-from teamtr_lora.algorithm.lab import Array, Lab, solve
 from teamtr_lora.algorithm.local_gain import LocalModel, local_slope
 
 TINY = 1e-9

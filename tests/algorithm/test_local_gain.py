@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from tabular_lab import episode_lab, random_team, softmax, solve, state_kl
 
 from teamtr_lora.algorithm.certificate import Confidence, UpdateTerms, certify_stage, episode_setting
-from teamtr_lora.algorithm.lab import episode_lab, random_team, softmax, solve, state_kl
 from teamtr_lora.algorithm.local_gain import LocalModel, certify_achievable_stage, gram_model, local_slope
 from teamtr_lora.algorithm.occupancy import order_sensitivity
 
@@ -114,3 +114,24 @@ def test_order_sensitivity_sees_an_effect_of_place_and_not_of_agents() -> None:
     assert some.by_position == sorted(some.by_position)
     with pytest.raises(ValueError, match="order"):
         order_sensitivity([1, 1], ["a", "b"], [0.0, 1.0])
+
+
+def test_the_slope_is_the_best_gain_in_a_ball_of_kl() -> None:
+    """lem:lin-quad: along F^-1 g, as far as x' F x / 2 = delta, the linear gain is slope sqrt(delta)."""
+    rng = np.random.default_rng(5)
+    rows, gradient = rng.standard_normal((12, 4)), rng.standard_normal(4)
+    fisher, delta = rows.T @ rows / 12, 0.03
+    step = np.linalg.solve(fisher, gradient)
+    step *= math.sqrt(delta / (0.5 * step @ fisher @ step))
+    assert local_slope(gradient, fisher) * math.sqrt(delta) == pytest.approx(float(gradient @ step))
+
+
+def test_groups_that_are_all_alike_have_one_slope_by_either_estimate() -> None:
+    """Where every group has the same gradients and advantages, the other half says what this half says: the cross-fitted slope
+    is the in-sample one, which is the Fisher matrix's."""
+    rng = np.random.default_rng(6)
+    rows_MP, advantage_M = np.tile(rng.standard_normal((3, 5)), (4, 1)), np.tile(rng.standard_normal(3), 4)
+    found = gram_model(rows_MP @ rows_MP.T, advantage_M, np.repeat(np.arange(4), 3), parameters=5, damping=0.2)
+    fisher = rows_MP.T @ rows_MP / 12 + 0.2 * np.eye(5)
+    assert found.slope > 0 and found.slope == pytest.approx(found.slope_in_sample)
+    assert found.slope == pytest.approx(local_slope(rows_MP.T @ advantage_M / 12, fisher))

@@ -238,3 +238,10 @@ def test_bootstrap_interval_covers() -> None:
     assert covered >= 85
     with pytest.raises(ValueError, match="positive"):
         fit_exponent([1, 2], [0.0, 1.0])
+
+
+def test_the_floor_of_the_stability_by_hand() -> None:
+    """Three evaluations of five samples at 1/2: each has variance 1/4 / (5 - 1), two of them an improvement's, and the sample
+    variance of two improvements that share an evaluation is 3/2 of that."""
+    assert stability([0.5, 0.5, 0.5], 5).floor == pytest.approx(math.sqrt(2 * (0.25 / 4) * 3 / 2))
+    assert stability([0.5] * 5, 5).floor == pytest.approx(math.sqrt(2 * (0.25 / 4) * 5 / 4))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from teamtr_lora.algorithm.radii import KEPT_SHARE, gain_slope, gain_weighted_radii, smoothed
+from teamtr_lora.algorithm.variants.radii import KEPT_SHARE, gain_slope, gain_weighted_radii, smoothed
 
 slopes = st.dictionaries(st.text("abcd", min_size=1, max_size=3), st.none() | st.floats(0, 1e3), min_size=1, max_size=8)
 

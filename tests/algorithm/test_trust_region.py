@@ -9,14 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
 from teamtr_lora.algorithm.trust_region import (
     BETA_RANGE,
-    ClusteredMean,
     GateReading,
     StepDecision,
     adapt_beta,
     choose_step,
-    clustered_mean,
 )
 
 
@@ -162,3 +161,15 @@ def test_nothing_out_of_region_is_ever_accepted(
         assert decision.accepted.kl.bound <= delta and decision.accepted.gain > 0
     else:
         assert not any(r.kl.bound <= delta and r.gain > 0 for r in decision.readings), "a good step was found and thrown away"
+
+
+def test_the_gate_compares_the_bound_and_not_the_mean() -> None:
+    """A step whose mean KL is inside the region and whose upper bound is not is shortened."""
+
+    def measure(alpha: float) -> GateReading:
+        return GateReading(alpha, ClusteredMean(0.004 * alpha**2, 0.01 * alpha**2, 0.02 * alpha**2), 1.0)
+
+    assert not measure(1.0).acceptable(0.01)
+    decision = choose_step(measure, delta=0.01, fill=True, max_stretch=4.0, evaluations=6)
+    assert decision.readings[0].kl.mean < 0.01 and decision.accepted is not None and decision.accepted.alpha < 1
+    assert 0.009 < decision.accepted.kl.bound <= 0.01

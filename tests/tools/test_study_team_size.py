@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from teamtr_lora.algorithm.variants.matched import stage_budget
 from teamtr_lora.recipe import Recipe
 
 
@@ -23,8 +24,8 @@ def test_both_variants_have_one_budget_per_stage(study: ModuleType, tmp_path: Pa
         for variant in study.VARIANTS:
             recipe = Recipe(**study.recipe_data(study.Cell(size, variant, 1), args))
             assert len(recipe.team.agents) == recipe.task.digits == size and recipe.training.stages >= 15
-            rollouts = len(recipe.training.rollouts(size))
-            counts.append(rollouts * recipe.training.items_per_rollout(48, size))
+            rollouts, items = stage_budget(recipe.training, 48, size)
+            counts.append(rollouts * items)
             assert rollouts == (1 if variant == "naive" else size)
         assert counts == [48, 48]
 

@@ -21,6 +21,7 @@ from teamtr_lora.tasks import Item, Task
 from teamtr_lora.team import Episode
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.run import TrainingRun
+from teamtr_lora.training.run_context import RunContext
 
 AGENTS = [
     {"name": "left", "lora": {"rank": 4, "alpha": 8.0}},
@@ -83,7 +84,8 @@ def play() -> Callable[..., list[Episode]]:
         playable: PlayableTeam, *, items: int = 8, episodes: int = 4, temperature: float = 1.0, purpose: str = "test"
     ) -> list[Episode]:
         task = OddTokens()
-        plan = PlayPlan([task.items("train")[i] for i in range(items)], episodes, temperature, TOKENS, purpose)
+        chosen = [task.items("train")[i] for i in range(items)]
+        plan = PlayPlan(chosen, episodes, temperature, max_message_tokens=TOKENS, purpose=purpose)
         return playable.play(task, plan)
 
     return run
@@ -227,8 +229,15 @@ def start(make_team: Any, config: Any, accelerator: Accelerator, high_tokens: Ta
         settings = config(**(small | values))
         folder.mkdir(parents=True, exist_ok=True)
         three = [{"name": name, "lora": {"rank": 2, "alpha": 4.0}} for name in ("one", "two", "three")]
-        events = Events([] if stop_after is None else [_StopAfter(stop_after)], settings, updates=3)
-        run = TrainingRun(make_team(agents=three), high_tokens, settings, RunDir(folder), accelerator, events)
+        context = RunContext(
+            playable=make_team(agents=three),
+            task=high_tokens,
+            config=settings,
+            run_dir=RunDir(folder),
+            accelerator=accelerator,
+            events=Events([] if stop_after is None else [_StopAfter(stop_after)], settings, updates=3),
+        )
+        run = TrainingRun(context)
         if resume:
             run.resume()
         return run

@@ -105,15 +105,20 @@ def test_a_probe_learns_from_nothing_that_the_stage_learns_from(start: Start, tm
     """Where the split has enough items; never one twice."""
     run = start(tmp_path, **PROBED | {"probe_items": 12})
     few = start(tmp_path / "few", **PROBED)
-    few._order = DataOrder(_Numbered(10), 0)  # four are left over, and four are wanted
+    few.rollouts._order = DataOrder(_Numbered(10), 0)  # four are left over, and four are wanted
     for few.state.cursor in range(0, 90, 6):
-        assert not {item.id for item in few.items()} & {item.id for item in few._probe_items()}
+        assert not _ids(few.rollouts.items(few.state)) & _ids(few.rollouts.probe_items(few.state))
     for size, apart in ((None, 12), (40, 12), (16, 10), (10, 0)):
-        run._order = DataOrder(_Numbered(size), 0)
+        run.rollouts._order = DataOrder(_Numbered(size), 0)
         for run.state.cursor in range(0, 90, 6):
-            learned, probed_items = ([item.id for item in items] for items in (run.items(), run._probe_items()))
+            learned = _ids(run.rollouts.items(run.state))
+            probed_items = [item.id for item in run.rollouts.probe_items(run.state)]
             assert (apart or 10) <= len(probed_items) == len(set(probed_items)) <= 12
-            assert not apart or not set(learned) & set(probed_items)
+            assert not apart or not learned & set(probed_items)
+
+
+def _ids(items: list[Item]) -> set[str]:
+    return {item.id for item in items}
 
 
 class _Numbered:
@@ -261,7 +266,7 @@ def test_the_fisher_model_predicts_the_measured_kl(probed: TrainingRun, make_tea
     from teamtr_lora.recipe import TeamTRConfig
     from teamtr_lora.training.update import AgentUpdater
 
-    scorer = AgentUpdater(team, TeamTRConfig(), probed.accelerator).scorer
+    scorer = AgentUpdater(team, TeamTRConfig(), probed.context.accelerator).scorer
     reading = fisher_reading(scorer, team.bank, "left", before, episodes, messages=48, discount=0.5, measured_kl=0.0, seed=0)
     assert reading is not None and all(torch.equal(after[n], t) for n, t in team.bank.snapshot("left").items())
     exact = 0.0

@@ -10,7 +10,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.team import agent_sequences
 from teamtr_lora.training.floor import check_floors, measure_floors
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.scoring import Scorer, keep_current, message_batch
+from teamtr_lora.training.scoring import Scorer, keep_current, unweighted_batch
 
 
 def floors_of(playable, episodes, agent: str = "left", reduction: str = "message_sum") -> dict[str, float]:
@@ -42,10 +42,7 @@ def test_the_floor_is_the_noise_that_a_small_step_really_meets(make_team, episod
     """In bf16 a fresh adapter moved by a true KL near 1e-6 reads near 1e-4: a floor far below that would promise too much."""
     playable = make_team(precision="bf16")
     scorer, chosen = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=64), episodes[:6]
-    batch = message_batch(
-        agent_sequences(chosen, "left"), {id(e): 0.0 for e in chosen}, {id(e): i for i, e in enumerate(chosen)},
-        tokens_per_microbatch=2000, mask_truncated=False, device=scorer.device,
-    )  # fmt: skip
+    batch = unweighted_batch(scorer, agent_sequences(chosen, "left"), 2000)
 
     def read() -> float:
         before = playable.bank.snapshot("left")

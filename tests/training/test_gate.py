@@ -6,19 +6,18 @@ import math
 import pytest
 import torch
 
-from teamtr_lora.algorithm.trust_region import clustered_mean
+from teamtr_lora.algorithm.clustered import clustered_mean
 from teamtr_lora.team import agent_sequences
-from teamtr_lora.training.gate import gate_pass, read_candidate, sampler_gap
-from teamtr_lora.training.scoring import CurrentPolicy, Scorer, keep_current, message_batch
+from teamtr_lora.training.batches import message_batch
+from teamtr_lora.training.gate import gate_pass, read_candidate
+from teamtr_lora.training.scoring import CurrentPolicy, Scorer, keep_current, sampler_gap
 
 
 def batch_of(episodes, agent: str):
     return message_batch(
         agent_sequences(episodes, agent),
-        {id(e): float(i % 4) - 1.0 for i, e in enumerate(episodes)},
-        {id(e): i for i, e in enumerate(episodes)},
+        [float(i % 4) - 1.0 for i in range(len(episodes))],
         tokens_per_microbatch=200,
-        mask_truncated=False,
         device=torch.device("cpu"),
     )
 

@@ -6,11 +6,14 @@ import pytest
 import torch
 
 from teamtr_lora.algorithm.surrogate import surrogate_terms
+from teamtr_lora.algorithm.token_kl import message_kl
+from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.recipe import TrainingSection
 from teamtr_lora.team import agent_sequences
-from teamtr_lora.training.optimize import InSample, message_kl, optimize
+from teamtr_lora.training.batches import message_batch
+from teamtr_lora.training.optimize import InSample, Learner, optimize
 from teamtr_lora.training.optimizers import build_optimizer, flatten_state, restore_state
-from teamtr_lora.training.scoring import Scorer, keep_current, message_batch
+from teamtr_lora.training.scoring import Scorer, keep_current
 
 
 @pytest.fixture
@@ -21,13 +24,15 @@ def climb(make_team, episodes, config, accelerator):
         playable, settings = make_team(), config(**values)
         scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=settings.training.head_chunk_tokens)
         chosen = episodes[:count]
-        advantage = {id(e): (-1.0, 1.0)[e.messages[0].token_ids[0] % 2] for e in chosen}
 
         def batch_of(some):
+            advantages = [(-1.0, 1.0)[e.messages[0].token_ids[0] % 2] for e in some]
             return message_batch(
-                agent_sequences(some, "left"), advantage, {id(e): i for i, e in enumerate(chosen)},
-                tokens_per_microbatch=settings.training.tokens_per_microbatch, mask_truncated=False, device=scorer.device,
-            )  # fmt: skip
+                agent_sequences(some, "left"),
+                advantages,
+                tokens_per_microbatch=settings.training.tokens_per_microbatch,
+                device=scorer.device,
+            )
 
         playable.bank.activate("left")
         batches = [batch_of(chosen[i::parts]) for i in range(parts)]
@@ -37,17 +42,16 @@ def climb(make_team, episodes, config, accelerator):
         )
         scaler = torch.amp.GradScaler("cpu", enabled=False)
         with playable.bank.training("left") as parameters:
-            report = optimize(
-                accelerator,
-                scorer,
-                optimizer,
-                parameters,
-                pairs,
-                settings,
-                delta=settings.trust_region.delta,
-                beta=beta,
+            learner = Learner(
+                accelerator=accelerator,
+                scorer=scorer,
+                optimizer=optimizer,
+                parameters=parameters,
                 scaler=scaler,
+                config=settings,
+                region=Variants.of(settings).region,
             )
+            report = optimize(learner, pairs, radius=settings.trust_region.delta, beta=beta)
         whole = batch_of(chosen)
         after = torch.cat(keep_current(scorer, whole).logp)
         message_N = torch.cat([p.message_N for p in whole.microbatches])
@@ -103,7 +107,7 @@ def test_minibatches_are_optimizer_steps(climb) -> None:
 
 def test_the_report_is_of_all_minibatches(climb, monkeypatch) -> None:
     passes = iter([InSample(0.0, 0.0, 1.0)] * 3 + [InSample(0.1, 0.0, 0.0), InSample(0.2, 0.0, 0.3), InSample(0.6, 0.0, 0.6)])
-    monkeypatch.setattr("teamtr_lora.training.optimize._accumulate", lambda *_: next(passes))
+    monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *_: next(passes))
     report, _, _ = climb(parts=3, inner_epochs=1, delta=5.0)
     assert report.steps == 3 and report.kl == pytest.approx(0.3) and report.clip_rate == pytest.approx(0.3)
 
@@ -168,3 +172,11 @@ def test_an_optimizer_without_moments_yet_restores_to_one() -> None:
     assert flatten_state(optimizer) == ({}, {})
     restore_state(optimizer, {}, {})
     assert optimizer.state_dict()["state"] == {}
+
+
+@pytest.mark.parametrize(("kl", "stops"), [(0.0999, False), (0.1, True), (0.15, True)])
+def test_it_stops_at_delta_and_not_later(climb, monkeypatch, kl: float, stops: bool) -> None:
+    passes = iter([InSample(0.0, 0.0, 0.0)] + [InSample(kl, 0.0, 0.0)] * 5)
+    monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *_: next(passes))
+    report, _, _ = climb(inner_epochs=3, delta=0.1)
+    assert report.stopped_early is stops and report.steps == (1 if stops else 3)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from transformers.trainer_callback import TrainerCallback
 
+from teamtr_lora.algorithm.variants.ordering import ordering
 from teamtr_lora.base.versions import AdapterVersion, read_version
 from teamtr_lora.common import files
 from teamtr_lora.common.errors import UserError
@@ -23,7 +24,8 @@ from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.run import TrainingRun
-from teamtr_lora.training.stage import train, update_order
+from teamtr_lora.training.run_context import RunContext
+from teamtr_lora.training.stage import train
 
 PUBLISH_SECONDS = 0.15
 
@@ -120,7 +122,15 @@ def start(make_team, config, accelerator) -> Start:
         settings = config(**(small | values))
         run_dir = RunDir(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        run = TrainingRun(playable, Copies(), settings, run_dir, accelerator, Events(callbacks, settings, updates=4))
+        context = RunContext(
+            playable=playable,
+            task=Copies(),
+            config=settings,
+            run_dir=run_dir,
+            accelerator=accelerator,
+            events=Events(callbacks, settings, updates=4),
+        )
+        run = TrainingRun(context)
         if resume:
             run.resume()
         return run
@@ -366,9 +376,9 @@ def test_a_delta_below_the_floor_stops_the_run_before_training(start: Start, tmp
 
 def test_orders() -> None:
     agents = ["a", "b", "c", "d"]
-    assert update_order("fixed", agents, "0/1") == agents
-    assert update_order("reverse", agents, "0/1") == agents[::-1]
-    drawn = [tuple(update_order("random", agents, f"0/{stage}")) for stage in range(60)]
+    assert ordering("fixed").arrange(agents, "0/1") == agents
+    assert ordering("reverse").arrange(agents, "0/1") == agents[::-1]
+    drawn = [tuple(ordering("random").arrange(agents, f"0/{stage}")) for stage in range(60)]
     assert all(sorted(order) == agents for order in drawn) and len(set(drawn)) > 12
-    assert drawn == [tuple(update_order("random", agents, f"0/{stage}")) for stage in range(60)]
+    assert drawn == [tuple(ordering("random").arrange(agents, f"0/{stage}")) for stage in range(60)]
     assert agents == ["a", "b", "c", "d"]

@@ -5,9 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from teamtr_lora.algorithm.token_kl import message_kl
+from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.team import agent_sequences
-from teamtr_lora.training.optimize import _accumulate, message_kl
-from teamtr_lora.training.scoring import MessageBatch, Scorer, keep_current, message_batch
+from teamtr_lora.training.batches import MessageBatch, message_batch
+from teamtr_lora.training.optimize import Learner, accumulate
+from teamtr_lora.training.scoring import Scorer, keep_current
 
 
 def scorer_of(playable, temperature: float = 1.0, chunk: int = 16) -> Scorer:
@@ -17,9 +20,9 @@ def scorer_of(playable, temperature: float = 1.0, chunk: int = 16) -> Scorer:
 def batch_of(
     episodes, agent: str, budget: int = 300, mask: bool = False, advantage=None, pack_width: int | None = None
 ) -> MessageBatch:
-    values = advantage or {id(e): float(i % 3 - 1) for i, e in enumerate(episodes)}
+    values = advantage or [float(i % 3 - 1) for i in range(len(episodes))]
     return message_batch(
-        agent_sequences(episodes, agent), values, {id(e): i for i, e in enumerate(episodes)},
+        agent_sequences(episodes, agent), values,
         tokens_per_microbatch=budget, mask_truncated=mask, device=torch.device("cpu"), pack_width=pack_width,
     )  # fmt: skip
 
@@ -144,11 +147,11 @@ def test_packing_saves_the_tokens_of_the_common_prefix(episodes) -> None:
 
 
 def test_a_batch_says_whose_message_is_whose(episodes) -> None:
-    values = {id(e): 0.25 * i for i, e in enumerate(episodes)}
+    values = [0.25 * i for i in range(len(episodes))]
     batch = batch_of(episodes, "left", advantage=values)
     assert [id(m) for m in batch.messages] == [id(m) for e in episodes for m in e.messages if m.agent == "left"]
     assert batch.group_M.tolist() == [e.group for e in episodes]
-    assert batch.advantage_M.tolist() == list(values.values())
+    assert batch.advantage_M.tolist() == values
     assert batch.episode_M.tolist() == list(range(len(episodes)))
     targets = torch.cat([p.target_N for p in batch.microbatches]), torch.cat([p.message_N for p in batch.microbatches])
     for m, message in enumerate(batch.messages):
@@ -246,7 +249,16 @@ def test_the_gradient_of_the_whole_loss_is_that_of_float64_finite_differences(
     settings = config(ratio=ratio, clip_ratio=clip)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     with playable.bank.training("left") as parameters:
-        seen = _accumulate(accelerator, scorer, batch, current, settings, beta, scaler)
+        learner = Learner(
+            accelerator=accelerator,
+            scorer=scorer,
+            optimizer=None,
+            parameters=parameters,
+            scaler=scaler,
+            config=settings,
+            region=Variants.of(settings).region,
+        )
+        seen = accumulate(learner, (batch, current), beta)
         gradient = {name: p.grad.clone() for name, p in playable.bank.parameters("left").items()}
     assert len(parameters) == len(gradient)
 

@@ -3,18 +3,22 @@
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from teamtr_lora.algorithm.advantage import GroupAdvantages
-from teamtr_lora.algorithm.trust_region import ClusteredMean
+from teamtr_lora.algorithm.clustered import ClusteredMean
+from teamtr_lora.algorithm.variants.region import Gate
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.runs.metrics import UpdateRow
 from teamtr_lora.team import Episode
 from teamtr_lora.training import update as update_module
+from teamtr_lora.training.certificate_terms import certificate_terms
 from teamtr_lora.training.rows import update_row
+from teamtr_lora.training.stage_rollouts import Rollout
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome, episode_advantages
 
 Updater = Callable[..., tuple[PlayableTeam, AgentUpdater]]
@@ -44,7 +48,7 @@ def flat(state: Any) -> Any:
 
 
 def row_of(outcome: UpdateOutcome, episodes: list[Episode], values: Any) -> UpdateRow:
-    return update_row(1, 1, outcome.version.agent, episodes, {}, outcome, {"rollout": 1.0})
+    return update_row(outcome, Rollout(episodes=episodes, versions={}, seconds=1.0), stage=1, update=1)
 
 
 @pytest.mark.parametrize("agent", ["left", "right"])
@@ -76,7 +80,7 @@ def test_an_accepted_step_is_in_region_when_measured_independently(updater: Upda
     assert outcome.accepted and outcome.step.accepted is not None
     _, logp_after = double_logp(playable, "left")
     groups: dict[int, list[float]] = {}
-    for message, group in zip(held[0].held.messages, held[0].held.group_M.tolist(), strict=True):
+    for message, group in zip(held[0].judging.batch.messages, held[0].judging.batch.group_M.tolist(), strict=True):
         with torch.no_grad():
             p, q = logp_before(message), logp_after(message)
         groups.setdefault(group, []).append(float((p.exp() * (p - q)).sum()))
@@ -134,10 +138,10 @@ def test_a_rejected_update_can_be_repeated_to_the_bit(updater: Updater, episodes
     once, update_once = updater(beta_initial=0.0)
     twice, update_twice = updater(beta_initial=0.0)
     update_once.update("left", episodes, 0)
-    real = update_module.choose_step
-    monkeypatch.setattr(update_module, "choose_step", lambda measure, **kw: update_module.StepDecision(None, [measure(1.0)]))
+    real = Gate.choose
+    monkeypatch.setattr(Gate, "choose", lambda self, measure, radius: update_module.StepDecision(None, [measure(1.0)]))
     assert update_twice.update("left", episodes, 0).decision == "rejected"
-    monkeypatch.setattr(update_module, "choose_step", real)
+    monkeypatch.setattr(Gate, "choose", real)
     update_twice.update("left", episodes, 0)
     assert once.bank.version("left") == twice.bank.version("left")
     assert flat(update_once.optimizers["left"].state_dict()) == flat(update_twice.optimizers["left"].state_dict())
@@ -174,7 +178,7 @@ def test_no_reward_variance_no_update(updater: Updater, episodes, state_of, conf
 
 
 def advantages_of(update: AgentUpdater, episodes: list[Episode]) -> GroupAdvantages:
-    return episode_advantages(episodes, update._config.training, update.discount)
+    return episode_advantages(episodes, "left", update._config.training, update.discount)
 
 
 def test_too_few_informative_groups_are_skipped(updater: Updater, episodes) -> None:
@@ -186,8 +190,8 @@ def test_too_few_informative_groups_are_skipped(updater: Updater, episodes) -> N
     assert update.update("left", episodes, 0).decision == "skipped"
     _, enough = updater(min_informative_groups=2)
     split = enough._split("left", episodes, advantages_of(enough, episodes).clipped_E.numpy(), 0)
-    assert split is not None and len(split.informative - split.held_groups) == 2
-    assert set(split.held.group_M.tolist()) & telling, "a gate without reward variance would reject everything"
+    assert split is not None and len(split.judging.informative - split.judging.groups) == 2
+    assert set(split.judging.batch.group_M.tolist()) & telling, "a gate without reward variance would reject everything"
     assert enough.update("left", episodes, 0).decision != "skipped"
 
 
@@ -205,7 +209,7 @@ def test_whole_groups_are_held_out_and_never_trained_on(updater: Updater, episod
     trained: list[Any] = []
     read: list[Any] = []
     real_optimize, real_read = update_module.optimize, update_module.read_candidate
-    monkeypatch.setattr(update_module, "optimize", lambda *a, **k: trained.extend(b for b, _ in a[4]) or real_optimize(*a, **k))
+    monkeypatch.setattr(update_module, "optimize", lambda *a, **k: trained.extend(b for b, _ in a[1]) or real_optimize(*a, **k))
     monkeypatch.setattr(update_module, "read_candidate", lambda *a: read.append(a[1]) or real_read(*a))
     outcome = update.update("left", episodes, 3)
     groups = [set(b.group_M.tolist()) for b in trained]
@@ -221,8 +225,12 @@ def test_whole_groups_are_held_out_and_never_trained_on(updater: Updater, episod
 def test_the_split_follows_the_seed(updater: Updater, episodes) -> None:
     _, update = updater()
     advantages = advantages_of(update, episodes).clipped_E.numpy()
-    held = [tuple(sorted(set(update._split("left", episodes, advantages, seed).held.group_M.tolist()))) for seed in range(12)]
-    assert held == [tuple(sorted(set(update._split("left", episodes, advantages, s).held.group_M.tolist()))) for s in range(12)]
+    held = [
+        tuple(sorted(set(update._split("left", episodes, advantages, seed).judging.batch.group_M.tolist()))) for seed in range(12)
+    ]
+    assert held == [
+        tuple(sorted(set(update._split("left", episodes, advantages, s).judging.batch.group_M.tolist()))) for s in range(12)
+    ]
     assert len(set(held)) > 4
 
 
@@ -234,7 +242,7 @@ def test_the_advantage_of_a_message_is_its_episodes_discounted_return(updater: U
         episode.rewards = [0.3 * (i % 4), float(i % 3)]
     split = update._split("left", episodes, advantages_of(update, episodes).clipped_E.numpy(), 0)
     owner = {id(m): e for e in episodes for m in e.messages}
-    for batch in [*split.fit, split.held]:
+    for batch in [*split.fit, split.judging.batch]:
         for message, got in zip(batch.messages, batch.advantage_M.tolist(), strict=True):
             own = owner[id(message)]
             returns = [e.rewards[0] + 0.5 * e.rewards[1] for e in episodes if e.group == own.group]
@@ -262,7 +270,7 @@ def test_a_single_held_out_group_with_messages_is_rejected_not_a_crash(updater: 
     for episode in episodes:
         episode.messages[0].finish = "stop"
     held = sorted(
-        set(update._split("left", episodes, advantages_of(update, episodes).clipped_E.numpy(), 0).held.group_M.tolist())
+        set(update._split("left", episodes, advantages_of(update, episodes).clipped_E.numpy(), 0).judging.batch.group_M.tolist())
     )
     assert len(held) == 2
     for episode in episodes:
@@ -313,7 +321,7 @@ def test_importance_weights_are_capped_and_multiply_the_advantage(
         real = update_module.optimize
 
         def run(*args: Any, **values: Any) -> Any:
-            for batch, _ in args[4]:
+            for batch, _ in args[1]:
                 store.update({id(m): a for m, a in zip(batch.messages, batch.advantage_M.tolist(), strict=True)})
             return real(*args, **values)
 
@@ -387,8 +395,40 @@ def test_an_interrupted_update_leaves_no_trace(updater: Updater, episodes, state
         assert state_of(playable.bank.model) != before, "the interrupt must come after a step to prove anything"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(update, "_search", interrupt)
+    monkeypatch.setattr(update, "_judge", interrupt)
     with pytest.raises(KeyboardInterrupt):
         update.update("left", episodes, 0)
     assert state_of(playable.bank.model) == before
     assert flat(update.optimizers["left"].state_dict()) == moments
+
+
+def test_a_rejected_step_has_taught_nothing_about_the_slope(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured for a step that was not taken is no gain of the agent: the slope is that of no gain."""
+    monkeypatch.setattr(Gate, "choose", lambda self, measure, radius: update_module.StepDecision(None, [measure(1.0)]))
+    _, update = updater()
+    outcome = update.update("left", episodes, 0)
+    assert outcome.decision == "rejected" and outcome.shown is not None and outcome.shown.gain > 0
+    assert update.slopes == {"left": 0.0, "right": None} and update.radii == {"left": 0.05, "right": 0.05}
+    monkeypatch.undo()
+    accepted = update.update("left", episodes, 0)
+    assert accepted.kept is not None
+    assert update.slopes["left"] == pytest.approx(0.5 * accepted.kept.gain / math.sqrt(accepted.kept.kl["exact"].mean))
+
+
+def test_agents_learn_from_their_own_credit_where_the_task_gives_it(updater: Updater, episodes) -> None:
+    """Opposite credits, opposite advantages; the team's return, and what is certified about it, stay the team's."""
+    _, update = updater()
+    plain = episode_advantages(episodes, "left", update._config.training, update.discount).clipped_E
+    assert torch.equal(plain, episode_advantages(episodes, "right", update._config.training, update.discount).clipped_E)
+    for i, episode in enumerate(episodes):
+        episode.credit = {"left": [float(i % 4), 0.0], "right": [-float(i % 4), 0.0]}
+    left = update.update("left", copy.deepcopy(episodes), 0)
+    right = update.update("right", copy.deepcopy(episodes), 0)
+    assert torch.equal(left.advantages.clipped_E, -right.advantages.clipped_E) and left.advantages.clipped_E.abs().max() > 1
+    assert left.judging is not None and left.judging.batch.advantage_M.any() and left.accepted
+    terms = [
+        certificate_terms(left.kept, left.judging, played, config=update._config, gamma=update.discount)
+        for played in (episodes, [replace(episode, credit={}) for episode in episodes])
+    ]
+    assert terms[0] == terms[1], "the certificate is about the team's return"
+    assert row_of(left, episodes, None).reward_mean == sum(e.reward for e in episodes) / len(episodes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,17 @@ import pytest
 import torch
 
 from teamtr_lora.algorithm.advantage import group_advantages
-from teamtr_lora.algorithm.trust_region import RADIUS_RANGE, track_target
+from teamtr_lora.algorithm.trust_region import RADIUS_RANGE, GateReading, StepDecision, track_target
+from teamtr_lora.algorithm.variants.matched import MATCHED
+from teamtr_lora.algorithm.variants.ordering import ORDERS, ordering
+from teamtr_lora.algorithm.variants.publishing import UPDATES
+from teamtr_lora.algorithm.variants.radii import RADII
+from teamtr_lora.algorithm.variants.region import REGIONS, Gate
+from teamtr_lora.algorithm.variants.resampling import RESAMPLING, Resampling
 from teamtr_lora.recipe import load_recipe, problems
 from teamtr_lora.runs.metrics import TIME_FIELDS, UpdateRow, read_rows
 from teamtr_lora.training.run import TrainingRun
-from teamtr_lora.training.stage import train, update_order
+from teamtr_lora.training.stage import train
 from teamtr_lora.training.update import AgentUpdater
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +90,7 @@ def test_importance_weights_are_the_ratio_of_the_teams(start: Start, tmp_path: P
     weights = rows[1].importance
     assert weights["mean"] == pytest.approx(1, abs=4 * weights["mean_standard_error"] + 1e-6)
     assert 0 < weights["ess"] < 1 and weights["largest"] > 1
-    assert run._rollout is not None and len(weighed) == 3
+    assert run.rollouts._newest is not None and len(weighed) == 3
     changed = [row.agent for row in rows[:2] if row.decision in ("accepted", "shrunk")]
     assert changed
     bank, expected = run.playable.bank, np.zeros(24)
@@ -94,7 +102,7 @@ def test_importance_weights_are_the_ratio_of_the_teams(start: Start, tmp_path: P
 
             bank.restore(agent, read_adapter_folder(stored[name])[0])
             bank.activate(agent)
-            for e, episode in enumerate(run._rollout.episodes):
+            for e, episode in enumerate(run.rollouts._newest.episodes):
                 for message in (m for m in episode.messages if m.agent == agent):
                     ids = torch.tensor([message.prompt_ids + message.token_ids])
                     with torch.no_grad():
@@ -179,7 +187,7 @@ def test_advantages_by_kind_against_numpy(kind: str) -> None:
 
 
 def test_an_explicit_order_is_kept_and_must_name_every_agent() -> None:
-    assert update_order(["b", "c", "a"], ["a", "b", "c"], "0") == ["b", "c", "a"]
+    assert ordering(["b", "c", "a"]).arrange(["a", "b", "c"], "0") == ["b", "c", "a"]
     recipe = {"team": {"agents": [{"name": "a"}, {"name": "b"}]}, "training": {"order": ["a", "a"]}}
     (problem,) = problems(recipe)
     assert problem.key == "training.order" and "names every agent once" in problem.wrong
@@ -211,3 +219,59 @@ def test_budgets_and_joint_updates_that_cannot_be_are_refused(sections: dict[str
 def test_every_recipe_is_valid_and_says_what_it_is_for(path: Path) -> None:
     load_recipe(path)
     assert path.read_text().startswith("# ")
+
+
+class AfterTheFirst(Resampling):
+    """Sampled before the first and the second update of a stage, and then no more."""
+
+    words = "before the first two updates"
+
+    def sampled_before(self, place: int) -> int:
+        return min(place, 1)
+
+
+class Halves(Gate):
+    """The gate, but never more than half of the optimizer's step."""
+
+    words = "at most half of the step"
+
+    def choose(self, measure: Callable[[float], GateReading], radius: float) -> StepDecision:
+        return super().choose(lambda alpha: replace(measure(alpha / 2), alpha=alpha / 2), radius)
+
+
+def test_a_new_rule_is_one_class_and_one_line_in_a_table(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe accepts both names, the loop follows them, and nothing else has to know."""
+    named = {"training": {"resampling": "after_the_first"}, "trust_region": {"kind": "halves"}}
+    team = {"team": {"agents": [{"name": "a"}]}}
+    assert {problem.key for problem in problems(team | named)} == {"training.resampling", "trust_region.kind"}
+    monkeypatch.setitem(RESAMPLING, "after_the_first", AfterTheFirst)
+    monkeypatch.setitem(REGIONS, "halves", Halves)
+    assert problems(team | named) == []
+    run = start(tmp_path, resampling="after_the_first", kind="halves", step="shrink")
+    rows = trained(run)
+    assert [row.fresh_episodes for row in rows] == [24, 24, 0]
+    assert rows[0].decision == "shrunk" and rows[0].alpha == 0.5 and all((row.alpha or 0) <= 0.5 for row in rows)
+    assert run.playable.versions()["one"] == rows[0].version != rows[0].team_versions["one"]
+
+
+def test_the_loop_and_the_update_compare_no_names() -> None:
+    """Variants are asked, not compared: no name of any table stands in the files of the loop and of an update."""
+    names = {name for table in (RESAMPLING, UPDATES, ORDERS, MATCHED, REGIONS, RADII) for name in table}
+    for file in ("stage", "run", "stage_rollouts", "update", "optimize", "gate", "run_diagnostics", "staleness_probe"):
+        tree = ast.parse((ROOT / "teamtr_lora" / "training" / f"{file}.py").read_text())
+        compared = {
+            constant.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Compare)
+            for constant in ast.walk(node)
+            if isinstance(constant, ast.Constant)
+        }
+        assert not compared & names, file
+    loop = (ROOT / "teamtr_lora" / "training" / "stage.py").read_text()
+    assert len(loop.splitlines()) < 150
+
+
+def test_every_variant_says_what_it_is() -> None:
+    for table in (RESAMPLING, UPDATES, ORDERS, MATCHED, REGIONS, RADII):
+        for kind in table.values():
+            assert kind.words and not kind.words.endswith(".")

@@ -1,7 +1,7 @@
 """Small exact teams: random turn-taking decision processes in which everything the theory speaks of is a linear solve.
 
 At every state one agent is active (lem:activefactor), so a team is one table of probabilities [S, A] whose rows belong to the
-agents, and replacing an agent replaces its rows. Used by the property tests and by tools/theory_lab.py, never by a run.
+agents, and replacing an agent replaces its rows. Used by the property tests of algorithm/ and by theory_lab.py.
 
 Shape suffixes: S state, A action, V vocabulary.
 """
@@ -52,7 +52,8 @@ def random_lab(
         (after,) = np.nonzero(follows_SS[s])
         transition_SAS[s][:, after] = rng.dirichlet(np.full(len(after), spread), size=actions)
     reward_SA = rng.uniform(-1, 1, (states, actions))
-    return Lab(agent_S, transition_SAS, reward_SA, rng.dirichlet(np.full(states, spread)), gamma)
+    start_S = rng.dirichlet(np.full(states, spread))
+    return Lab(agent_S=agent_S, transition_SAS=transition_SAS, reward_SA=reward_SA, start_S=start_S, gamma=gamma)
 
 
 def episode_lab(
@@ -69,7 +70,7 @@ def episode_lab(
     reward_SA[-contexts:] = rng.uniform(0, 1, (contexts, actions))
     start_S = np.zeros(states)
     start_S[:contexts] = rng.dirichlet(np.full(contexts, spread))
-    return Lab(agent_S, transition_SAS, reward_SA, start_S, gamma)
+    return Lab(agent_S=agent_S, transition_SAS=transition_SAS, reward_SA=reward_SA, start_S=start_S, gamma=gamma)
 
 
 def softmax(logits_SA: Array) -> Array:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
-# Every agent keeps this share of its equal radius: one that gained little once must be able to show a gain again.
+# Every agent keeps this share of its equal radius, so that one that gained little once can show a gain again.
 KEPT_SHARE = 0.5
 # Weight of the newest observation: a slope is measured on few held-out groups.
 NEWEST = 0.5
@@ -23,6 +24,7 @@ def gain_slope(gain: float, kl: float) -> float:
 
 
 def smoothed(before: float | None, observed: float) -> float:
+    """The slope to go by after another observation."""
     return observed if before is None else (1 - NEWEST) * before + NEWEST * observed
 
 
@@ -39,3 +41,32 @@ def gain_weighted_radii(delta: float, slopes: Mapping[str, float | None]) -> dic
     weights = {agent: squares.get(agent, average) for agent in slopes}
     total = sum(weights.values())
     return {a: delta * (KEPT_SHARE + (1 - KEPT_SHARE) * len(slopes) * w / total) for a, w in weights.items()}
+
+
+class Radii:
+    """`equal`: every agent has the recipe's delta in every stage."""
+
+    words: ClassVar[str] = "every agent has radius delta"
+    smallest_share: ClassVar[float] = 1.0  # of delta: no agent's radius is ever less
+    kinds: ClassVar[tuple[str, ...] | None] = None  # kinds of trust region that it works with; None: all
+
+    def next_stage(self, radii: Mapping[str, float], slopes: Mapping[str, float | None], delta: float) -> dict[str, float]:
+        """The radii of the next stage, from this one's and each agent's gain per distance so far."""
+        return dict(radii)
+
+
+class GainWeighted(Radii):
+    """The same total, shared anew after each stage in proportion to the squared slopes (app:tightness)."""
+
+    words = (
+        "the same total, shared anew after each stage by the surrogate gain that each agent's updates had per distance (every "
+        "agent keeps at least half of delta)"
+    )
+    smallest_share = KEPT_SHARE
+    kinds = ("gate",)
+
+    def next_stage(self, radii: Mapping[str, float], slopes: Mapping[str, float | None], delta: float) -> dict[str, float]:
+        return gain_weighted_radii(delta, slopes)
+
+
+RADII: dict[str, type[Radii]] = {"equal": Radii, "gain_weighted": GainWeighted}

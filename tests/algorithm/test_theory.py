@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import tabular_lab as lab_
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tabular_lab import Array, Lab, Step, run_stage, solve
 
-from teamtr_lora.algorithm import lab as lab_
 from teamtr_lora.algorithm.certificate import (
     Setting,
     UpdateTerms,
@@ -25,7 +26,6 @@ from teamtr_lora.algorithm.certificate import (
     clip_bias_bound,
     occupancy_penalty,
 )
-from teamtr_lora.algorithm.lab import Array, Lab, Step, run_stage, solve
 
 TINY = 1e-9
 AGENTS, SEED = st.integers(1, 5), st.integers(0, 2**32 - 1)

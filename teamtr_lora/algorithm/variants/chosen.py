@@ -1,0 +1,39 @@
+"""All variants of one run, as its recipe chooses them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from teamtr_lora.algorithm.variants.data_use import DATA_USE, DataUse
+from teamtr_lora.algorithm.variants.matched import MATCHED, Matched
+from teamtr_lora.algorithm.variants.ordering import Ordering, ordering
+from teamtr_lora.algorithm.variants.publishing import UPDATES, Publishing
+from teamtr_lora.algorithm.variants.radii import RADII, Radii
+from teamtr_lora.algorithm.variants.region import REGIONS, TrustRegion
+from teamtr_lora.algorithm.variants.resampling import RESAMPLING, Resampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variants:
+    order: Ordering
+    resampling: Resampling
+    matched: Matched
+    publishing: Publishing
+    region: TrustRegion
+    radii: Radii
+    data_use: DataUse
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """`config` has the sections `training` and `trust_region` of a recipe."""
+        training, region = config.training, config.trust_region
+        return cls(
+            order=ordering(training.order),
+            resampling=RESAMPLING[training.resampling](training),
+            matched=MATCHED[training.matched](),
+            publishing=UPDATES[training.update](),
+            region=REGIONS[region.kind](region),
+            radii=RADII[region.radii](),
+            data_use=DATA_USE["holdout"](region),
+        )

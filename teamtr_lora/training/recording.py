@@ -1,0 +1,91 @@
+"""What a run writes down: rows for metrics.jsonl, callbacks and trackers, transcripts, and the running counts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from teamtr_lora.algorithm.occupancy import weight_degeneracy
+from teamtr_lora.base.memory import peak_memory
+from teamtr_lora.runs.metrics import StageRow, UpdateRow
+from teamtr_lora.runs.run_state import RunState
+from teamtr_lora.training.certificate_terms import certificate_terms
+from teamtr_lora.training.rows import update_row
+from teamtr_lora.training.run_context import RunContext
+from teamtr_lora.training.run_diagnostics import RunDiagnostics
+from teamtr_lora.training.stage_rollouts import Rollout
+from teamtr_lora.training.update import UpdateOutcome
+
+
+class Recorder:
+    def __init__(self, context: RunContext, diagnostics: RunDiagnostics, discount: float) -> None:
+        self._context, self._diagnostics, self._discount = context, diagnostics, discount
+
+    def update(self, state: RunState, stage: int, place: int, rollout: Rollout, outcome: UpdateOutcome) -> None:
+        """One update: its row, its episodes, and `state` moved on to the next update."""
+        row = update_row(outcome, rollout, stage=stage, update=place + 1)
+        if outcome.kept is not None and outcome.judging is not None:
+            row.certificate = certificate_terms(
+                outcome.kept, outcome.judging, rollout.episodes, config=self._context.config, gamma=self._discount
+            )
+        if outcome.log_weight_E is not None:
+            row.importance = asdict(weight_degeneracy(outcome.log_weight_E))
+        self._diagnostics.fill(row, rollout, outcome)
+        counts = state.counts
+        counts["updates"] += 1
+        counts["accepted"] += outcome.accepted
+        counts["out_of_region_accepted"] += row.out_of_region
+        for kind in ("shrunk", "rejected", "skipped"):
+            counts[kind] += outcome.decision == kind
+        state.update = place + 1
+        if rollout.fresh:
+            state.sampled_tokens += row.sampled_tokens
+            name = f"stage-{stage:04d}-update-{place + 1}-{row.agent}"
+            self._context.run_dir.write_episodes(name, rollout.episodes, self._context.config.diagnostics.save_episodes)
+        self._context.events.state.global_step = counts["updates"]
+        self._write(row, f"{row.agent}/", counts["updates"])
+        self._context.events.fire("on_step_end")
+
+    def stage(
+        self,
+        state: RunState,
+        stage: int,
+        seconds: float,
+        *,
+        order: list[str],
+        evaluation: dict[str, Any] | None,
+        floors: dict[str, float] | None = None,
+    ) -> None:
+        """`seconds` since the last checkpoint, which `state` has not counted yet."""
+        counts: dict[str, Any] = dict(state.counts)
+        row = StageRow(
+            stage=stage,
+            order=order,
+            versions=self._context.playable.versions(),
+            evaluation=evaluation,
+            floors=floors,
+            items_seen=state.cursor,
+            **counts,
+            sampled_tokens=state.sampled_tokens,
+            seconds=state.seconds + seconds,
+            peak_memory_bytes=peak_memory(self._context.playable.base.device),
+            time=time.time(),
+        )
+        self._write(row, "team/", state.counts["updates"])
+
+    def _write(self, row: UpdateRow | StageRow, prefix: str, step: int) -> None:
+        self._context.run_dir.metrics.append(row)
+        self._context.events.log(row.model_dump())
+        self._context.accelerator.log(_numbers(row.model_dump(), prefix), step=step)
+
+
+def _numbers(row: dict[str, Any], prefix: str) -> dict[str, float]:
+    """A metrics row as a tracker takes it: flat names, numbers only."""
+    flat: dict[str, float] = {}
+    for key, value in row.items():
+        if isinstance(value, dict):
+            flat |= _numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, (bool, int, float)):
+            flat[prefix + key] = float(value)
+    return flat

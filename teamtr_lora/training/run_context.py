@@ -1,0 +1,28 @@
+"""What all parts of a run work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from accelerate import Accelerator
+
+from teamtr_lora.recipe import TeamTRConfig
+from teamtr_lora.rollout.playable import PlayableTeam
+from teamtr_lora.runs.run_dir import RunDir
+from teamtr_lora.tasks import Task
+from teamtr_lora.training.events import Events
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    playable: PlayableTeam
+    task: Task
+    config: TeamTRConfig
+    run_dir: RunDir
+    accelerator: Accelerator
+    events: Events
+    started: float | None = None  # monotonic; None: now. Lets the time that the user waited for the base to load count
+
+    @property
+    def agents(self) -> list[str]:
+        return self.playable.team.names
