@@ -12,6 +12,7 @@ Modules:
     hub_commands       push, pull
     swap_commands      swap, rebase
     baseline_commands  baseline
+    docs_command       docs
     text               (a folder) what the commands print
 """
 

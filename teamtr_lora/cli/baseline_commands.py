@@ -37,7 +37,6 @@ def _baseline(args: argparse.Namespace) -> None:
     from teamtr_lora.baselines.trl_baseline import train_baseline
     from teamtr_lora.cli.text.summary import print_next_steps
     from teamtr_lora.report.live import LiveView
-    from teamtr_lora.tasks import build_task
 
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)
     console.print(f"teamtr-lora {__version__}: {args.algorithm} by TRL on {' '.join(recipes)}")
@@ -50,4 +49,4 @@ def _baseline(args: argparse.Namespace) -> None:
     if args.json:
         print_json(summary.as_dict())
     else:
-        print_next_steps(console, summary, build_task(recipe.task, recipe.folder).items("test")[0].prompt)
+        print_next_steps(console, summary, recipe.task.build(recipe.folder).items("test")[0].prompt)

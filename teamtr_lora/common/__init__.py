@@ -6,5 +6,6 @@ Modules:
     locks       locks between processes
     code_paths  functions that a recipe names
     help_page   settings classes whose help() is a page
+    settings    the strict base of every section of a recipe
     program     what to type to run this program again
 """

@@ -1,8 +1,11 @@
-"""Dotted paths to the user's own Python: reward functions and custom routers.
+"""Dotted paths to the user's own Python: reward functions, tasks and custom routers.
 
 A recipe holds names, never code. A name is looked up in the files beside the recipe, which its user can read, and nowhere else:
 with a dataset column called `command`, a stranger's recipe could make a shell out of many a function that is installed. A package
 is looked at too once the user has named it in TEAMTR_LORA_TRUST; Python's own library and this one never are.
+
+A package may offer tasks under short names (entry points of the group teamtr_lora.tasks); such a name stands for its dotted path,
+and the same rules hold.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ import os
 import re
 import symtable
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.abc import MetaPathFinder
 from importlib.machinery import FileFinder, ModuleSpec, PathFinder, SourceFileLoader
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -27,6 +32,7 @@ from weakref import WeakKeyDictionary
 from teamtr_lora.common.errors import UserError
 
 TRUST = "TEAMTR_LORA_TRUST"
+OFFERED = "teamtr_lora.tasks"  # the entry-point group
 BESIDE = "teamtr_lora_user"  # the first part of the names under which modules beside a recipe are loaded
 
 # Where one of these is in a module's text, it may define names that do not show as statements at its top level.
@@ -58,9 +64,26 @@ def user_code() -> Iterator[None]:
         raise RuntimeError(f"it called sys.exit({'' if stop.code is None else repr(stop.code)})") from stop
 
 
+def raised(error: BaseException) -> str:
+    """What the user's own code raised, and on which of its lines, in one line."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if _installed(Path(frame.filename)) is None]
+    where = f" ({Path(lines[-1].filename).name} line {lines[-1].lineno})" if lines else ""
+    return f"raised {type(error).__name__}: {_one_line(error)}{where}"
+
+
+def offered_tasks(*, trusted: bool) -> dict[str, str]:
+    """The tasks that installed packages offer, by name, as module:function; `trusted`: only those of packages that the user has
+    named in TEAMTR_LORA_TRUST. Nothing is imported."""
+    found = [(entry.name, f"{entry.module}:{entry.attr}") for entry in entry_points(group=OFFERED)]
+    mine = _trusted()
+    return dict(pair for pair in found if not trusted or pair[1].partition(":")[0].partition(".")[0] in mine)
+
+
 def misnamed(path: str, folder: Path | None) -> tuple[str, str] | None:
     """What is wrong with a name, and the fix, as far as that shows without running any code; None where nothing is."""
-    module_name, name = _parts(path)
+    module_name, name, folder = _parts(path, folder)
+    if not module_name and path == name and name.isidentifier():
+        return f"not a dotted path, and no installed package offers a task {name!r}", "write it as module:function"
     if not module_name or not name or not all(part.isidentifier() for part in [*module_name.split("."), name]):
         return "not a dotted path", "write it as module:function"
     file = _file(module_name, folder)
@@ -72,7 +95,7 @@ def misnamed(path: str, folder: Path | None) -> tuple[str, str] | None:
 
 def undefined(path: str, folder: Path | None) -> tuple[str, str] | None:
     """What is wrong, and the fix, where the text of a file beside the recipe shows that it does not define the function."""
-    module_name, name = _parts(path)
+    module_name, name, folder = _parts(path, folder)
     file = _file(module_name, folder)
     defined = _defined(file) if file else None
     if defined is not None and name not in defined:
@@ -98,7 +121,7 @@ def _load(path: str, key: str, folder: Path | None) -> tuple[Callable[..., Any],
     """The callable, and the hashes of its files."""
     if wrong := misnamed(path, folder):
         raise UserError(f"{key} = {path!r}: {'; '.join(wrong)}")
-    module_name, name = _parts(path)
+    module_name, name, folder = _parts(path, folder)
     try:
         with user_code():
             module = _import(module_name, folder)
@@ -121,9 +144,13 @@ def _load(path: str, key: str, folder: Path | None) -> tuple[Callable[..., Any],
     return target, [_file_hash(each) for each in dict.fromkeys([module, home]) if isinstance(each, ModuleType)]
 
 
-def _parts(path: str) -> tuple[str, str]:
+def _parts(path: str, folder: Path | None) -> tuple[str, str, Path | None]:
+    """The module, the name in it, and the folder that the module may lie in: none where an installed package offers the name."""
+    if ":" not in path and "." not in path:
+        offered = {**offered_tasks(trusted=False), **offered_tasks(trusted=True)}.get(path)
+        path, folder = (offered, None) if offered else (path, folder)
     module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
-    return module_name, name
+    return module_name, name, folder
 
 
 def _one_line(error: BaseException) -> str:

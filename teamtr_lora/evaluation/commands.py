@@ -19,13 +19,13 @@ from teamtr_lora.evaluation.inference import Played, Policy
 from teamtr_lora.evaluation.inference_baselines import BaselineOptions, open_baseline, resolve_baseline
 from teamtr_lora.evaluation.outcome import Outcome, judge, problem_digest
 from teamtr_lora.evaluation.result import EvaluationResult, make_result
-from teamtr_lora.recipe import Recipe, ScriptTaskSection
+from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.runs.evaluations import EvaluationStore, evaluation_name, is_evaluation, read_evaluation
 from teamtr_lora.runs.transcripts import episode_record
-from teamtr_lora.tasks import Item, Task, build_task
+from teamtr_lora.tasks import Item, Task
 from teamtr_lora.tasks.machinery.task import Split
 from teamtr_lora.team import Episode
 
@@ -91,9 +91,9 @@ def evaluate_team(source: str | Path, options: EvalOptions | None = None, progre
     options, source = options or EvalOptions(), Path(source)
     stored = find_team(source, recipes=True)
     recipe, versions = stored.recipe, stored.versions
-    if isinstance(recipe.task, ScriptTaskSection):
+    if isinstance(recipe.task, ScriptSettings):
         raise UserError(f"{source}: this run's items and rewards live in a Python script; use TeamTRTrainer.evaluate() there")
-    task = build_task(recipe.task, recipe.folder)
+    task = recipe.task.build(recipe.folder)
     items = evaluation_items(task, options.split, options.limit or recipe.evaluation.items)
     settings = _settings(recipe, versions, task, items, options)
     store = EvaluationStore(options.out or stored.evaluations / evaluation_name(settings), settings, Outcome.from_dict)

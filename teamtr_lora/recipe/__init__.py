@@ -4,8 +4,7 @@ Modules:
     recipe               the whole recipe, and its sections on training, trust region and tracking
     team_sections        base and team
     choices              settings that name one of a table of variants
-    task_sections        one class for each family of tasks
-    responder            task.responder
+    task_by_name         the settings of a task that a command names
     rollout_section      rollout
     evaluation_section   evaluation
     diagnostics_section  diagnostics
@@ -40,58 +39,32 @@ from teamtr_lora.recipe.recipe import (
     TrustRegionSection,
 )
 from teamtr_lora.recipe.recipe_files import dump_recipe, first_difference, load_recipe, recipe_schema
-from teamtr_lora.recipe.task_sections import (
-    AutoLogiTaskSection,
-    BlocksworldTaskSection,
-    ColumnSumTaskSection,
-    CountdownTaskSection,
-    DatasetTaskSection,
-    DetectiveTaskSection,
-    GuessingTaskSection,
-    ItemSource,
-    MathTaskSection,
-    ScriptTaskSection,
-    SituationTaskSection,
-    SmallTaskSection,
-    TaskSection,
-    Tau2TaskSection,
-    ZebraTaskSection,
-)
 from teamtr_lora.recipe.words import Problem, RecipeError
+from teamtr_lora.tasks.custom import ScriptSettings
+from teamtr_lora.tasks.machinery.responder import ResponderSettings
+from teamtr_lora.tasks.machinery.task_settings import TaskSettings
 
 __all__ = [
     "AgentSection",
-    "AutoLogiTaskSection",
     "BaseSection",
-    "BlocksworldTaskSection",
-    "ColumnSumTaskSection",
-    "CountdownTaskSection",
-    "DatasetTaskSection",
-    "DetectiveTaskSection",
     "DiagnosticsSection",
     "EvaluationSection",
-    "GuessingTaskSection",
-    "ItemSource",
     "LoraSection",
-    "MathTaskSection",
     "Problem",
     "ProtocolSection",
     "Recipe",
     "RecipeError",
+    "ResponderSettings",
     "RolloutSection",
     "RouterSection",
-    "ScriptTaskSection",
-    "SituationTaskSection",
-    "SmallTaskSection",
+    "ScriptSettings",
     "SwapSection",
-    "TaskSection",
-    "Tau2TaskSection",
+    "TaskSettings",
     "TeamSection",
     "TeamTRConfig",
     "TrackingSection",
     "TrainingSection",
     "TrustRegionSection",
-    "ZebraTaskSection",
     "check_named",
     "dump_recipe",
     "first_difference",

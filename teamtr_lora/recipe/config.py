@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from teamtr_lora.common.settings import Section, nearest
 from teamtr_lora.recipe.problems import check_settings
 from teamtr_lora.recipe.recipe import Recipe, TeamTRConfig
-from teamtr_lora.recipe.team_sections import Section, nearest
 from teamtr_lora.recipe.words import MISSING, OTHER_NAMES, Problem, RecipeError, key_paths, key_text
 
 # Settings that a recipe file has in its task section and that a script passes to the trainer itself.

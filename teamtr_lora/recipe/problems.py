@@ -95,8 +95,8 @@ def _repair(data: Any, loc: Loc, kind: str) -> None:
             data["team"]["agents"][i]["name"] = f"stand-in-{i}"
         case ("team", "router", *_) if kind == "rule":
             data["team"]["router"] = {}
-        case ("task", "reward") if kind != "extra_forbidden":
-            data["task"]["reward"] = "stand:in"
+        case ("task", "reward" | "callable" as key) if kind != "extra_forbidden":
+            data["task"][key] = "stand:in"
         case ("task", "path") if kind == "rule":
             data["task"]["path"] = "stand-in.jsonl"
         case _:

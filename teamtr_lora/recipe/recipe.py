@@ -20,29 +20,18 @@ from teamtr_lora.algorithm.variants.radii import RADII
 from teamtr_lora.algorithm.variants.region import REGIONS
 from teamtr_lora.algorithm.variants.resampling import RESAMPLING
 from teamtr_lora.common.help_page import HelpPage, list_keys
+from teamtr_lora.common.settings import Mistake, Section, Text, refuse
 from teamtr_lora.recipe.choices import OneOf
 from teamtr_lora.recipe.diagnostics_section import DiagnosticsSection
 from teamtr_lora.recipe.evaluation_section import EvaluationSection
 from teamtr_lora.recipe.rollout_section import MAX_VLLM_RANK, VLLM_TEMPERATURES, RolloutSection, ServerSection, VllmSection
 from teamtr_lora.recipe.swap_section import SwapSection
-from teamtr_lora.recipe.task_sections import ColumnSumTaskSection, TaskSection
-from teamtr_lora.recipe.team_sections import (
-    AgentSection,
-    BaseSection,
-    LoraSection,
-    Mistake,
-    ProtocolSection,
-    RouterSection,
-    Section,
-    TeamSection,
-    Text,
-    refuse,
-)
+from teamtr_lora.recipe.team_sections import AgentSection, BaseSection, LoraSection, ProtocolSection, RouterSection, TeamSection
+from teamtr_lora.tasks.table import BY_NAME, DEFAULT, TaskSection
 
 __all__ = [
     "AgentSection",
     "BaseSection",
-    "ColumnSumTaskSection",
     "DiagnosticsSection",
     "EvaluationSection",
     "LoraSection",
@@ -274,7 +263,7 @@ class Recipe(TeamTRConfig):
     base: BaseSection = Field(default_factory=BaseSection, description="The frozen model that every agent shares.")
     team: TeamSection = Field(description="The agents and how they talk.")
     task: TaskSection = Field(
-        default_factory=ColumnSumTaskSection, description="What the team is trained on; `name` selects the kind."
+        default_factory=BY_NAME[DEFAULT], description="What the team is trained on; `name` selects the kind."
     )
 
     @model_validator(mode="after")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import nearest
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.recipe import Recipe
-from teamtr_lora.recipe.team_sections import nearest
 from teamtr_lora.recipe.words import Problem, RecipeError, key_text, schema_of_recipe
 from teamtr_lora.recipe.yaml_text import MAX_BYTES, parse, write
 

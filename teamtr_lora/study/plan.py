@@ -18,8 +18,7 @@ from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.source import beside, describe
 from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import Recipe, ScriptTaskSection
-from teamtr_lora.tasks import build_task
+from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.team import Team, build_team
 
 SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
@@ -107,10 +106,10 @@ def _team(recipe: Recipe, folder: Path, facts: BaseFacts) -> Team:
 
 def _prompt_tokens(recipe: Recipe, team: Team) -> int:
     """The longest first prompt among a few items, rendered with the real tokenizer."""
-    if isinstance(recipe.task, ScriptTaskSection):
+    if isinstance(recipe.task, ScriptSettings):
         prompts = [""]
     else:
-        task = build_task(recipe.task, recipe.folder)
+        task = recipe.task.build(recipe.folder)
         task.check_agents(team.names, team.router.max_messages)
         task.check_router(team.router)
         items = task.items("train")

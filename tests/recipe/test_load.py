@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import ColumnSumTaskSection, DatasetTaskSection, Recipe, dump_recipe, first_difference, load_recipe
+from teamtr_lora.recipe import Recipe, dump_recipe, first_difference, load_recipe
 from teamtr_lora.recipe.yaml_text import MAX_BYTES, parse, write
+from teamtr_lora.tasks.dataset import DatasetSettings
+from teamtr_lora.tasks.generated.column_sum import ColumnSumSettings
 
 Write = Callable[..., Path]
 
@@ -28,7 +30,7 @@ def test_defaults_are_the_documented_ones(recipe_file: Write) -> None:
     assert recipe.base.source == "nano"
     assert [agent.name for agent in recipe.team.agents] == ["planner", "solver"]
     assert (recipe.team.agents[0].lora.rank, recipe.team.agents[0].lora.alpha) == (8, 16.0)
-    assert recipe.task == ColumnSumTaskSection(digits=3)
+    assert recipe.task == ColumnSumSettings(digits=3)
     assert (recipe.rollout.items_per_stage, recipe.rollout.episodes_per_item, recipe.training.stages) == (16, 8, 8)
     assert (recipe.trust_region.delta, recipe.trust_region.confidence) == (0.01, 0.95)
     assert Variants.of(recipe).data_use.judging_items(recipe.rollout.items_per_stage) == 4
@@ -68,7 +70,7 @@ def test_overrides_reach_sections_lists_and_agents_by_name(recipe_file: Write) -
         ["team.agents.0.lora.rank=4", "team.agents.solver.lora.rank=2", "training.stages=3", "task.digits=5"],
     )
     assert [agent.lora.rank for agent in recipe.team.agents] == [4, 2]
-    assert (recipe.training.stages, recipe.task) == (3, ColumnSumTaskSection(digits=5))
+    assert (recipe.training.stages, recipe.task) == (3, ColumnSumSettings(digits=5))
 
 
 def test_override_values_are_yaml_but_a_colon_does_not_make_a_mapping(recipe_file: Write) -> None:
@@ -126,7 +128,7 @@ def test_extends_merges_deeply_and_lists_replace(recipe_file: Write) -> None:
 def test_child_may_choose_another_task_than_its_parent(recipe_file: Write) -> None:
     recipe_file("task: {name: column_sum, digits: 4}\n", name="parent.yaml")
     child = recipe_file("extends: parent.yaml\ntask: {name: dataset, path: a.csv, reward: 'm:f'}\n", team="")
-    assert load_recipe(child).task == DatasetTaskSection(name="dataset", path="a.csv", reward="m:f")
+    assert load_recipe(child).task == DatasetSettings(name="dataset", path="a.csv", reward="m:f")
 
 
 def test_extends_in_a_circle_is_named(recipe_file: Write) -> None:

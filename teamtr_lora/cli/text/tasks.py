@@ -11,28 +11,29 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from teamtr_lora.recipe.task_sections import (
-    FAMILIES,
-    ItemSource,
-    OptionalSource,
-    RewardedTaskSection,
-    ScriptTaskSection,
-    names_of,
-)
+from teamtr_lora.common.code_paths import offered_tasks
 from teamtr_lora.recipe.words import describe, resolve
 from teamtr_lora.tasks.machinery.score import Scores
 from teamtr_lora.tasks.machinery.task import Item
+from teamtr_lora.tasks.machinery.task_settings import TaskSettings
+from teamtr_lora.tasks.table import BY_NAME, SCRIPT
 
 
 def task_rows() -> list[dict[str, str]]:
-    """Every task: its name, where its items come from, and a line about it."""
-    rows = []
-    for family in FAMILIES:
-        if family is not ScriptTaskSection:
-            made = not issubclass(family, ItemSource)
-            source = "generated" if made else "file, hub or generated" if issubclass(family, OptionalSource) else "file or hub"
-            rows += [{"name": name, "items": source, "about": (family.__doc__ or "").split("\n")[0]} for name in names_of(family)]
-    return rows
+    """Every task: its name, where its items come from, and a line about it; those that trusted packages offer come last."""
+    rows = [
+        {"name": name, "items": family.items_from, "about": (family.__doc__ or "").split("\n")[0]}
+        for name, family in BY_NAME.items()
+        if name != SCRIPT
+    ]
+    return rows + [
+        {
+            "name": name,
+            "items": path.partition(":")[0],
+            "about": f"Use it by task: {{name: custom, callable: {name}}}.",
+        }
+        for name, path in offered_tasks(trusted=True).items()
+    ]
 
 
 def print_tasks() -> None:
@@ -42,7 +43,7 @@ def print_tasks() -> None:
     Console(highlight=False).print(table)
 
 
-def task_keys(family: type[RewardedTaskSection]) -> list[dict[str, Any]]:
+def task_keys(family: type[TaskSettings]) -> list[dict[str, Any]]:
     return [row for row in _keys(family.model_json_schema(), "") if row["key"] != "name"]
 
 
@@ -58,7 +59,7 @@ def _keys(section: dict[str, Any], prefix: str) -> Iterator[dict[str, Any]]:
 
 
 def print_task(name: str) -> None:
-    family = next(f for f in FAMILIES if name in names_of(f))
+    family = BY_NAME[name]
     console = Console(highlight=False)
     console.print(f"{name}: {family.__doc__}\n{family.model_fields['name'].description}\n", markup=False)
     table = Table("key", "default", "about", box=None, pad_edge=False)

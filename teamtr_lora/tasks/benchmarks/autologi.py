@@ -11,7 +11,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.benchmarks.autologi_maker import LogicItems
@@ -20,6 +23,7 @@ from teamtr_lora.tasks.machinery.bench import BenchTask, field, turns_text
 from teamtr_lora.tasks.machinery.forms import Form
 from teamtr_lora.tasks.machinery.sandbox import Limits, run_checks
 from teamtr_lora.tasks.machinery.task import Item, Split, item_of
+from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated
 from teamtr_lora.team import Episode, Message
 
 FENCE = re.compile(r"```[ \t]*[a-zA-Z]*[ \t]*\n(.*?)```", re.DOTALL)
@@ -133,3 +137,16 @@ def _programs(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if code is not None and not isinstance(code, Mapping):
         raise UserError(f"item {name}: code = {code!r:.60} is no object with inputs_check_code and constraint_list_code")
     return row if code is None else code
+
+
+class AutoLogiSettings(ItemsOrGenerated):
+    """Open puzzles checked by programs, in a sandbox; AutoLogi's items, or generated ones with at least one solution."""
+
+    name: Literal["autologi"] = Field(
+        description="Rows need prompt and code {Inputs_Check_code, Constraint_List_code}; without path or hub, items are made."
+    )
+    size: int = Field(default=4, ge=3, le=7, description="People or things in a generated puzzle; more are harder.")
+    check_seconds: float = Field(default=5.0, gt=0, description="Longest run of one item's checking programs, in seconds.")
+
+    def make(self, folder: Path) -> AutoLogi:
+        return AutoLogi(self.size, self.check_seconds)

@@ -15,13 +15,14 @@ from safetensors.torch import save as save_tensors
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
+from teamtr_lora.common.settings import Section
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.recipe.task_sections import FAMILIES, LOCAL_CHOICES, LOCAL_FILES, PATHS_OR_NAMES
-from teamtr_lora.recipe.team_sections import Section
+from teamtr_lora.recipe.named import LOCAL_CHOICES, LOCAL_FILES, PATHS_OR_NAMES
 from teamtr_lora.registry.hub import pull, push
 from teamtr_lora.registry.identity import Identity
 from teamtr_lora.registry.manifest import own_hash
 from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.tasks.table import FAMILIES
 
 TOKEN, STRANGER = "hf_aSecretThatNobodyMaySee", "hf_anotherAccount"  # as in conftest.py
 REPO = "alice/team"

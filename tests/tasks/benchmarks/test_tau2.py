@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe.task_by_name import task_settings
 from teamtr_lora.tasks.benchmarks.tau2 import Tau2Task, all_met
 from teamtr_lora.tasks.benchmarks.tau2_files import DomainFiles
-from teamtr_lora.tasks.build import build_task
 from teamtr_lora.tasks.machinery.responder import Responder, Scripted, Silent, Turn
-from teamtr_lora.tasks.machinery.score import task_section
 from teamtr_lora.tasks.machinery.task import Item, Task
 from teamtr_lora.team import Episode
 
@@ -212,8 +211,8 @@ def test_initial_states(folder: Path, played: Played) -> None:
 
 
 def test_files_beside_the_tasks_and_the_official_split(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    section = task_section("tau2_retail", [f"path={folder / 'tasks.json'}"])
-    task = build_task(section, Path.cwd())
+    section = task_settings("tau2_retail", [f"path={folder / 'tasks.json'}"])
+    task = section.build(Path.cwd())
     ids = {split: [task.items(split)[i].id for i in range(task.items(split).size or 0)] for split in ("train", "test")}  # type: ignore[arg-type]
     assert ids == {"train": ["train-0 (0)", "train-1 (2)", "train-2 (4)"], "test": ["test-0 (1)", "test-1 (3)"]}
     with pytest.raises(UserError, match="tau2_retail is a conversation"):
@@ -261,7 +260,7 @@ def test_mistakes_name_the_file_or_the_item(folder: Path, tmp_path: Path, change
     for name, text in change.get("files", {}).items():
         (tmp_path / name).unlink() if text is None else (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=message) as caught:
-        task = build_task(task_section("tau2_retail", ["path=tasks.json"]), tmp_path)
+        task = task_settings("tau2_retail", ["path=tasks.json"]).build(tmp_path)
         task.open(task.items("train")[0])
     assert "\n" not in str(caught.value)
 

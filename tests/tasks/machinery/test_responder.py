@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe.responder import ResponderSection
 from teamtr_lora.tasks.machinery import responder as module
-from teamtr_lora.tasks.machinery.responder import Endpoint, Scripted, Silent, build_responder, tidy
+from teamtr_lora.tasks.machinery.responder import Endpoint, ResponderSettings, Scripted, Silent, build_responder, tidy
 from teamtr_lora.tasks.machinery.task import settled
 
 Answer = Callable[[dict[str, Any]], tuple[int, Any]]
@@ -86,7 +85,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], Server
 
 
 def ask(url: str, turns: list[dict[str, str]] = ASKED, **settings: Any) -> str:
-    return settled(Endpoint(ResponderSection(url=url, **settings)).ask(turns, lambda reply: reply))
+    return settled(Endpoint(ResponderSettings(url=url, **settings)).ask(turns, lambda reply: reply))
 
 
 def test_what_is_sent_and_what_comes_back(serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +107,7 @@ def test_replies_come_in_parallel_and_at_most_so_many(serve: Callable[[Answer], 
         return chat(body["messages"][-1]["content"])
 
     server = serve(slow)
-    responder = Endpoint(ResponderSection(url=server.url, model="m", requests=8))
+    responder = Endpoint(ResponderSettings(url=server.url, model="m", requests=8))
     futures = [responder.ask([{"role": "user", "content": str(n)}], lambda reply: int(reply) + 1) for n in range(24)]
     assert [future.result(timeout=20) for future in futures] == list(range(1, 25))
     assert 2 <= server.most <= 8
@@ -169,7 +168,7 @@ def test_odd_replies_are_text_of_bounded_length(serve: Callable[[Answer], Server
 def test_a_reply_nobody_waits_for_is_not_asked_for(serve: Callable[[Answer], Server]) -> None:
     gate = threading.Event()
     server = serve(lambda body: (gate.wait(5), chat("x"))[1])
-    responder = Endpoint(ResponderSection(url=server.url, model="m", requests=1))
+    responder = Endpoint(ResponderSettings(url=server.url, model="m", requests=1))
     futures: list[Future[str]] = [responder.ask(ASKED, lambda reply: reply) for _ in range(4)]
     while not server.seen:
         time.sleep(0.005)
@@ -182,23 +181,23 @@ def test_a_reply_nobody_waits_for_is_not_asked_for(serve: Callable[[Answer], Ser
 def test_an_error_of_the_task_reaches_whoever_waits(serve: Callable[[Answer], Server]) -> None:
     server = serve(lambda body: chat("x"))
     with pytest.raises(ZeroDivisionError):
-        settled(Endpoint(ResponderSection(url=server.url, model="m")).ask(ASKED, lambda reply: 1 / 0))
+        settled(Endpoint(ResponderSettings(url=server.url, model="m")).ask(ASKED, lambda reply: 1 / 0))
 
 
 def test_scripts_and_silence(tmp_path: Path) -> None:
     rows = [{"when": "Name", "reply": "Ada"}, {"when": "zip", "reply": "123"}, {"reply": "what?"}]
     (tmp_path / "script.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    script = build_responder(ResponderSection(script="script.jsonl"), tmp_path)
+    script = build_responder(ResponderSettings(script="script.jsonl"), tmp_path)
     assert isinstance(script, Scripted) and script.live
     said = [script.ask([{"role": "user", "content": text}], str) for text in ("your name?", "your ZIP?", "and?")]
     assert said == ["Ada", "123", "what?"]
-    silent = build_responder(ResponderSection(), tmp_path)
+    silent = build_responder(ResponderSettings(), tmp_path)
     assert isinstance(silent, Silent) and not silent.live and silent.ask(ASKED, lambda reply: reply + "!") == "!"
     (tmp_path / "script.jsonl").write_text('{"when": 3, "reply": "x"}\n')
     with pytest.raises(UserError, match="task.responder.script = 'script.jsonl': row 1"):
-        build_responder(ResponderSection(script="script.jsonl"), tmp_path)
+        build_responder(ResponderSettings(script="script.jsonl"), tmp_path)
     with pytest.raises(UserError, match="is no address"):
-        build_responder(ResponderSection(url="http://host:port"), tmp_path)
+        build_responder(ResponderSettings(url="http://host:port"), tmp_path)
 
 
 def test_a_long_conversation_loses_its_oldest_turns(serve: Callable[[Answer], Server]) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from teamtr_lora.cli import main
 from teamtr_lora.cli.text.tasks import task_rows
-from teamtr_lora.recipe.task_sections import FAMILIES, OptionalSource, ScriptTaskSection, names_of
+from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated
+from teamtr_lora.tasks.table import BY_NAME, FAMILIES, SCRIPT
 
 GENERATED = [r["name"] for r in task_rows() if "generated" in r["items"]]
 
@@ -24,7 +25,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 
 def test_every_family_is_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    names = [name for family in FAMILIES if family is not ScriptTaskSection for name in names_of(family)]
+    names = [name for name in BY_NAME if name != SCRIPT]
     status, out, _ = run(capsys, "tasks", "list")
     assert status == 0 and all(name in out for name in names)
     assert {row["name"] for row in json.loads(run(capsys, "tasks", "list", "--json")[1])} == set(names)
@@ -176,4 +177,4 @@ def test_mistakes_are_one_line(argv: list[str], expected: str, capsys: pytest.Ca
 
 
 def test_generated_tasks_need_no_path() -> None:
-    assert all(name in GENERATED for f in FAMILIES if issubclass(f, OptionalSource) for name in names_of(f))
+    assert all(name in GENERATED for f in FAMILIES if issubclass(f, ItemsOrGenerated) for name in f.names())

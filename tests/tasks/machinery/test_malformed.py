@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.tasks.build import bare_task
+from teamtr_lora.recipe.task_by_name import task_settings
 from teamtr_lora.tasks.machinery.bench import BenchTask
 from teamtr_lora.tasks.machinery.recorded import said_turns
-from teamtr_lora.tasks.machinery.score import play, read_items, score_file, task_section, total_rewards
+from teamtr_lora.tasks.machinery.score import play, read_items, score_file, total_rewards
 
 BAD: list[Any] = [5, None, [], {}, "x", [5], {"a": 5}, [[5]], [{"a": 5}], True, -1, "", "\ud800", [None], {"name": 5}]
 ACTION = {"name": "get_user_details", "arguments": {"user_id": "a"}, "compare_args": None, "requestor": "assistant"}
@@ -93,7 +93,7 @@ def spoilt(value: Any) -> Iterator[Any]:
 
 
 def tau2_files(folder: Path) -> None:
-    (folder / "retail_db.json").write_text((Path(__file__).parent / "tau2_tables.json").read_text())
+    (folder / "retail_db.json").write_text((Path(__file__).parents[1] / "benchmarks" / "tau2_tables.json").read_text())
     tables = json.loads((folder / "retail_db.json").read_text())
     (folder / "retail_db.json").write_text(json.dumps(tables["retail"]))
     (folder / "retail_policy.md").write_text("policy")
@@ -102,7 +102,7 @@ def tau2_files(folder: Path) -> None:
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_a_spoilt_item_is_named_or_scored(name: str, tmp_path: Path) -> None:
     tau2_files(tmp_path)
-    task = bare_task(task_section(name, (), tmp_path / "items.jsonl"), tmp_path)
+    task = task_settings(name, (), tmp_path / "items.jsonl").make(tmp_path)
     task.use_recorded()
     said, refused, tried = SAID.get(name, USUAL), 0, 0
     for row in ROWS[name]:
@@ -140,7 +140,7 @@ def test_the_file_the_row_and_the_field_are_named(name: str, row: dict[str, Any]
     items.write_text(json.dumps(row))
     responses.write_text(json.dumps({"id": 0, "response": "x"}))
     with pytest.raises(UserError, match=rf"^--items = '.*items.jsonl' row 1: .*{message}"):
-        score_file(name, items, responses)
+        score_file(task_settings(name, (), items), items, responses)
 
 
 @pytest.mark.parametrize(

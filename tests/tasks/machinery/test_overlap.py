@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.tasks.build import build_task
+from teamtr_lora.recipe.task_by_name import task_settings
 from teamtr_lora.tasks.machinery.overlap import bare_problem, normalised, shared_items
-from teamtr_lora.tasks.machinery.score import task_section
 
 
 @pytest.mark.parametrize(
@@ -65,8 +64,8 @@ def test_overlap_is_refused_with_the_pairs_named_or_dropped(name: str, tmp_path:
     write(tmp_path / "test.jsonl", [{"id": "c", column: "What is $1 + 1$", "answer": "2"}])
     settings = ["path=train.jsonl", "test_path=test.jsonl"] + (["reward=my_rewards:zero"] if name == "dataset" else [])
     with pytest.raises(UserError, match=r"1 train items are test items too.*train-0 \(a\) = test-0 \(c\).*on_overlap=drop"):
-        build_task(task_section(name, settings), tmp_path)
-    task = build_task(task_section(name, [*settings, "on_overlap=drop"]), tmp_path)
+        task_settings(name, settings).build(tmp_path)
+    task = task_settings(name, [*settings, "on_overlap=drop"]).build(tmp_path)
     assert task.items("train").size == 1 and "2+2" in task.items("train")[0].prompt
     assert task.items("test").size == 1
 
@@ -74,7 +73,7 @@ def test_overlap_is_refused_with_the_pairs_named_or_dropped(name: str, tmp_path:
 def test_a_share_held_out_never_has_a_copy_in_train(tmp_path: Path) -> None:
     rows = [{"problem": f"{'  ' * (i % 2)}Problem {i // 2}", "answer": "1"} for i in range(60)]
     write(tmp_path / "all.jsonl", rows)
-    task = build_task(task_section("gsm8k", ["path=all.jsonl", "test_fraction=0.3"]), tmp_path)
+    task = task_settings("gsm8k", ["path=all.jsonl", "test_fraction=0.3"]).build(tmp_path)
     texts = {s: {normalised(task.items(s)[i].prompt) for i in range(task.items(s).size or 0)} for s in ("train", "test")}  # type: ignore[arg-type]
     assert texts["train"] and texts["test"] and not texts["train"] & texts["test"]
 
