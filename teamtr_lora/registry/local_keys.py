@@ -34,7 +34,9 @@ def local_choices(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def local_paths(recipe: Mapping[str, Any]) -> dict[str, str]:
     """Files, and what else may be a path, that lie outside the recipe's folder."""
-    found = _texts(recipe, (*LOCAL_FILES, *PATHS_OR_NAMES))
+    settings = value_at(recipe, "task.settings")  # of a custom task: any text of them may be a path
+    own = [f"task.settings.{name}" for name in settings] if isinstance(settings, Mapping) else []
+    found = _texts(recipe, (*LOCAL_FILES, *PATHS_OR_NAMES, *own))
     return {key: value for key, value in found if leaves_its_folder(value)}
 
 

@@ -11,7 +11,7 @@ from teamtr_lora import Item, Task, TeamTRTrainer, UserError
 from teamtr_lora.cli import main
 from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.recipe import Recipe, RecipeError, check_named, load_recipe
-from teamtr_lora.registry.local_keys import named_code
+from teamtr_lora.registry.local_keys import local_paths, named_code
 
 ENVIRONMENT = """
 from teamtr_lora import Item, Task
@@ -101,6 +101,8 @@ def test_validate_finds_a_missing_function_without_running_the_file(tmp_path: Pa
 def test_its_code_is_known_as_code(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, "my_env:make_task")
     assert named_code(recipe.model_dump()) == {"task.callable": "my_env:make_task"}
+    paths = recipe_of(tmp_path, "my_env:make_task", settings={"data": "/home/me/rows", "word": "blue", "n": 1})
+    assert local_paths(paths.model_dump()) == {"task.settings.data": "/home/me/rows"}
     before = code_hashes(recipe)
     other = tmp_path / "other"
     other.mkdir()
