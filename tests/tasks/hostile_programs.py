@@ -1,8 +1,8 @@
 """Programs that try to get out of the sandbox. Each defines `check(x)`, which returns True only where it got what it wanted.
 
-`x` tells where things are: a file with a secret, a path to write to, a unix socket, a TCP port, and a process to kill. Three kinds:
-plain Python; memory, which reads and writes any address through a use-after-free of io.BufferedReader and switches the audit hook
-off; and raw, which is lent ctypes to call the kernel directly. `raw` says what a program with native code of its own could do.
+`x` tells where things are: a file with a secret, a path to write to, a unix socket, a TCP port, and a process to kill. There are
+three kinds: plain Python; memory, which reads and writes any address through a use-after-free of io.BufferedReader and switches
+the audit hook off; and raw, which is lent ctypes to call the kernel, as native code of its own could.
 """
 
 from __future__ import annotations
@@ -58,15 +58,17 @@ PYTHON = {
     "import, caught": "try:\n    import subprocess\nexcept BaseException:\n    pass\nreturn True",
     "builtins.__import__": MODULES + "return modules['builtins'].__import__('_socket') is not None",
     "importlib": MODULES + "return modules['importlib'].import_module('ctypes') is not None",
-    "_imp.create_builtin": MODULES + "return modules['_imp'].create_builtin(type('S', (), {'name': 'posix', 'origin': None})).fork() > 0",
+    "_imp.create_builtin": MODULES
+    + "return modules['_imp'].create_builtin(type('S', (), {'name': 'posix', 'origin': None})).fork() > 0",
     "_posixsubprocess": MODULES
-    + "spec = type('S', (), {'name': '_posixsubprocess', 'origin': None})\nreturn modules['_imp'].create_builtin(spec) is not None",
+    + "spec = type('S', (), {'name': '_posixsubprocess', 'origin': None})\nmodules['_imp'].create_builtin(spec)\nreturn True",
     "ctypes in sys.modules": MODULES + "return any('ctypes' in name for name in modules)",
     "main module": MODULES + "return bool(modules['__main__'].libc)",
     "code from parts": "code = (lambda: 1).__code__\nreturn code.replace(co_consts=(2,)) is not None",
     "function from parts": "f = lambda: 1\nreturn type(f)(f.__code__, {}) is not None",
     "marshal": MODULES + "return modules['marshal'].loads(modules['marshal'].dumps((lambda: 1).__code__)) is not None",
-    "replaced builtins": MODULES + "b = modules['builtins']\nb.type = b.str = lambda *a: str\nreturn bool(open(x['secret']).read())",
+    "replaced builtins": MODULES
+    + "modules['builtins'].type = modules['builtins'].str = lambda *a: str\nreturn bool(open(x['secret']).read())",
     "a string that lies": "name = type('S', (str,), {'__eq__': lambda *a: True, '__hash__': str.__hash__})(x['secret'])\n"
     "return bool(open(name).read())",
     "where the stack ends": MODULES
@@ -80,10 +82,9 @@ FORGERIES = {
     "os._exit": MODULES + "os._exit(0)",
     "kept _exit": MODULES + "sys._getframe(1).f_globals['_leave'](0)",
     "write to descriptor 0": MODULES + "os.write(0, b'.+1')\nos._exit(0)",
-    "print a verdict": "print('{\"verdicts\":{\"check\":[true]}}', flush=True)\nraise SystemExit(0)",
-    "frames that write": MODULES
-    + "frame = sys._getframe()\nwhile frame:\n    for name, value in list(frame.f_locals.items()) + list(frame.f_globals.items()):\n"
-    "        if name in ('write', 'nonce', 'read_bytes', 'libc'):\n            return True\n    frame = frame.f_back\nreturn False",
+    "print a verdict": 'print(\'{"verdicts":{"check":[true]}}\', flush=True)\nraise SystemExit(0)',
+    "frames that write": MODULES + "frame, wanted = sys._getframe(), {'write', 'nonce', 'read_bytes', 'libc'}\nwhile frame:\n"
+    "    if wanted & {*frame.f_locals, *frame.f_globals}: return True\n    frame = frame.f_back\nreturn False",
     "frames of other threads": MODULES + "return len(sys._current_frames()) > 0",
     "everything there is": MODULES + "return bool(modules['gc'].get_objects())",
     "its thread's lock and box": MODULES
@@ -110,8 +111,8 @@ ENDLESS = {
     "a regular expression": "import re\nreturn bool(re.match('(a+)+$', 'a' * 40 + 'b'))",
 }
 
-# Any memory, in pure Python (CPython's BufferedReader keeps no hold of the buffer that it lends): `memory` is a bytearray over the
-# whole address space. The hook's code is then overwritten to do nothing, and the functions that were deleted are made again.
+# Any memory, in pure Python (BufferedReader keeps no hold of the buffer that it lends): `memory` is a bytearray over the whole
+# address space. The hook's code is then overwritten to do nothing, and the functions that were deleted are made again.
 MEMORY = (
     MODULES
     + """
@@ -162,7 +163,7 @@ WITH_MEMORY = {
     "a wild write": "memory[0:8] = bytes(8)\nreturn True",
 }
 
-# (number on x86-64, number on aarch64), arguments. `page` is memory to write to and `address` that of a page in it; both are lent.
+# Number on x86-64, number on aarch64, arguments. `page` is memory to write to and `address` that of a page in it, both lent.
 RAW = {
     "openat": (257, 56, "-100, name, 0, 0"),
     "openat to write": (257, 56, "-100, other, 65, 0o600"),
@@ -259,7 +260,7 @@ RAW = {
 }
 # What a program with native code writes in the place of a verdict: the main thread's part is played by the program itself.
 REPLIES = {
-    "another form": "nonce + b'{\"verdicts\":{\"check\":3}}'",
+    "another form": 'nonce + b\'{"verdicts":{"check":3}}\'',
     "sixty thousand brackets": "nonce + b'[' * 60000",
     "too many names": "nonce + b'+1,1'",
     "no bits": "nonce + b'+2'",
@@ -276,9 +277,7 @@ def _function(body: str) -> str:
 
 
 def _raw(number: int, arguments: str) -> str:
-    return (
-        f"name, other = x['secret'].encode(), x['target'].encode()\nreturn libc.syscall({number}, {arguments}) >= 0"
-    )
+    return f"name, other = x['secret'].encode(), x['target'].encode()\nreturn libc.syscall({number}, {arguments}) >= 0"
 
 
 def _reply(reply: str) -> str:

@@ -29,8 +29,9 @@ from teamtr_lora.tasks.machinery.sandbox_child import BREACH, NONCE_BYTES, UNSEA
 TRUST_PROGRAMS = "TEAMTR_LORA_TRUST_PROGRAMS"
 UNPROTECTED = "unprotected"  # the one value of that variable that lets programs run where the kernel does not hold them
 COMMAND = [sys.executable, "-s", "-S", "-P", "-W", "ignore", str(Path(__file__).with_name("sandbox_start.py"))]
-# no variable of the trainer's; and the same order of sets, and so the same verdict, every time
+# no variable of the trainer's but where libraries are; and the same order of sets, and so the same verdict, every time
 ENVIRONMENT = {"PATH": "", "LC_ALL": "C.UTF-8", "TZ": "UTC0", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
+ENVIRONMENT |= {name: os.environ[name] for name in ["LD_LIBRARY_PATH"] if name in os.environ}
 START_SECONDS = 60.0
 GRACE_SECONDS = 2.0  # after the program's own alarm
 REPLY_BYTES = 2**16
@@ -153,7 +154,7 @@ class _Server:
             with theirs:
                 process = subprocess.Popen(
                     [*COMMAND, str(os.getpid()), mode],
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     cwd="/",
