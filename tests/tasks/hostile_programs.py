@@ -60,8 +60,6 @@ PYTHON = {
     "importlib": MODULES + "return modules['importlib'].import_module('ctypes') is not None",
     "_imp.create_builtin": MODULES
     + "return modules['_imp'].create_builtin(type('S', (), {'name': 'posix', 'origin': None})).fork() > 0",
-    "_posixsubprocess": MODULES
-    + "spec = type('S', (), {'name': '_posixsubprocess', 'origin': None})\nmodules['_imp'].create_builtin(spec)\nreturn True",
     "ctypes in sys.modules": MODULES + "return any('ctypes' in name for name in modules)",
     "main module": MODULES + "return bool(modules['__main__'].libc)",
     "code from parts": "code = (lambda: 1).__code__\nreturn code.replace(co_consts=(2,)) is not None",

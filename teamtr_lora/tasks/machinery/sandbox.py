@@ -64,10 +64,16 @@ DEFAULT_LIMITS = Limits()
 
 def run_checks(source: str, names: Sequence[str], argument: str, limits: Limits = DEFAULT_LIMITS) -> Outcome:
     """Runs `source` and calls the function (or list of functions) under each name on the value that `argument` writes out."""
-    nonce = secrets.token_bytes(NONCE_BYTES)
     request = dumps({"source": source, "names": list(names), "argument": argument}).encode()
-    deadline = time.monotonic() + limits.wall_seconds + GRACE_SECONDS
+    outcome = _ask_server(request, names, limits) or _ask_server(request, names, limits)
+    return outcome or Outcome(problem="the process that runs checking programs was killed")
+
+
+def _ask_server(request: bytes, names: Sequence[str], limits: Limits) -> Outcome | None:
+    """None where the server died, which no program can bring about: something outside killed it, and another one is asked."""
+    nonce = secrets.token_bytes(NONCE_BYTES)
     server, connection = _begin(limits)
+    deadline = time.monotonic() + limits.wall_seconds + GRACE_SECONDS
     try:
         with connection:
             reply = _converse(connection, request, nonce, deadline)
@@ -78,6 +84,9 @@ def run_checks(source: str, names: Sequence[str], argument: str, limits: Limits 
     except BaseException:
         server.stop()
         raise
+    if status is None:
+        server.stop()
+        return None
     _idle.append(server)
     if status == UNSEALED:
         raise UserError(_REFUSED)
@@ -136,15 +145,15 @@ class _Server:
         self._ours, theirs = socket.socketpair()
         started: Future[subprocess.Popen[bytes]] = Future()
         Thread(target=self._keep, args=(theirs, started), daemon=True, name="sandbox").start()
-        self._process = started.result()
-        self._ours.settimeout(START_SECONDS)
         try:
+            self._process = started.result()
+            self._ours.settimeout(START_SECONDS)
             ready = self._ours.recv(1)
-        except OSError:
-            ready = b""
+        except OSError as error:
+            raise UserError(f"the process that runs checking programs did not start ({type(error).__name__}: {error})") from error
         if ready != b"y":
             self.stop()
-            raise UserError(_REFUSED if ready else "the process that runs checking programs did not start; try again")
+            raise UserError(_REFUSED if ready else "the process that runs checking programs ended as it started; try again")
 
     @staticmethod
     def _keep(theirs: socket.socket, started: Future[subprocess.Popen[bytes]]) -> None:
@@ -179,14 +188,14 @@ class _Server:
                 raise
         return ours
 
-    def status(self, deadline: float) -> int:
-        """How the process ended: its exit status, or the negative number of the signal."""
+    def status(self, deadline: float) -> int | None:
+        """How the process ended: its exit status, or the negative number of the signal; None where the server itself ended."""
         self._ours.settimeout(_left(deadline))
         try:
             status = self._ours.recv(4)
         except ConnectionError:
             status = b""
-        return struct.unpack("i", status)[0] if len(status) == 4 else -signal.SIGKILL
+        return int.from_bytes(status, sys.byteorder, signed=True) if len(status) == 4 else None
 
     def stop(self) -> None:
         self._ours.close()
