@@ -58,6 +58,7 @@ def test_a_plain_program_judges_the_answer() -> None:
         "class D:\n    def __del__(self): raise ValueError\nD()\nreturn True",
         "try:\n    exec('def f():\\n    nonlocal b')\nexcept SyntaxError:\n    return True",
         "try:\n    [0] * 10**18\nexcept MemoryError:\n    return True",
+        "try:\n    bytearray(300 * 2**20)\nexcept MemoryError:\n    return True",
         "def f(): return f()\ntry:\n    f()\nexcept RecursionError:\n    return True",
         "return x[0] is 1",
         "return eval('lambda y: y + 1')(x[0]) == 2",

@@ -110,13 +110,10 @@ def run_child(connection: int, limits: tuple[float, float, float], seal: Any, se
     os.closerange(1, 64)
     clock_seconds, cpu_seconds, memory = limits
     signal.setitimer(signal.ITIMER_REAL, clock_seconds)
-    for what, most in (
-        (resource.RLIMIT_CPU, int(cpu_seconds)),
-        (resource.RLIMIT_AS, int(memory)),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, 1),
-    ):
+    bounds = {resource.RLIMIT_CPU: int(cpu_seconds), resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: 1}
+    if sys.platform == "linux":  # macOS refuses this one
+        bounds[resource.RLIMIT_AS] = int(memory)
+    for what, most in bounds.items():
         hard = resource.getrlimit(what)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(what, (most, most))
