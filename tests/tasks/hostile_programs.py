@@ -91,6 +91,11 @@ FORGERIES = {
     "a box of something else": MODULES
     + "frame = sys._getframe()\nwhile 'over' not in frame.f_locals:\n    frame = frame.f_back\n"
     "box = frame.f_locals['box']\nbox.append([True])\nmodules['builtins'].str = None\nraise SystemExit",
+    "a destructor in another thread": MODULES
+    + "class D:\n    def __del__(self):\n        frame = sys._getframe()\n        while frame:\n"
+    "            if 'read_bytes' in frame.f_locals: frame.f_locals['box'].append(b'+1')\n            frame = frame.f_back\n"
+    "for _ in range(690):\n    d = D()\n    d.me = d\nreturn False",
+    "a broken builtin": MODULES + "modules['builtins'].isinstance = modules['builtins'].map = None\nraise SystemExit",
     "a bool that lies": "class B:\n    def __bool__(self): raise ValueError\nreturn B()",
     "an endless list of checks": "return all(iter(int, 1))",
 }

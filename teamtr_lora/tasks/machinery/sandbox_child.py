@@ -3,8 +3,9 @@
 The kernel keeps the program from everything outside its process (sandbox_filter.py). What this file adds is manners: a list of
 modules, and an audit hook that ends the process with a status of its own where a program reaches for what it cannot have.
 
-The verdict is written by the main thread once the program's thread has ended, over a number that the trainer sends only then. So
-no frame that the program can reach can write it, and nothing in this process knows the number while the program runs.
+The program runs in a thread of its own. When that has ended, the main thread says so, is sent a random number by the trainer, and
+writes the verdict behind it. So no frame that the program can reach is able to write a verdict, and nothing in this process knows
+the number while the program runs. What the program's functions return is its own affair: it is the judge of its item.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import _thread
 import ast
 import builtins
 import copy
+import gc
 import io
 import json
 import os
@@ -25,7 +27,7 @@ from typing import Any
 USEFUL = ["bisect", "calendar", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools"]
 USEFUL += ["heapq", "itertools", "json", "math", "numbers", "operator", "random", "re", "statistics", "string", "time", "typing"]
 HIDDEN = ["_strptime", "locale", "collections.abc", "encodings.idna"]  # what the useful ones load late
-# no import: what a program may have is loaded before
+# Audit events of honest programs. `import` is not among them: what a program may import is loaded before.
 HARMLESS = {"compile", "exec", "object.__getattr__", "object.__setattr__", "object.__delattr__", "builtins.id"}
 HARMLESS |= {"sys._getframe", "sys._getframemodulename", "sys.unraisablehook", "time.sleep", "cpython.run_string"}
 BREACH, UNSEALED = 77, 78  # exit status: the program reached for something it must not have; the filter was refused
@@ -51,6 +53,7 @@ def prepare() -> None:
 
 
 def guard() -> None:
+    """Ends the process where the program reaches for something; the kernel would, with less to say about why."""
     for name in ("os", "posix"):  # their functions have no use under the filter; the two that are left serve other modules
         functions = vars(sys.modules[name])
         for one in [n for n, value in functions.items() if type(value) is type(len) and n not in ("fspath", "urandom")]:
@@ -142,7 +145,7 @@ def judge(request: dict[str, Any]) -> bytes:
     return b"+" + ",".join(groups).encode()
 
 
-def work(box: list[Any], running: Any, begin: Any, over: Any) -> None:
+def work(box: list[Any], running: Any, begin: Any, over: Any, stop_collecting: Callable[[], None] = gc.disable) -> None:
     """The thread of the program."""
     running.release()
     begin.acquire()
@@ -150,13 +153,15 @@ def work(box: list[Any], running: Any, begin: Any, over: Any) -> None:
         box.append(judge(box.pop()))
     except MemoryError:
         box.append(b"-out of memory")
-    over.release()
+    finally:
+        stop_collecting()  # or the main thread could be made to run a destructor of the program's
+        over.release()
 
 
 def main(seal: Callable[[], None]) -> None:
     """Runs the program that descriptor 0 brings, writes its verdict there and ends the process.
 
-    The main thread uses nothing but what it took before the program ran.
+    While the program runs it may replace anything in any module; so what is needed afterwards is held in local variables.
     """
     read_bytes, write, leave, threads, rest, exactly = os.read, os.write, os._exit, _thread._count, time.sleep, type
     box: list[Any] = []
