@@ -277,7 +277,7 @@ def test_a_real_server_to_its_end(team: Path, real: tuple[subprocess.Popen[bytes
     recipe, versions = stored.recipe, stored.versions
     base = load_base("nano", device="cpu")
     bank = AdapterBank(base.model, {a.name: a.lora for a in recipe.team.agents}, base_name="nano", seed=0)
-    here = TransformersSampler(bank, vocab_size=base.vocab_size, context_tokens=512, pad_id=base.pad_id)
+    here = TransformersSampler(base, bank, context_tokens=512)
     text = base.tokenizer("The quick brown fox adds 12 and 34 by columns. " * 8)["input_ids"]
     prompts = [text[: 140 + n] for n in range(3)]  # longer than a block (128) of the prefix cache
     greedy = [Request(p, a, SamplingParams(0.0, 8, ()), 0) for p, a in zip(prompts, AGENTS, strict=True)]
