@@ -132,11 +132,11 @@ def _ask(args: argparse.Namespace) -> None:
 
 
 def _serve(args: argparse.Namespace) -> None:
-    from teamtr_lora.evaluation.commands import read_source
+    from teamtr_lora.registry.stored import find_team
     from teamtr_lora.rollout.serve import ServedTeam, ServeOptions, serve
 
     source = in_registry(args.team, args.registry)
-    stored = read_source(source, scored=False)
+    stored = find_team(source, scored=False, recipes=True)
     serve(
         ServedTeam(
             source=source,

@@ -28,7 +28,7 @@ from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.base.versions import AdapterVersion, version_folder, write_version
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection
-from teamtr_lora.rollout.adapter_upload import CONFIG_KEY, PATH, plain_config
+from teamtr_lora.rollout.adapter_upload import CONFIG_KEY, PATH, config_for_upload
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerBase
 from teamtr_lora.rollout.server_client import (
     Server,
@@ -166,7 +166,7 @@ class ServerSampler(SamplerBase):
             source = write_version(self._root, version, tensors, config)
         else:
             on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-            source = save_safetensors(on_cpu, {"format": "pt", CONFIG_KEY: plain_config(config)})
+            source = save_safetensors(on_cpu, {"format": "pt", CONFIG_KEY: config_for_upload(config)})
 
         def deliver(server: Server) -> None:
             try:
