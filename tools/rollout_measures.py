@@ -159,7 +159,7 @@ def sleep_and_wake(sampler: Any, bank: AdapterBank, args: argparse.Namespace) ->
     before = same_completions(sampler, bank, args)
     free = torch.cuda.mem_get_info()[0]
     started = time.perf_counter()
-    with sampler.memory.lent():
+    with sampler.training_memory():
         slept = time.perf_counter() - started
         freed = torch.cuda.mem_get_info()[0] - free
     started = time.perf_counter()
@@ -180,9 +180,13 @@ def open_twice(base: FrozenBase, bank: AdapterBank, args: argparse.Namespace) ->
         found[f"{which}_start_seconds"] = time.perf_counter() - started
         said.append(same_completions(sampler, bank, args))
         sampler.close()
-        if base.device.type == "cuda":
-            found[f"{which}_left_gib"] = (free - torch.cuda.mem_get_info()[0]) / 2**30
+        found |= {f"{which}_{name}": value for name, value in left_after_close(base.device, free).items()}
     return {**found, "same_tokens": said[0] == said[1]}
+
+
+def left_after_close(device: torch.device, free: int) -> dict:
+    """What a closed engine has left allocated; `free`: the bytes that were free before it was opened."""
+    return {"left_gib": (free - torch.cuda.mem_get_info()[0]) / 2**30} if device.type == "cuda" else {}
 
 
 def same_completions(sampler: Sampler, bank: AdapterBank, args: argparse.Namespace) -> list[list[int]]:
@@ -220,7 +224,7 @@ def logprob_gap(sampler: Sampler, bank: AdapterBank, args: argparse.Namespace) -
 
 def time_shares(sampler: Any, run: Callable[[], Any]) -> dict:
     """Where the engine's time goes while `run` plays: seconds by call, in this thread, and how many steps it took."""
-    core = sampler._engine.engine_core.engine_core
+    core = sampler.parts.engine.engine_core.engine_core
     spent: dict[str, float] = {}
     calls: Counter[str] = Counter()
     watched = [(core.scheduler, "schedule"), (core.scheduler, "update_from_output"), (core.model_executor, "execute_model"),

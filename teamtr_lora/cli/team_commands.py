@@ -132,10 +132,18 @@ def _ask(args: argparse.Namespace) -> None:
 
 
 def _serve(args: argparse.Namespace) -> None:
-    from teamtr_lora.rollout.serve import ServeOptions, serve
+    from teamtr_lora.registry.stored import find_team
+    from teamtr_lora.rollout.serve import ServedTeam, ServeOptions, serve
 
+    source = in_registry(args.team, args.registry)
+    stored = find_team(source, scored=False, recipes=True)
     serve(
-        in_registry(args.team, args.registry),
+        ServedTeam(
+            source=source,
+            recipe=stored.recipe,
+            versions=stored.versions,
+            adapters=stored.adapters if stored.versions else None,
+        ),
         ServeOptions(
             host=args.host,
             port=args.port,

@@ -20,6 +20,7 @@ from teamtr_lora.evaluation.inference_baselines import BaselineOptions, open_bas
 from teamtr_lora.evaluation.outcome import Outcome, judge, problem_digest
 from teamtr_lora.evaluation.result import EvaluationResult, make_result
 from teamtr_lora.recipe import Recipe, ScriptSettings
+from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
@@ -33,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 Engine = Literal["transformers", "vllm"]
 
-# Episodes of a chunk: enough to fill the engine, yet an evaluation is written down in several pieces. vLLM refills its batch as
-# rows finish, so its chunks are longer: only their ends run half empty.
+# Episodes of a chunk: enough to fill the engine, yet an evaluation is written down in several pieces. An engine that refills its
+# batch as rows finish gets longer chunks, since only their ends run half empty.
 FEWEST_EPISODES = 32
 PIECES = 8
-BATCHES = {"transformers": 1, "vllm": 4, "vllm_server": 4}
+REFILLED_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,8 @@ def _settings(
     policy = resolve_baseline(options.baseline, recipe, task) if options.baseline else {"kind": "team"}
     speaking = set(versions) if not options.baseline else {options.baseline.agent}
     episodes = len(items) * k * int(policy.get("votes", 1))
-    chunk = max(FEWEST_EPISODES, min(rollout.requests_per_batch * BATCHES[engine], -(-episodes // PIECES)))
+    batches = REFILLED_BATCHES if ENGINES[engine].refills_batch else 1
+    chunk = max(FEWEST_EPISODES, min(rollout.requests_per_batch * batches, -(-episodes // PIECES)))
     return {
         "task": recipe.task.model_dump(mode="json"),
         "split": options.split,

@@ -6,6 +6,7 @@ Modules:
     choices              settings that name one of a table of variants
     task_by_name         the settings of a task that a command names
     rollout_section      rollout
+    engine_facts         what each rollout engine can and cannot do
     evaluation_section   evaluation
     diagnostics_section  diagnostics
     swap_section         swap

@@ -24,7 +24,7 @@ from teamtr_lora.common.settings import Mistake, Section, Text, refuse
 from teamtr_lora.recipe.choices import OneOf
 from teamtr_lora.recipe.diagnostics_section import DiagnosticsSection
 from teamtr_lora.recipe.evaluation_section import EvaluationSection
-from teamtr_lora.recipe.rollout_section import MAX_VLLM_RANK, VLLM_TEMPERATURES, RolloutSection, ServerSection, VllmSection
+from teamtr_lora.recipe.rollout_section import RolloutSection, ServerSection, VllmSection, engine_mistakes
 from teamtr_lora.recipe.swap_section import SwapSection
 from teamtr_lora.recipe.team_sections import AgentSection, BaseSection, LoraSection, ProtocolSection, RouterSection, TeamSection
 from teamtr_lora.tasks.table import BY_NAME, DEFAULT, TaskSection
@@ -268,34 +268,12 @@ class Recipe(TeamTRConfig):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        mistakes: list[Mistake] = []
-        if self.rollout.engine == "vllm" and self.base.quantization == "4bit" and self.base.device == "cpu":
-            mistakes.append((("base", "quantization"), "4bit", "vLLM cannot serve LoRA on a quantised base on a CPU",
-                             "use none, or rollout.engine=transformers"))  # fmt: skip
-        if self.rollout.engine != "transformers":
-            low, high = VLLM_TEMPERATURES
-            for section, key in ((self.rollout, "rollout"), (self.evaluation, "evaluation")):
-                if section.temperature and not low <= section.temperature <= high:
-                    mistakes.append(((key, "temperature"), section.temperature,
-                                     f"vLLM samples at temperatures from {low:g} to {high:g}, and another one is another policy",
-                                     f"use {low:g} to {high:g}, or rollout.engine=transformers"))  # fmt: skip
-        if self.rollout.engine == "vllm" and self.base.quantization == "8bit":
-            mistakes.append((("base", "quantization"), "8bit", "vLLM cannot serve LoRA on a base quantised to 8 bit in flight",
-                             "use 4bit or none, or rollout.engine=transformers"))  # fmt: skip
+        mistakes: list[Mistake] = list(engine_mistakes(self))
         names = [agent.name for agent in self.team.agents]
         mistakes += self._shares_are_even(len(names))
         if isinstance(self.training.order, list) and sorted(self.training.order) != sorted(names):
             mistakes.append((("training", "order"), self.training.order, "an explicit order names every agent once",
                              f"use each of {', '.join(names)} once"))  # fmt: skip
-        if self.rollout.engine != "transformers":
-            for i, agent in enumerate(self.team.agents):
-                if agent.lora.rank > MAX_VLLM_RANK:
-                    mistakes.append((("team", "agents", i, "lora", "rank"), agent.lora.rank,
-                                     f"vLLM serves ranks up to {MAX_VLLM_RANK}",
-                                     f"use at most {MAX_VLLM_RANK}, or rollout.engine=transformers"))  # fmt: skip
-                if agent.lora.dora:
-                    mistakes.append((("team", "agents", i, "lora", "dora"), True, "vLLM cannot serve DoRA",
-                                     "use rollout.engine=transformers"))  # fmt: skip
         refuse("recipe", mistakes)
         return self
 

@@ -1,18 +1,20 @@
-"""How episodes are sampled: the rollout section of a recipe, and what its engines need to know."""
+"""How episodes are sampled: the rollout section of a recipe, and the rules between it and the other sections."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from teamtr_lora.common.settings import SERVER_URL, ApiKeyVariable, Section, Text, refuse
+from teamtr_lora.common.settings import SERVER_URL, ApiKeyVariable, Mistake, Section, Text, nearest, refuse
+from teamtr_lora.recipe.engine_facts import ENGINES, PATCH_NAMES, PatchName
+
+if TYPE_CHECKING:
+    from teamtr_lora.recipe.recipe import Recipe
 
 ServerUrl = Annotated[str, Field(pattern=SERVER_URL)]
-
-MAX_VLLM_RANK = 512
-VLLM_TEMPERATURES = (0.01, 2.0)  # and 0: greedy
 
 _TRUNCATION = "truncation changes the policy under the ratio: training uses the full softmax(z/T)"
 
@@ -34,9 +36,26 @@ class VllmSection(Section):
     cuda_graphs: bool = Field(
         default=True, description="On a GPU: capture CUDA graphs, for a slower start and much faster small batches."
     )
-    publish: Literal["auto", "disk"] = Field(
-        default="auto", description="auto: new adapters go straight into the engine's memory; disk: through an adapter folder."
+    patches: Literal["auto", "none"] | list[PatchName] = Field(
+        default="auto",
+        description="What of vLLM's internals is replaced to make rollouts faster. auto: every patch that knows the installed "
+        "vLLM; none: vLLM's public interface alone; or a list of patches by name.",
     )
+
+    @field_validator("patches", mode="before")
+    @classmethod
+    def _patches_are_known(cls, value: Any) -> Any:
+        names = value if isinstance(value, list) else [] if value in ("auto", "none") else [value]
+        for name in names:
+            if name not in PATCH_NAMES:
+                meant = nearest(str(name), (*PATCH_NAMES, "auto", "none"))
+                wrong = f"{name!r} is no patch"
+                fix = f"use auto, none, or a list of {', '.join(PATCH_NAMES)}" + (f"; did you mean {meant!r}?" if meant else "")
+                raise PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": wrong, "fix": fix})
+        if names and not isinstance(value, list):
+            fix = f"write rollout.vllm.patches=[{value}]"
+            raise PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": "patches are given as a list", "fix": fix})
+        return value
 
 
 class ServerSection(Section):
@@ -60,8 +79,9 @@ class ServerSection(Section):
 class RolloutSection(Section):
     """How episodes are sampled."""
 
-    engine: Literal["transformers", "vllm", "vllm_server"] = Field(
+    engine: str = Field(
         default="transformers",
+        json_schema_extra={"enum": list(ENGINES)},
         description="What generates the messages: transformers (in the trainer's own model), vllm (in this process, all agents "
         "as LoRA on one base), or vllm_server (servers by URL).",
     )
@@ -86,6 +106,13 @@ class RolloutSection(Section):
     vllm: VllmSection = Field(default_factory=VllmSection, description="engine: vllm only.")
     server: ServerSection = Field(default_factory=ServerSection, description="engine: vllm_server only.")
 
+    @field_validator("engine")
+    @classmethod
+    def _engine_is_known(cls, value: str) -> str:
+        if value not in ENGINES:  # the words of the message come from the schema's list
+            raise PydanticCustomError("unknown_engine", "must be one of {known}", {"known": ", ".join(ENGINES)})
+        return value
+
     @model_validator(mode="after")
     def _servers_are_named(self) -> Self:
         if self.engine == "vllm_server" and not self.server.urls:
@@ -101,3 +128,26 @@ class RolloutSection(Section):
             fix = f"set rollout.{info.field_name} to {off} (the default)"
             raise PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": _TRUNCATION, "fix": fix})
         return value
+
+
+def engine_mistakes(recipe: Recipe) -> Iterator[Mistake]:
+    """What the rest of a recipe asks for and its engine cannot do."""
+    facts, base = ENGINES[recipe.rollout.engine], recipe.base
+    other = "or rollout.engine=transformers"
+    if not facts.takes_quantization(base.quantization, base.device):
+        allowed = " or ".join(sorted({name for kind in facts.device_kinds(base.device) for name in facts.quantization[kind]}))
+        where = " on a CPU" if base.device == "cpu" else ""
+        wrong = f"{facts.name} cannot serve LoRA on a base quantised to {base.quantization}{where}"
+        yield ("base", "quantization"), base.quantization, wrong, f"use {allowed}, {other}"
+    low, high = facts.temperatures
+    for key, temperature in (("rollout", recipe.rollout.temperature), ("evaluation", recipe.evaluation.temperature)):
+        if temperature and not low <= temperature <= high:
+            wrong = f"{facts.name} samples at temperatures from {low:g} to {high:g}, and another one is another policy"
+            yield (key, "temperature"), temperature, wrong, f"use {low:g} to {high:g}, {other}"
+    for i, agent in enumerate(recipe.team.agents):
+        where_lora = ("team", "agents", i, "lora")
+        if facts.max_rank is not None and agent.lora.rank > facts.max_rank:
+            wrong = f"{facts.name} serves ranks up to {facts.max_rank}"
+            yield (*where_lora, "rank"), agent.lora.rank, wrong, f"use at most {facts.max_rank}, {other}"
+        if agent.lora.dora and not facts.dora:
+            yield (*where_lora, "dora"), True, f"{facts.name} cannot serve DoRA", "use rollout.engine=transformers"

@@ -1,10 +1,10 @@
 """Playing episodes: the Sampler contract, its engines, and the collector that moves every episode along.
 
 Modules:
-    sampler              the contract: tokens in, tokens out; seeds
+    sampler              the contract of engines, and what they share
     collector            plays episodes, each at its own pace
     playable             base, adapters, protocol and sampler put together
-    engines              which engine a recipe asks for
+    engines              the sampler of each engine, by name
     transformers_engine  batched decoding on the trainer's own model
     vllm/                a vLLM engine in this process (a room of its own)
     vllm_server          vLLM servers by URL

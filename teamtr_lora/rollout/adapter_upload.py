@@ -34,7 +34,7 @@ PATH = "/v1/teamtr/adapters"
 CONFIG_KEY = "adapter_config"  # in the metadata of the safetensors file
 UPLOADS = "TEAMTR_LORA_UPLOADS"  # environment variable: where to store; a temporary folder if it is not set
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # one path segment that no file system reads in another way
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it becomes a folder, so it must not lead out of the one for uploads
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -51,8 +51,8 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def plain_config(config: Mapping[str, Any]) -> str:
-    """What an upload says of its adapter."""
+def config_for_upload(config: Mapping[str, Any]) -> str:
+    """The part of an adapter's config that an upload carries, as JSON."""
     return json.dumps({key: config[key] for key in _FIELDS}, sort_keys=True, allow_nan=False)
 
 
@@ -116,7 +116,7 @@ class AdapterUpload(RequireKey):
 
     async def _answer(self, scope: Scope, receive: Receive, name: str) -> dict[str, Any]:
         headers = _headers(scope)
-        if "origin" in headers:  # a page in somebody's browser is no trainer, and vLLM's defaults let any page in
+        if "origin" in headers:  # sent by a web page in somebody's browser; vLLM's defaults would let any page in
             raise _RefusedError(403, "uploads from web pages are refused")
         if not name and scope["method"] == "GET":
             return {"max_bytes": self.max_bytes}
@@ -137,7 +137,7 @@ class AdapterUpload(RequireKey):
         return {"path": str(folder)}
 
     async def _store(self, folder: Path, receive: Receive) -> None:
-        """Whole or absent: written beside, checked, renamed."""
+        """Writes the upload beside its folder, checks it, then renames it: the folder is there whole or not at all."""
         unfinished = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=self.root))
         try:
             weights = unfinished / "adapter_model.safetensors"
@@ -168,7 +168,7 @@ def _keys(scope: Scope) -> list[str]:
     """The server's API keys, by vLLM's own rule: --api-key, else VLLM_API_KEY."""
     try:
         given = scope["app"].state.args.api_key
-    except (KeyError, AttributeError):  # whether there is a key cannot be told: then nobody may
+    except (KeyError, AttributeError):  # a vLLM that keeps its key elsewhere may have one, so everybody is refused
         raise _RefusedError(503, "whether this server has an API key cannot be told (vLLM 0.26 to 0.32 show it)") from None
     return [key for key in (given or [os.environ.get("VLLM_API_KEY")]) if key]
 
@@ -176,7 +176,7 @@ def _keys(scope: Scope) -> list[str]:
 def _authorise(scope: Scope) -> None:
     scheme, _, given = _headers(scope).get("authorization", "").partition(" ")
     digest, keys = hashlib.sha256(given.encode()).digest(), _keys(scope)
-    # every key is compared, and in constant time: how long it takes says nothing of any of them
+    # every key is compared, and in constant time, so that the time it takes tells nothing about any of them
     matches = [hmac.compare_digest(digest, hashlib.sha256(key.encode()).digest()) for key in keys]
     if keys and not (scheme.lower() == "bearer" and any(matches)):
         raise _RefusedError(401, "Unauthorized")

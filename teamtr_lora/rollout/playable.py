@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from teamtr_lora.recipe import BaseSection, LoraSection, RolloutSection, TeamSec
 from teamtr_lora.rollout.collector import PlayPlan, Progress, play
 from teamtr_lora.rollout.engines import open_sampler
 from teamtr_lora.rollout.sampler import Sampler
-from teamtr_lora.rollout.vllm.start import SharedMemory
 from teamtr_lora.tasks import Task
 from teamtr_lora.team import Episode, Team, build_team
 
@@ -45,12 +44,11 @@ class PlayableTeam:
 
     def training_memory(self) -> AbstractContextManager[None]:
         """Around an update: an engine that shares the trainer's GPU may lend its memory."""
-        memory: SharedMemory | None = getattr(self.sampler, "memory", None)
-        return memory.lent() if memory else nullcontext()
+        return self.sampler.training_memory()
 
     def renew_sampler(self, rollout: RolloutSection) -> None:
-        """Another engine in place of one that an error or an interrupt has ended in the middle of a step."""
-        if getattr(self.sampler, "failed", None) is not None:
+        """Opens another engine if an error or an interrupt has cut this one off in the middle of a step."""
+        if self.sampler.failed is not None:
             self.sampler.close()
             self.sampler = open_sampler(self.base, self.bank, rollout, context_tokens=self.team.context_tokens)
             self.publish_all()
@@ -71,8 +69,8 @@ def open_team(
     folder: Path,
     extra: Mapping[str, LoraSection] | None = None,
 ) -> PlayableTeam:
-    """Loads the base and puts a fresh adapter on it for every agent; `folder` is the recipe's. `extra` adapters sit on the same
-    base beside the team's (one that is to replace an agent's)."""
+    """Loads the base and puts a fresh adapter on it for every agent. `folder` is where the recipe was found. `extra` adapters are
+    put on the same base beside the team's, such as one that is to replace an agent's."""
     base = load_base(
         beside(base_section.source, folder),
         precision=base_section.precision,
@@ -106,7 +104,7 @@ def load_versions(playable: PlayableTeam, versions: Mapping[str, AdapterVersion]
 
 @contextmanager
 def versions_in_place(playable: PlayableTeam, versions: Mapping[str, AdapterVersion], root: Path) -> Iterator[None]:
-    """An earlier team for as long as it lasts: episodes of it can be played again."""
+    """Within it, an earlier team is in place, so that its episodes can be played again; afterwards the current one is."""
     current = {agent: playable.bank.version(agent) for agent in versions}
     load_versions(playable, versions, root)
     try:

@@ -1,14 +1,19 @@
-"""The Sampler contract: five methods, no more. Tokens in, tokens out; text never passes through here."""
+"""The Sampler contract, and what its engines share. Tokens in, tokens out; text never passes through here."""
 
 from __future__ import annotations
 
 import hashlib
-import sys
+import time
 from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from teamtr_lora.base.versions import AdapterVersion
+from teamtr_lora.recipe.engine_facts import ENGINES
+
+if TYPE_CHECKING:  # peft takes seconds to import
+    from teamtr_lora.base.bank import AdapterBank
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +43,26 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class SamplerStats:
-    requests: int
+    """Of one engine since it was opened."""
+
+    requests: int  # accepted ones
     prompt_tokens: int
-    sampled_tokens: int
-    seconds: float
+    sampled_tokens: int  # of completions that were fetched
+    seconds: float  # spent in poll
 
 
 class Sampler(Protocol):
+    """What the collector and the trainer ask of an engine.
+
+    `publish`, `submit` and `poll` are the work: put an adapter version in place, queue a request, fetch what is done. `stats` and
+    `close` say what was done and end it. Two more things are true of some engines only, and have a default here: one that shares
+    the trainer's GPU may lend its memory during an update (`training_memory`), and one whose work was cut off in the middle
+    (`failed`) must be replaced by a new one.
+    """
+
+    failed: BaseException | None = None
+    """What cut the engine's work off in the middle; it is then closed and opened anew, never used again."""
+
     def publish(self, version: AdapterVersion) -> None:
         """Makes this version the one sampled for its agent; returns when it is."""
         ...
@@ -57,9 +75,84 @@ class Sampler(Protocol):
         """Finished requests; blocks until there is one as long as any is queued."""
         ...
 
-    def stats(self) -> SamplerStats: ...
+    def stats(self) -> SamplerStats:
+        """What was done so far."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the engine and forgets what is queued; a second call does nothing."""
+        ...
+
+    def training_memory(self) -> AbstractContextManager[None]:
+        """Entered around an update: while it lasts, the engine's memory is the trainer's. By default nothing is lent."""
+        return nullcontext()
+
+
+class SamplerBase(Sampler):
+    """What every engine needs and none should write again: tickets, the checking of requests, and the counters.
+
+    An engine implements `publish`, `close`, `_accept` (a checked request, to be queued) and `_work` (return when at least one
+    more completion is in `self._done`, or when nothing is queued).
+    """
+
+    def __init__(self, engine: str, bank: AdapterBank, *, vocab_size: int, context_tokens: int) -> None:
+        self.facts = ENGINES[engine]
+        self._bank, self._vocab_size, self._context_tokens = bank, vocab_size, context_tokens
+        self._done: list[Completion] = []
+        self._tickets = 0
+        self._requests = self._prompt_tokens = self._sampled_tokens = 0
+        self._seconds = 0.0
+
+    def _agents(self) -> Collection[str]:
+        """The agents that have a published version."""
+        raise NotImplementedError
+
+    def _accept(self, ticket: int, request: Request) -> None:
+        raise NotImplementedError
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+    def submit(self, request: Request) -> int:
+        self._tickets += 1
+        problem = request_problem(
+            request,
+            self._agents(),
+            vocab_size=self._vocab_size,
+            context_tokens=self._context_tokens,
+            temperatures=self.facts.temperatures,
+        )
+        if problem:
+            self._done.append(Completion(self._tickets, error=problem))
+        else:
+            self._accept(self._tickets, request)
+            self._requests += 1
+            self._prompt_tokens += len(request.prompt_ids)
+        return self._tickets
+
+    def poll(self) -> list[Completion]:
+        started = time.monotonic()
+        try:
+            if not self._done:
+                self._work()
+        finally:
+            self._seconds += time.monotonic() - started
+        done, self._done = self._done, []
+        self._sampled_tokens += sum(len(completion.token_ids) for completion in done)
+        return done
+
+    def stats(self) -> SamplerStats:
+        return SamplerStats(
+            requests=self._requests,
+            prompt_tokens=self._prompt_tokens,
+            sampled_tokens=self._sampled_tokens,
+            seconds=self._seconds,
+        )
+
+    def _check_in_bank(self, version: AdapterVersion) -> None:
+        """Engines read weights from the bank, so only the version that is there can be published."""
+        if self._bank.version(version.agent) != version:
+            raise RuntimeError(f"{version.agent} {version.name} was published, but the bank holds another version")
 
 
 def request_problem(
@@ -68,7 +161,7 @@ def request_problem(
     *,
     vocab_size: int,
     context_tokens: int,
-    temperatures: tuple[float, float] = (0.0, sys.float_info.max),
+    temperatures: tuple[float, float],
 ) -> str | None:
     """Why the engine could not serve this request; it then fails alone."""
     temperature, (low, high) = request.params.temperature, temperatures

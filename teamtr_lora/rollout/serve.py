@@ -12,7 +12,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,11 +20,17 @@ import torch
 
 from teamtr_lora.base.frozen_base import base_facts, load_tokenizer, resolve_device, resolve_dtype
 from teamtr_lora.base.source import beside, resolve
-from teamtr_lora.base.versions import read_version, version_folder
+from teamtr_lora.base.versions import AdapterVersion, read_version, version_folder
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import Recipe, load_recipe
-from teamtr_lora.registry.stored import find_team, locate
-from teamtr_lora.rollout.vllm.start import DTYPES, GRAPH_SIZES, RANKS, TOKENS_PER_STEP, default_environment
+from teamtr_lora.recipe import Recipe
+from teamtr_lora.rollout.vllm.start import (
+    DTYPES,
+    GRAPH_SIZES,
+    RANKS,
+    TOKENS_PER_STEP,
+    check_quantization,
+    default_environment,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +54,16 @@ class ServeOptions:
 
 
 @dataclass(frozen=True)
+class ServedTeam:
+    """What is served: a team, and its adapters where it has any."""
+
+    source: Path  # what the user calls it
+    recipe: Recipe
+    versions: Mapping[str, AdapterVersion] = field(default_factory=dict)  # empty: a recipe, whose adapters come by upload
+    adapters: Path | None = None  # AGENT/VERSION lies in here
+
+
+@dataclass(frozen=True)
 class Launch:
     """What is started, and what the user is told before."""
 
@@ -56,7 +72,7 @@ class Launch:
     greeting: str
 
 
-def serve(team: Path, options: ServeOptions) -> NoReturn:
+def serve(team: ServedTeam, options: ServeOptions) -> NoReturn:
     """Becomes the server: this process is replaced, so signals and exit codes are vLLM's own."""
     if importlib.util.find_spec("vllm") is None:
         raise UserError("serve needs vLLM; pip install 'teamtr-lora[vllm]'")
@@ -67,28 +83,25 @@ def serve(team: Path, options: ServeOptions) -> NoReturn:
     os.execve(launch.command[0], launch.command, launch.environment)
 
 
-def plan_launch(team: Path, options: ServeOptions) -> Launch:
+def plan_launch(team: ServedTeam, options: ServeOptions) -> Launch:
     """Everything that can be found wrong without starting vLLM is found here."""
-    recipe, adapters, rank = _read(team, options)
+    recipe = team.recipe
+    adapters, rank = _read_adapters(team, options)
     key = _api_key(options)
     on_gpu = _on_gpu(options.device)
     folder = resolve(beside(recipe.base.source, recipe.folder), recipe.base.revision)
     load_tokenizer(folder, recipe.base.source)  # refuses a base without a chat template
     facts = base_facts(folder)
     quantization = recipe.base.quantization if facts.stored_quantization == "none" else facts.stored_quantization
-    if quantization != "none" and not (on_gpu and quantization == "4bit"):
-        raise UserError(
-            f"base.quantization: vLLM cannot serve LoRA on a base quantised to {quantization}{'' if on_gpu else ' on a CPU'}; "
-            f"serve needs {'4bit or none' if on_gpu else 'none'}"
-        )
+    device = "cuda" if on_gpu else "cpu"
+    check_quantization(f"{team.source}", quantization, device, "or ask and eval, which need no server")
     agents = [agent.name for agent in recipe.team.agents]
     name = recipe.base.source + ("-base" if recipe.base.source in agents else "")
     context = min(recipe.team.protocol.context_tokens or facts.context_tokens, facts.context_tokens)
     rows = recipe.rollout.requests_per_batch
-    # One slot stays empty: on a CPU, vLLM gives tokens without an adapter the last slot's. Uploads need one per agent and one for
-    # the version that replaces another.
+    # One slot stays empty: on a CPU, vLLM applies whatever is in the last slot to tokens without an adapter. Uploads need a slot
+    # for each agent, and one for the version that replaces another.
     slots = len(adapters) + 1 + (len(agents) + 1 if options.accept_adapters else 0)
-    device = "cuda" if on_gpu else "cpu"
     dtype = _dtype(recipe.base.precision, device)
     # fmt: off
     flags = [
@@ -114,32 +127,31 @@ def plan_launch(team: Path, options: ServeOptions) -> Launch:
         flags += ["--middleware", MIDDLEWARE + ("AdapterUpload" if options.accept_adapters else "RequireKey")]
     if adapters:
         flags += ["--lora-modules", *(json.dumps({"name": agent, "path": path}) for agent, path in adapters.items())]
-    # -P: nothing of the folder this is started in can stand in for vLLM
+    # -P keeps the current folder off Python's path, so that no file there is imported in place of vLLM
     command = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server", *flags]
     greeting = _greeting(name, list(adapters), options, key, on_gpu)
     return Launch(command, _environment(default_environment(recipe.rollout, on_gpu, dtype), options, key), greeting)
 
 
-def _read(team: Path, options: ServeOptions) -> tuple[Recipe, dict[str, str], int]:
-    """The recipe, each agent's adapter folder (checked against its hash) and the rank that vLLM must make room for."""
-    adapters: dict[str, str] = {}
-    if locate(team, recipes=True).kind == "recipe":
+def _read_adapters(team: ServedTeam, options: ServeOptions) -> tuple[dict[str, str], int]:
+    """Each agent's adapter folder (checked against its hash), and the rank that vLLM must make room for."""
+    folders: dict[str, str] = {}
+    agents = team.recipe.team.agents
+    ranks = [agent.lora.rank for agent in agents]
+    if team.adapters is None:
         if not options.accept_adapters:
-            raise UserError(f"{team}: a recipe has no adapters to serve; give a run directory, or add --accept-adapters")
-        recipe = load_recipe(team)
-        ranks = [agent.lora.rank for agent in recipe.team.agents]
+            raise UserError(f"{team.source}: a recipe has no adapters to serve; give a run directory, or add --accept-adapters")
     else:
-        stored = find_team(team, scored=False)
-        recipe, ranks = stored.recipe, []
-        for version in (stored.versions[agent.name] for agent in recipe.team.agents):
-            tensors = read_version(stored.adapters, version)
+        ranks = []
+        for version in (team.versions[agent.name] for agent in agents):
+            tensors = read_version(team.adapters, version)
             ranks += [tensor.shape[0] for name, tensor in tensors.items() if name.endswith(".lora_A.weight")]
-            adapters[version.agent] = str(version_folder(stored.adapters, version).resolve())
-    if any(agent.lora.dora for agent in recipe.team.agents):
-        raise UserError(f"{team}: an agent has a DoRA adapter, which vLLM cannot serve; use ask or eval")
+            folders[version.agent] = str(version_folder(team.adapters, version).resolve())
+    if any(agent.lora.dora for agent in agents):
+        raise UserError(f"{team.source}: an agent has a DoRA adapter, which vLLM cannot serve; use ask or eval")
     if max(ranks) > RANKS[-1]:
-        raise UserError(f"{team}: an adapter has rank {max(ranks)}; vLLM serves ranks up to {RANKS[-1]}")
-    return recipe, adapters, next(rank for rank in RANKS if rank >= max(ranks))
+        raise UserError(f"{team.source}: an adapter has rank {max(ranks)}; vLLM serves ranks up to {RANKS[-1]}")
+    return folders, next(rank for rank in RANKS if rank >= max(ranks))
 
 
 def _api_key(options: ServeOptions) -> str:
@@ -213,7 +225,7 @@ def _greeting(base: str, agents: list[str], options: ServeOptions, key: str, on_
     if options.accept_adapters:
         urls = f'rollout.server.urls=["{options.url}"]'
         lines.append(f"  teamtr-lora train RECIPE rollout.engine=vllm_server {shlex.quote(urls)}")
-        if not on_gpu:  # uploads fill the slot that would have stayed empty
+        if not on_gpu:  # uploads fill the slot that would otherwise stay empty
             lines.append(
                 f"  on a CPU, vLLM mixes an adapter into what {base} answers while adapters are in use: ask it at other times"
             )

@@ -6,8 +6,8 @@ rows as for 64, so a few requests of each agent are cheaper together.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from teamtr_lora.base.bank import AdapterBank
+from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.base.versions import AdapterVersion
-from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, request_problem
+from teamtr_lora.recipe import RolloutSection
+from teamtr_lora.rollout.sampler import Completion, Request, SamplerBase
 
 # Up to this many queued requests share a batch whatever their agents, by device. Mixing makes PEFT split every layer by agent:
 # on a CPU that is cheaper than another batch, on a GPU its many small kernels are not (tools/bench_update.py measures both).
@@ -25,55 +27,35 @@ MIXED_ROWS = {"cpu": 48, "cuda": 0}
 COMPACT_SHARE = 0.5
 
 
-class TransformersSampler:
+class TransformersSampler(SamplerBase):
     """Implements `Sampler` on the bank's model: the published version must be the one in the bank when it is sampled."""
 
     def __init__(
-        self, bank: AdapterBank, *, vocab_size: int, context_tokens: int, pad_id: int, requests_per_batch: int = 256
+        self, base: FrozenBase, bank: AdapterBank, rollout: RolloutSection | None = None, *, context_tokens: int
     ) -> None:
-        self._bank, self._vocab_size, self._context = bank, vocab_size, context_tokens
-        self._pad_id, self._rows = pad_id, requests_per_batch
+        super().__init__("transformers", bank, vocab_size=base.vocab_size, context_tokens=context_tokens)
+        self._pad_id, self._rows = base.pad_id, (rollout or RolloutSection()).requests_per_batch
         self._queue: dict[int, Request] = {}
-        self._failed: list[Completion] = []
         self._published: dict[str, AdapterVersion] = {}
-        self._tickets = 0
-        self._requests = self._prompt_tokens = self._sampled_tokens = 0
-        self._seconds = 0.0
 
     def publish(self, version: AdapterVersion) -> None:
-        if self._bank.version(version.agent) != version:
-            raise RuntimeError(f"{version.agent} {version.name} was published, but the bank holds another version")
+        self._check_in_bank(version)
         self._published[version.agent] = version
-
-    def submit(self, request: Request) -> int:
-        self._tickets += 1
-        error = request_problem(request, self._published, vocab_size=self._vocab_size, context_tokens=self._context)
-        if error:
-            self._failed.append(Completion(self._tickets, error=error))
-        else:
-            self._queue[self._tickets] = request
-        return self._tickets
-
-    def poll(self) -> list[Completion]:
-        failed, self._failed = self._failed, []
-        if failed or not self._queue:
-            return failed
-        tickets = self._next_batch()
-        requests = [self._queue.pop(ticket) for ticket in tickets]
-        started = time.monotonic()
-        completions = self._generate(tickets, requests)
-        self._seconds += time.monotonic() - started
-        self._requests += len(requests)
-        self._prompt_tokens += sum(len(r.prompt_ids) for r in requests)
-        self._sampled_tokens += sum(len(c.token_ids) for c in completions)
-        return completions
-
-    def stats(self) -> SamplerStats:
-        return SamplerStats(self._requests, self._prompt_tokens, self._sampled_tokens, self._seconds)
 
     def close(self) -> None:
         self._queue.clear()
-        self._failed.clear()
+        self._done.clear()
+
+    def _agents(self) -> Collection[str]:
+        return self._published
+
+    def _accept(self, ticket: int, request: Request) -> None:
+        self._queue[ticket] = request
+
+    def _work(self) -> None:
+        if self._queue:
+            tickets = self._next_batch()
+            self._done += self._generate(tickets, [self._queue.pop(ticket) for ticket in tickets])
 
     def _next_batch(self) -> list[int]:
         """All queued agents together while they are few; else the agent with the most queued, in order of submission."""
@@ -94,7 +76,13 @@ class TransformersSampler:
                 break
             batch.advance()
         return [
-            Completion(ticket, tokens, logps, self._published[request.agent].name, finish)
+            Completion(
+                ticket=ticket,
+                token_ids=tokens,
+                logprobs=logps,
+                version=self._published[request.agent].name,
+                finish=finish,
+            )
             for ticket, request, (tokens, logps, finish) in zip(tickets, requests, batch.results(), strict=True)
         ]
 

@@ -13,8 +13,8 @@ import queue
 import secrets
 import shutil
 import threading
-import time
 from collections import Counter
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,9 +28,8 @@ from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.base.versions import AdapterVersion, version_folder, write_version
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection
-from teamtr_lora.recipe.rollout_section import VLLM_TEMPERATURES
-from teamtr_lora.rollout.adapter_upload import CONFIG_KEY, PATH, plain_config
-from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, request_problem
+from teamtr_lora.rollout.adapter_upload import CONFIG_KEY, PATH, config_for_upload
+from teamtr_lora.rollout.sampler import Completion, Request, SamplerBase
 from teamtr_lora.rollout.server_client import (
     Server,
     ServerFailedError,
@@ -63,12 +62,12 @@ class _Job:
     published: _Published
 
 
-class ServerSampler:
-    """Implements `Sampler`."""
+class ServerSampler(SamplerBase):
+    """Implements `Sampler` on vLLM servers."""
 
     def __init__(self, base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *, context_tokens: int) -> None:
+        super().__init__("vllm_server", bank, vocab_size=base.vocab_size, context_tokens=context_tokens)
         section = rollout.server
-        self._bank, self._vocab_size, self._context = bank, base.vocab_size, context_tokens
         key = api_key(section.api_key_variable)
         self._servers = [
             Server(url, key, section.timeout_seconds) for url in dict.fromkeys(url.rstrip("/") for url in section.urls)
@@ -79,35 +78,31 @@ class ServerSampler:
         self._lock = threading.Lock()  # guards `outstanding` and `dead` of the servers
         self._closed = threading.Event()
         first_logp_V = _first_logprobs(bank, base.eos_ids[0])
-        for server in self._servers:  # one that is gone for good must not keep a run from going on with the others
+        for server in self._servers:  # one that cannot be reached is left out, as long as another one is there
             try:
                 check_server(server, base, rollout, context_tokens=context_tokens, first_logp_V=first_logp_V)
             except UnreachableError as failed:
                 if server is self._servers[-1] and not any(not other.dead for other in self._servers[:-1]):
                     raise
                 self._bury(server, str(failed))
-        self._names = self._tickets = self._threads = 0
+        self._names = self._threads = 0
         self._live: dict[str, _Published] = {}  # by agent
         self._retired: dict[str, _Published] = {}  # superseded, perhaps still sampling; by model name
         self._running: Counter[str] = Counter()  # unfinished requests by model name
         self._unfinished: dict[int, _Job] = {}
-        self._done: list[Completion] = []
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[int, Completion | Exception]] = queue.SimpleQueue()
-        self._requests = self._prompt_tokens = self._sampled_tokens = 0
-        self._seconds = 0.0
         atexit.register(self.close)  # however the run ends, the servers outlive it and should not keep its adapters
 
     def publish(self, version: AdapterVersion) -> None:
         self._refuse_if_closed()
-        if self._bank.version(version.agent) != version:
-            raise RuntimeError(f"{version.agent} {version.name} was published, but the bank holds another version")
+        self._check_in_bank(version)
         before = self._live.get(version.agent)
         if before and before.version == version:
             return
         self._names += 1
         published = _Published(version, f"{version.agent}.{version.name}.{self._run}-{self._names}")
-        self._retired[published.model] = published  # until it is everywhere: what an interrupt leaves of it is taken off again
+        self._retired[published.model] = published  # until it is everywhere, so that an interrupted publish is taken off again
         self._deliver_everywhere(published)
         self._live[version.agent] = self._retired.pop(published.model)
         if before:
@@ -116,43 +111,29 @@ class ServerSampler:
 
     def submit(self, request: Request) -> int:
         self._refuse_if_closed()
-        self._tickets += 1
-        error = request_problem(
-            request, self._live, vocab_size=self._vocab_size, context_tokens=self._context,
-            temperatures=VLLM_TEMPERATURES,
-        )  # fmt: skip
-        if error:
-            self._done.append(Completion(self._tickets, error=error))
-            return self._tickets
-        job = _Job(self._tickets, request, self._live[request.agent])
-        self._unfinished[job.ticket] = job
+        return super().submit(request)
+
+    def _agents(self) -> Collection[str]:
+        return self._live
+
+    def _accept(self, ticket: int, request: Request) -> None:
+        job = _Job(ticket, request, self._live[request.agent])
+        self._unfinished[ticket] = job
         self._running[job.published.model] += 1
-        self._requests += 1
-        self._prompt_tokens += len(request.prompt_ids)
         if self._threads < min(len(self._unfinished), IN_FLIGHT * len(self._servers)):
             self._threads += 1
             # daemon: a run that ends by an error must not wait for answers that nobody wants
-            threading.Thread(target=self._work, name=f"rollout-{self._threads}", daemon=True).start()
+            threading.Thread(target=self._serve_jobs, name=f"rollout-{self._threads}", daemon=True).start()
         self._jobs.put(job)
-        return job.ticket
 
     def _refuse_if_closed(self) -> None:
         if self._closed.is_set():
             raise RuntimeError("the connection to the vLLM servers is closed")
 
-    def poll(self) -> list[Completion]:
-        started = time.monotonic()
-        try:
-            while self._unfinished and (not self._done or not self._results.empty()):
-                self._finish(*self._results.get())
-        finally:
-            self._seconds += time.monotonic() - started
+    def _work(self) -> None:
+        while self._unfinished and (not self._done or not self._results.empty()):
+            self._finish(*self._results.get())
         self._unload_retired()
-        done, self._done = self._done, []
-        return done
-
-    def stats(self) -> SamplerStats:
-        return SamplerStats(self._requests, self._prompt_tokens, self._sampled_tokens, self._seconds)
 
     def close(self) -> None:
         """Gives up what is in flight and takes this run's adapters off the servers."""
@@ -185,7 +166,7 @@ class ServerSampler:
             source = write_version(self._root, version, tensors, config)
         else:
             on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-            source = save_safetensors(on_cpu, {"format": "pt", CONFIG_KEY: plain_config(config)})
+            source = save_safetensors(on_cpu, {"format": "pt", CONFIG_KEY: config_for_upload(config)})
 
         def deliver(server: Server) -> None:
             try:
@@ -241,10 +222,9 @@ class ServerSampler:
         self._running[job.published.model] -= 1
         if isinstance(result, Exception):
             raise result
-        self._sampled_tokens += len(result.token_ids)
         self._done.append(result)
 
-    def _work(self) -> None:
+    def _serve_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 result: Completion | Exception = self._sample(job)
@@ -285,7 +265,13 @@ class ServerSampler:
         tokens, logprobs, finish = read_completion(answer)
         if answer.get("model") != model:
             raise RuntimeError(f"{server.url} answered with model {answer.get('model')!r}, asked was {model!r}")
-        return Completion(job.ticket, tokens, logprobs, job.published.version.name, finish)
+        return Completion(
+            ticket=job.ticket,
+            token_ids=tokens,
+            logprobs=logprobs,
+            version=job.published.version.name,
+            finish=finish,
+        )
 
     # --- servers
 
@@ -320,7 +306,8 @@ class ServerSampler:
 
 @torch.no_grad()
 def _first_logprobs(bank: AdapterBank, token: int) -> list[float]:
-    """By the trainer's own model. A sampler is opened on adapters that do nothing yet, so this is the base."""
+    """Log-probabilities after one token, by the trainer's own model. When a sampler is opened the adapters are still fresh, and
+    do nothing, so these are the base's."""
     ids = torch.tensor([[token]], device=next(bank.model.parameters()).device)
     logits: torch.Tensor = bank.model(input_ids=ids).logits[0, -1]
     return torch.log_softmax(logits.float(), -1).tolist()

@@ -19,6 +19,7 @@ from teamtr_lora.base.source import beside, describe
 from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, ScriptSettings
+from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.team import Team, build_team
 
 SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
@@ -171,11 +172,9 @@ def _cached_values(facts: BaseFacts) -> int:
 
 def _sampling_memory(recipe: Recipe, base: int, cache: int, device: torch.device) -> dict[str, int]:
     """What the engine takes beside the trainer: the cache of the trainer's own model, vLLM's share, or nothing here."""
-    vllm = recipe.rollout.vllm
-    if recipe.rollout.engine == "vllm_server":
-        return {"KV cache": 0}
-    if recipe.rollout.engine == "transformers":
-        return {"KV cache": cache}
+    vllm, where = recipe.rollout.vllm, ENGINES[recipe.rollout.engine].memory
+    if where != "copy":
+        return {"KV cache": cache if where == "trainer" else 0}
     if device.type == "cpu":
         return {"KV cache": vllm.kv_cache_gib * 2**30, "vLLM's base": base}
     return {"KV cache": 0, "vLLM's share": int(vllm.memory_share * torch.cuda.get_device_properties(device).total_memory)}
@@ -187,7 +186,7 @@ def _peak(memory: dict[str, int], *, engine: str, offload: str) -> int:
     update = memory["activations"] + memory["KL head chunk"]
     sampling = memory["KV cache"] + memory.get("vLLM's share", 0) + memory.get("vLLM's base", 0)
     rest = sum(memory.values()) - update - sampling
-    keeps = engine == "vllm" and not ("vLLM's share" in memory and offload == "always")
+    keeps = ENGINES[engine].memory == "copy" and not ("vLLM's share" in memory and offload == "always")
     return rest + (sampling + update if keeps else max(sampling, update))
 
 

@@ -48,7 +48,7 @@ def shock(before: TeamScore, after: TeamScore) -> Shock:
     return Shock(sum(lost) / len(lost), standard_error(lost))
 
 
-class _StandIn:
+class _StandIn(Sampler):
     """The team's sampler, with another adapter answering for one agent."""
 
     def __init__(self, sampler: Sampler, agent: str, adapter: str) -> None:

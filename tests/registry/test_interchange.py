@@ -16,7 +16,7 @@ from teamtr_lora.base.frozen_base import load_base
 from teamtr_lora.base.source import resolve
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import AgentSection, LoraSection, TeamSection
-from teamtr_lora.recipe.rollout_section import MAX_VLLM_RANK
+from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.registry.card import front_matter, vllm_lines
 from teamtr_lora.registry.identity import Identity, protocol_hash
 from teamtr_lora.registry.manifest import BaseIdentity
@@ -56,7 +56,7 @@ def test_plain_peft_says_the_same_as_our_sampler(tmp_path: Path, identity: Ident
                 elif "magnitude" in name:  # DoRA learns these too
                     parameter.mul_(1 + 0.1 * torch.randn(parameter.shape, generator=generator))
             bank.commit(agent)
-    sampler = TransformersSampler(bank, vocab_size=base.vocab_size, context_tokens=192, pad_id=base.pad_id)
+    sampler = TransformersSampler(base, bank, context_tokens=192)
     registry = Registry(tmp_path / "adapters")
     team = TeamSection(agents=[AgentSection(name=name, lora=lora) for name, lora in SPECS.items()])
     said: dict[int, tuple[str, int]] = {}
@@ -121,10 +121,12 @@ def test_only_what_the_hub_may_have_is_called_a_model_of_it() -> None:
 def test_the_cards_ranks_are_those_that_the_engine_takes() -> None:
     """Two lists, as the registry does not import the rollout."""
     base = BaseIdentity(source="org/name", revision=None, weights_hash="0" * 64)
-    for rank in range(17, MAX_VLLM_RANK + 1):
+    largest = ENGINES["vllm"].max_rank
+    assert largest is not None
+    for rank in range(17, largest + 1):
         words = " ".join(vllm_lines(base, {"a": "b"}, rank, False)).split()
         assert int(words[words.index("--max-lora-rank") + 1]) == next(size for size in RANKS if size >= rank)
-    assert RANKS[-1] == MAX_VLLM_RANK
+    assert RANKS[-1] == largest == ENGINES["vllm_server"].max_rank
 
 
 EVIL = "x\n---\nlicense: mit\n[click](http://evil.example) `rm` |<script>alert(1)</script>|"

@@ -26,7 +26,7 @@ from teamtr_lora.registry.pushed_files import agent_parcel, team_parcel
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import load_versions, open_team
-from teamtr_lora.rollout.serve import ServeOptions, plan_launch
+from teamtr_lora.rollout.serve import Launch, ServedTeam, ServeOptions, plan_launch
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -42,6 +42,12 @@ def run(filled: Registry, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         return code, out, err
 
     return call
+
+
+def launch_demo() -> Launch:
+    """What `serve demo` starts."""
+    team = find_team(Path("demo"), scored=False)
+    return plan_launch(ServedTeam(Path("demo"), team.recipe, team.versions, team.adapters), ServeOptions())
 
 
 def test_a_team_is_found_by_folder_file_and_name(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +93,7 @@ def test_a_stored_team_plays_with_its_own_weights(filled: Registry, bank: Any) -
 
 def test_serve_takes_a_stored_team(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    launch = plan_launch(Path("demo"), ServeOptions())
+    launch = launch_demo()
     modules = [json.loads(word) for word in launch.command if word.startswith('{"name"')]
     assert {m["name"]: Path(m["path"]) for m in modules} == {
         agent: filled.folder("demo", agent, version).resolve() for agent, version in filled.team("demo").agents.items()
@@ -169,7 +175,7 @@ def test_talking_to_a_team_takes_neither_its_reward_nor_its_dataset(
         code, out, error = run("ask", "demo", "47+38", "--json")
         assert code == 0, error
         assert [message["agent"] for message in json.loads(out)["messages"]] == ["planner", "checker"]
-        assert ask_team("demo", "47+38").prompt == "47+38" and plan_launch(Path("demo"), ServeOptions()).command
+        assert ask_team("demo", "47+38").prompt == "47+38" and launch_demo().command
         (tmp_path / "rewards.py").write_text("raise RuntimeError('opened')\n")
     (tmp_path / "rewards.py").unlink()
     for command in (("eval", "demo"), ("swap", "demo", "--agent", "planner", "--with", "fresh:rank=2", "--direct")):

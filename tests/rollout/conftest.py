@@ -9,7 +9,7 @@ import torch
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase, load_base
-from teamtr_lora.recipe import LoraSection, TeamSection
+from teamtr_lora.recipe import LoraSection, RolloutSection, TeamSection
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
 from teamtr_lora.team import Team, build_team
 
@@ -37,8 +37,8 @@ def bank(base: FrozenBase) -> AdapterBank:
 @pytest.fixture
 def make_sampler(bank: AdapterBank, base: FrozenBase) -> Callable[..., TransformersSampler]:
     def make(**options: Any) -> TransformersSampler:
-        settings = {"vocab_size": base.vocab_size, "context_tokens": 128, "pad_id": base.pad_id, **options}
-        sampler = TransformersSampler(bank, **settings)
+        context_tokens = options.pop("context_tokens", 128)
+        sampler = TransformersSampler(base, bank, RolloutSection(**options), context_tokens=context_tokens)
         for agent in AGENTS:
             sampler.publish(bank.version(agent))
         return sampler

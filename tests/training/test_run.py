@@ -18,7 +18,7 @@ from teamtr_lora.algorithm.variants.ordering import ordering
 from teamtr_lora.base.versions import AdapterVersion, read_version
 from teamtr_lora.common import files
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats
+from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplerStats
 from teamtr_lora.runs.metrics import TIME_FIELDS, MetricsLog, StageRow, UpdateRow, read_rows
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.tasks import Item, Task
@@ -50,7 +50,7 @@ class _Same:
         return Item(f"{self._split}-{position}", self._split[0])
 
 
-class SlowSampler:
+class SlowSampler(Sampler):
     """Publishing takes its time on another thread; every event is written down."""
 
     def __init__(self, inner: Any) -> None:

@@ -1,25 +1,26 @@
-"""Starting vLLM in this process, and sharing a GPU with it."""
+"""Starting vLLM in this process."""
 
 from __future__ import annotations
 
 import gc
-import importlib
 import importlib.util
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from teamtr_lora.base.memory import reset_peak
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection
-from teamtr_lora.rollout.vllm.close import pool_allocator
-from teamtr_lora.rollout.vllm.internals import knows
-from teamtr_lora.rollout.vllm.lora import DENSE_COLUMNS, fits_side_by_side, lora_side_by_side
+from teamtr_lora.recipe.engine_facts import ENGINES
+from teamtr_lora.rollout.vllm.patches.choice import chosen
+from teamtr_lora.rollout.vllm.patches.close_memory import memory_left
+from teamtr_lora.rollout.vllm.patches.lora_layers import DENSE_COLUMNS, fits_side_by_side
+from teamtr_lora.rollout.vllm.patches.patch import Patch
+from teamtr_lora.rollout.vllm.public_interface import EngineParts, FolderAdapters, NoAdapters, PublicQueue, close_parts
 
 if TYPE_CHECKING:  # peft takes seconds to import, and `serve` needs none of it
     from teamtr_lora.base.bank import AdapterBank
@@ -34,86 +35,115 @@ DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "b
 GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048, 3072, 4096)
 TOKENS_PER_STEP = GRAPH_SIZES[-1]  # most tokens of one engine step, prompts included
 
+_one_engine = threading.Lock()  # held while an engine is open: engines of one process would share one process group
+_ours: dict[str, str] = {}  # environment variables that an earlier engine of ours has set
+_engines_slept = False  # whether an engine that can sleep was opened in this process before
 
-def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *, context_tokens: int, lora: bool) -> Any:
-    """An engine in this process, with one LoRA slot per agent and one spare."""
+
+def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *, context_tokens: int, lora: bool) -> EngineParts:
+    """An engine in this process, with one LoRA slot per agent and one spare, and the patches that the recipe asks for.
+
+    It is ended by `close_engine`, and only then can another be started.
+    """
+    _check_base(base)
+    if not _one_engine.acquire(blocking=False):
+        raise UserError(
+            "rollout.engine = vllm: an engine is open in this process already, and vLLM cannot run two; close it first"
+        )
+    try:
+        return _start(base, bank, rollout, context_tokens, lora)
+    except BaseException:
+        _one_engine.release()
+        raise
+
+
+def close_engine(parts: EngineParts) -> None:
+    """Ends the engine; another one can then be started."""
+    try:
+        close_parts(parts)
+    finally:
+        _one_engine.release()
+
+
+def _check_base(base: FrozenBase) -> None:
     if importlib.util.find_spec("vllm") is None:
         raise UserError("rollout.engine: vllm is not installed; pip install 'teamtr-lora[vllm]', or use engine=transformers")
-    on_gpu = base.device.type == "cuda"
-    if base.quantization != "none" and not (on_gpu and base.quantization == "4bit"):
-        raise UserError(
-            f"rollout.engine = vllm: vLLM cannot serve LoRA on a base quantised to {base.quantization} "
-            f"{'on a CPU' if not on_gpu else 'in flight'}; use base.quantization={'4bit or none' if on_gpu else 'none'}, "
-            "or rollout.engine=transformers"
-        )
+    check_quantization("rollout.engine = vllm", base.quantization, base.device.type, "or rollout.engine=transformers")
     if base.device.index:
         raise UserError(
             f"base.device = {base.device}: vLLM in this process takes the first GPU it sees; use base.device=cuda and "
             f"CUDA_VISIBLE_DEVICES={base.device.index}"
         )
-    if _live:
+
+
+def check_quantization(where: str, quantization: str, device: str, otherwise: str) -> None:
+    """Refuses a base that vLLM cannot serve LoRA on; `device` is cpu or cuda."""
+    facts = ENGINES["vllm"]
+    if not facts.takes_quantization(quantization, device):
+        allowed = " or ".join(facts.quantization[device])
         raise UserError(
-            "rollout.engine = vllm: an engine is open in this process already, and vLLM cannot run two; close it first"
+            f"{where}: vLLM cannot serve LoRA on a base quantised to {quantization}{' on a CPU' if device == 'cpu' else ''}; use "
+            f"base.quantization={allowed}, {otherwise}"
         )
+
+
+def _start(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, context_tokens: int, lora: bool) -> EngineParts:
+    on_gpu = base.device.type == "cuda"
     _set_environment(rollout, on_gpu, base.dtype)
-    # in another thread: errors that are kept from optional imports keep their frames, which would hold our base alive for good
-    importing = threading.Thread(target=_import_vllm, args=(on_gpu,))
+    # In another thread: libraries keep errors of optional imports, which keep the frames they passed through. Frames of this
+    # thread would keep our base in memory for good.
+    importing = threading.Thread(target=_import_vllm)
     importing.start()
     importing.join()
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm import EngineArgs, LLMEngine, __version__
 
-    options: dict[str, Any] = _options(base, rollout, context_tokens) | (_gpu_options(base, rollout) if on_gpu else _CPU_OPTIONS)
+    patches = [p for p in chosen(rollout.vllm.patches, __version__, base.device.type) if lora or not p.for_adapters]
+    options = _options(base, rollout, context_tokens) | (_gpu_options(base, rollout, patches) if on_gpu else _CPU_OPTIONS)
     if lora:
         options |= _lora_options(bank)
-    from vllm import __version__
-
-    dense = lora and knows(__version__)
-    if dense:
-        # vLLM keeps compiled models by their settings: one with its own layers must not stand in for one with ours
-        options["additional_config"] = {"teamtr_lora": "adapters side by side"}
-    if lora and on_gpu and base.dtype == torch.float32:
-        _check_fp32(options, dense)
+        if on_gpu and base.dtype == torch.float32:
+            _check_fp32(options, any(patch.name == "lora_layers" for patch in patches))
     try:
-        with lora_side_by_side(options["max_loras"], options["max_lora_rank"]) if dense else nullcontext():
+        with ExitStack() as around:
+            for patch in patches:
+                around.enter_context(patch.around_start(options))
             engine = LLMEngine.from_engine_args(EngineArgs(**options))
     except (ValueError, RuntimeError, AssertionError) as error:
         text = " ".join(str(error).split()) or f"{type(error).__name__}, without a word"
         hint = "; change rollout.vllm.memory_share" if "memory" in text else ""
         raise UserError(f"rollout.engine = vllm: the engine did not start: {text[:400]}{hint}") from error
+    parts = EngineParts(engine, PublicQueue(engine), FolderAdapters(engine) if lora else NoAdapters())
+    try:
+        _apply(patches, parts)
+    except BaseException:
+        close_parts(parts)
+        raise
     # every step makes thousands of small objects: the collector must not walk the libraries' millions each time
     gc.collect()
     gc.freeze()
-    _live.add(id(engine))
-    return engine
+    return parts
 
 
-def _check_fp32(options: Mapping[str, Any], dense: bool) -> None:
+def _import_vllm() -> None:
+    from vllm import LLMEngine  # noqa: F401
+
+
+def _apply(patches: list[Patch], parts: EngineParts) -> None:
+    for patch in patches:
+        if why_not := patch.apply(parts):
+            logger.warning("patch %s does not fit this engine, vLLM's own way is taken: %s", patch.name, why_not)
+        else:
+            parts.patches += (patch.name,)
+
+
+def _check_fp32(options: Mapping[str, Any], ours: bool) -> None:
     slots, rank = options["max_loras"], options["max_lora_rank"]
-    if not (dense and fits_side_by_side(slots, rank)):
+    if not (ours and fits_side_by_side(slots, rank)):
         raise UserError(
-            f"base.precision = fp32: vLLM's own LoRA kernels take 16 bits only, and ours at most {DENSE_COLUMNS} columns "
-            f"(here {slots} slots of rank {rank}); use base.precision=fp16, or rollout.engine=transformers"
+            f"base.precision = fp32: vLLM's own LoRA kernels take 16 bits only, and those of the patch lora_layers at most "
+            f"{DENSE_COLUMNS} columns (here {slots} slots of rank {rank}); use base.precision=fp16, or "
+            "rollout.engine=transformers"
         )
-
-
-def _import_vllm(on_gpu: bool) -> None:
-    workers = ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu.model_runner") if on_gpu else ()
-    for name in ("vllm.v1.engine.llm_engine", *workers):
-        with suppress(ImportError):  # the engine's start will say it
-            importlib.import_module(name)
-
-
-_live: set[int] = set()  # engines open in this process: one at most, for they share one process group
-_ours: dict[str, str] = {}  # environment variables that an earlier engine of ours has set
-
-
-def engine_closed(engine: Any) -> None:
-    _live.discard(id(engine))
-
-
-def _nothing() -> None:
-    pass
 
 
 def _options(base: FrozenBase, rollout: RolloutSection, context_tokens: int) -> dict[str, Any]:
@@ -152,10 +182,15 @@ _CPU_OPTIONS = {
 }
 
 
-def _gpu_options(base: FrozenBase, rollout: RolloutSection) -> dict[str, Any]:
+def _gpu_options(base: FrozenBase, rollout: RolloutSection, patches: list[Patch]) -> dict[str, Any]:
+    global _engines_slept
+    # without the patch nothing tells what a closed engine has left, so any engine before this one counts
+    left = memory_left() if any(patch.name == "close_memory" for patch in patches) else _engines_slept
+    sleeps = _can_sleep(rollout.vllm.offload, left)
+    _engines_slept = _engines_slept or sleeps
     options: dict[str, Any] = {
         "gpu_memory_utilization": rollout.vllm.memory_share,
-        "enable_sleep_mode": _can_sleep(rollout.vllm.offload),
+        "enable_sleep_mode": sleeps,
         "enforce_eager": not rollout.vllm.cuda_graphs,
         "compilation_config": {"cudagraph_capture_sizes": sorted({*GRAPH_SIZES, rollout.requests_per_batch})},
     }
@@ -164,9 +199,9 @@ def _gpu_options(base: FrozenBase, rollout: RolloutSection) -> dict[str, Any]:
     return options
 
 
-def _can_sleep(offload: Literal["auto", "never", "always"]) -> bool:
-    """vLLM gives memory that can be slept to one engine at a time, and refuses while any is left of the one before."""
-    if offload == "never" or (allocator := pool_allocator()) is None or not allocator.get_current_usage():
+def _can_sleep(offload: Literal["auto", "never", "always"], left: bool) -> bool:
+    """vLLM gives memory that can be slept to one engine at a time, and refuses while any is `left` of the one before."""
+    if offload == "never" or not left:
         return offload != "never"
     if offload == "always":
         raise UserError(
@@ -198,63 +233,3 @@ def default_environment(rollout: RolloutSection, on_gpu: bool, dtype: torch.dtyp
     if dtype == torch.float32:
         environment["TRITON_F32_DEFAULT"] = "ieee"  # vLLM's attention would multiply in TF32
     return environment
-
-
-SKIPPED_BYTES = 2**24  # an update that took no more than this trained nothing, and says nothing of what one needs
-
-
-class SharedMemory:
-    """Lends the engine's GPU memory to the trainer between rollouts: sleep before an update, wake before the next request.
-
-    `auto` lets the engine sleep only where the memory left beside it is less than an update has needed so far; before the first
-    update that is not known, so it sleeps once.
-    """
-
-    def __init__(
-        self,
-        engine: Any,
-        device: torch.device,
-        offload: Literal["auto", "never", "always"],
-        before_sleep: Callable[[], None],
-    ) -> None:
-        self._engine, self._device, self._before_sleep = engine, device, before_sleep
-        self._offload = offload if device.type == "cuda" else "never"
-        self._needed: int | None = None
-        self.asleep = False
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Around an update."""
-        if self._offload == "never":
-            yield
-            return
-        if self._offload == "always" or self._needed is None or self._free() < 1.2 * self._needed:
-            self._sleep()
-        before = torch.cuda.memory_allocated(self._device)
-        reset_peak(self._device)
-        try:
-            yield
-        finally:
-            needed = torch.cuda.max_memory_allocated(self._device) - before
-            if needed > SKIPPED_BYTES:
-                self._needed = max(self._needed or 0, needed)
-
-    def wake(self) -> None:
-        if self.asleep:
-            torch.cuda.empty_cache()  # what the trainer's allocator keeps for itself, the engine needs back
-            self._engine.wake_up()
-            self.asleep = False
-
-    def close(self) -> None:
-        self._engine, self._before_sleep, self._offload = None, _nothing, "never"
-
-    def _free(self) -> int:
-        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return torch.cuda.mem_get_info(self._device)[0] + kept
-
-    def _sleep(self) -> None:
-        if not self.asleep:
-            self._before_sleep()
-            self._engine.reset_prefix_cache()  # the blocks are given up
-            self.asleep = True  # first: vLLM may fail when it has half gone to sleep, and is to be woken then
-            self._engine.sleep(level=1)  # weights, adapters among them, wait in CPU memory

@@ -4,7 +4,6 @@ failures alone."""
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -24,10 +23,11 @@ from teamtr_lora.registry.identity import identify
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
-from teamtr_lora.rollout.vllm import engine as vllm_engine
 from teamtr_lora.rollout.vllm import start as vllm_start
 from teamtr_lora.rollout.vllm.engine import VllmSampler
-from teamtr_lora.rollout.vllm.internals import fill_kernel_meta, knows, slot_map
+from teamtr_lora.rollout.vllm.patches import memory_publish
+from teamtr_lora.rollout.vllm.patches.choice import chosen
+from teamtr_lora.rollout.vllm.public_interface import EngineParts, FolderAdapters, PublicQueue
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vllm is not installed (tools/setup --all installs it)"
@@ -83,7 +83,7 @@ def reference(base: FrozenBase, bank: AdapterBank) -> Callable[[list[Request]], 
     """The transformers engine with the bank's adapters as they are now."""
 
     def run_them(requests: list[Request]) -> list[Completion]:
-        engine = TransformersSampler(bank, vocab_size=base.vocab_size, context_tokens=CONTEXT, pad_id=base.pad_id)
+        engine = TransformersSampler(base, bank, context_tokens=CONTEXT)
         for agent in bank.agents:
             engine.publish(bank.version(agent))
         return run(engine, requests)
@@ -182,8 +182,8 @@ def test_a_version_superseded_while_it_samples_finishes_under_its_own_name(sampl
 
 @installed
 def test_every_full_block_of_a_message_is_in_the_prefix_cache(sampler: Any) -> None:
-    manager = sampler._engine.engine_core.engine_core.scheduler.kv_cache_manager
-    assert hasattr(sampler._writer._manager.punica_wrapper_mapping["language_model"], "chosen_T_S")
+    manager = sampler.parts.engine.engine_core.engine_core.scheduler.kv_cache_manager
+    assert hasattr(sampler.parts.adapters.manager.punica_wrapper_mapping["language_model"], "chosen_T_S")
     size = manager.coordinator.single_type_managers[0].block_size
     prompt = [8 + i % 90 for i in range(size - 4)]
     (said,) = run(sampler, [request(prompt, "stable", temperature=1.0, stop=0)])
@@ -246,7 +246,7 @@ def test_a_registry_folder_is_served_by_vllms_own_lora_path(sampler: Any, bank: 
             made_by="train",
         )  # fmt: skip
         lora = LoRARequest(f"{agent}-of-the-registry", number, str(registry.folder("demo", agent, stored.version)))
-        engine, queue = sampler._engine, vllm_engine.PublicQueue(sampler._engine)
+        engine, queue = sampler.parts.engine, PublicQueue(sampler.parts.engine)
         assert engine.add_lora(lora)
         requests = [request(prompt, agent, tokens=12, stop=0) for prompt in PROMPTS]
         for ticket, asked in enumerate(requests):
@@ -275,7 +275,7 @@ def test_an_engine_that_was_stopped_in_a_step_is_not_used_again(sampler: Any, mo
         raise failure("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sampler._queue, part, fail)
+        patch.setattr(sampler.parts.queue, part, fail)
         ticket = sampler.submit(request(PROMPTS[0], "wide"))
         with pytest.raises(failure, match="in the middle"):
             sampler.poll()
@@ -291,92 +291,29 @@ def test_an_engine_that_was_stopped_in_a_step_is_not_used_again(sampler: Any, mo
 
 
 @installed
-def test_an_engine_whose_layers_are_laid_out_otherwise_gets_folders(sampler: Any, monkeypatch: Any, caplog: Any) -> None:
-    module = next(iter(sampler._writer._manager.modules.values()))
+def test_memory_publish_does_not_fit_an_engine_whose_layers_are_laid_out_otherwise(sampler: Any, monkeypatch: Any) -> None:
+    module = next(iter(sampler.parts.adapters.manager.modules.values()))
     monkeypatch.setattr(module, "lora_a_stacked", (*module.lora_a_stacked, module.lora_a_stacked[0]))
-    with caplog.at_level(logging.WARNING):
-        assert vllm_engine._writer(sampler._engine) is None
-    assert "through a folder" in caplog.text and "parts for" in caplog.text
+    parts = EngineParts(sampler.parts.engine, sampler.parts.queue, FolderAdapters(sampler.parts.engine))
+    assert "parts for" in str(memory_publish.apply(parts)) and isinstance(parts.adapters, FolderAdapters)
 
 
 @installed
 def test_a_target_that_vllm_does_not_wrap_is_named(sampler: Any, bank: Any) -> None:
     tensors = {name.replace("down_proj", "router"): tensor for name, tensor in bank.tensors("narrow").items()}
     with pytest.raises(UserError, match=r"lora.targets: .*router"):
-        sampler._writer._make_plan(0, tensors)
+        sampler.parts.adapters._make_plan(0, tensors)
 
 
 @installed
-def test_an_unknown_vllm_gets_folders_and_public_calls(
-    base: Any, bank: Any, reference: Any, sampler: Any, monkeypatch: Any, caplog: Any
-) -> None:
-    """The same answers as from memory; said once. Last of the engine's tests: one engine at a time in a process."""
-    if base.device.type == "cuda":
-        pytest.skip(
-            "on a GPU vLLM's own LoRA kernels take 16 bits only, and what they say is no transformers engine's to the token"
-        )
+def test_one_engine_at_a_time_and_none_after_close(base: Any, bank: Any, sampler: Any) -> None:
+    """Last of the engine's tests: it closes the one they share."""
+    assert sampler.parts.patches == tuple(patch.name for patch in chosen("auto", "0.32", base.device.type))
     with pytest.raises(UserError, match="vLLM cannot run two"):
         VllmSampler(base, bank, RolloutSection(engine="vllm"), context_tokens=CONTEXT)
-    settings = sampler._engine.vllm_config.compute_hash()
     sampler.close()
     with pytest.raises(RuntimeError, match="closed"):
         sampler.submit(request(PROMPTS[0], "wide"))
-    for module in (vllm_engine, vllm_start):
-        monkeypatch.setattr(module, "knows", lambda version: False)
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match="no queue"):
-        patch.setattr(vllm_engine, "PublicQueue", lambda engine: (_ for _ in ()).throw(ValueError("no queue")))
-        VllmSampler(base, bank, ROLLOUT, context_tokens=CONTEXT)  # what was started is closed, or the next could not start
-    caplog.clear()
-    with caplog.at_level(logging.WARNING):
-        public = VllmSampler(base, bank, ROLLOUT, context_tokens=CONTEXT)
-    try:
-        assert public._engine.vllm_config.compute_hash() != settings, "compiled models of other layers would be taken for ours"
-        assert sum("through a folder" in record.getMessage() for record in caplog.records) == 1
-        for agent in bank.agents:
-            public.publish(bank.version(agent))
-        for i in range(3):
-            public.publish(move(bank, "stable", 0.3, i))
-            requests = [request(PROMPTS[i], agent) for agent in ("stable", "narrow")]
-            for ours, theirs in zip(run(public, requests), reference(requests), strict=True):
-                assert (ours.token_ids, ours.finish) == (theirs.token_ids, theirs.finish)
-                assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
-            assert len(public.registered()) == len(SPECS)
-        folder = Path(public._folder.name)  # type: ignore[union-attr]
-        version, kept = bank.version("narrow"), bank.snapshot("narrow")
-        ticket = public.submit(request(PROMPTS[0], "narrow", tokens=40, stop=0))
-        public._step()
-        public.publish(move(bank, "narrow", 0.3, 5))
-        bank.load(version, kept)
-        public.publish(version)  # while the first of that name still samples
-        while ticket not in {done.ticket for done in public.poll()}:
-            pass
-        assert [place.name for place in folder.glob("narrow/*")] == [version.name]
-        assert len(list(folder.glob("stable/*"))) == 1, "superseded folders are released too"
-    finally:
-        public.close()
-    assert not folder.exists()
-
-
-def test_known_versions() -> None:
-    assert knows("0.26.0") and knows("0.32.0+cpu") and not knows("0.27.1") and not knows("0.3.2")
-
-
-@installed
-@pytest.mark.parametrize("seed", range(20))
-def test_the_slot_map_is_what_vllm_computes_on_the_gpu(seed: int) -> None:
-    from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
-
-    rng = np.random.default_rng(seed)
-    slots, tokens = int(rng.integers(1, 9)), int(rng.integers(1, 200))
-    slot_T = rng.integers(-1, slots, tokens)
-    theirs, ours = (LoRAKernelMeta.make(slots, 256, "cpu") for _ in range(2))
-    if (slot_T >= 0).any():
-        theirs.prepare_tensors(torch.from_numpy(slot_T))
-        fill_kernel_meta(ours, torch.from_numpy(slot_map(slot_T, slots)), tokens, slots)
-        for field in ("token_lora_mapping", "token_indices_sorted_by_lora_ids"):
-            assert getattr(ours, field)[:tokens].tolist() == getattr(theirs, field)[:tokens].tolist(), field
-        for field in ("active_lora_ids", "num_tokens_per_lora", "lora_token_start_loc"):
-            assert getattr(ours, field).tolist() == getattr(theirs, field).tolist(), field
 
 
 def test_without_vllm_the_error_names_the_extra(base: Any, bank: Any, monkeypatch: Any) -> None:

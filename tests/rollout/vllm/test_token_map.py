@@ -1,7 +1,8 @@
-"""The map from tokens to adapter slots that replaces vLLM's own before every step on a GPU."""
+"""Patch `token_map`: the map from tokens to adapter slots that replaces vLLM's own before every step on a GPU."""
 
 from __future__ import annotations
 
+import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from teamtr_lora.rollout.vllm.internals import _map_tokens_on_cpu
+from teamtr_lora.rollout.vllm.patches.token_map import fill_kernel_meta, map_tokens_on_cpu, slot_map
 
 
 class Wrapper:
@@ -33,7 +34,7 @@ class Engine:
         self.state = SimpleNamespace(lora_ids=np.array([7, 0, 9, 7]), lora_requests=self.loras | {"r3": self.loras["r0"]})
         self.runner = SimpleNamespace(lora_state=self.state, _set_active_loras=lambda *args: self.vllms_own.append(args))
         self.manager = SimpleNamespace(device="cpu", lora_slots=3, lora_index_to_id=[9, 7, None])
-        _map_tokens_on_cpu(self.runner, self.manager, self.wrapper)
+        map_tokens_on_cpu(self.runner, self.manager, self.wrapper)
 
     def step(self, requests: list[int], tokens: list[int]) -> list[list[int]]:
         names = [f"r{i}" for i in requests]
@@ -72,3 +73,21 @@ def test_an_adapter_that_is_in_no_slot_is_an_error(engine: Engine) -> None:
     engine.manager.lora_index_to_id = [9, None, None]
     with pytest.raises(RuntimeError, match=r"an adapter that is in no slot: \[7\]"):
         engine.step([0, 2], [1, 1])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+@pytest.mark.parametrize("seed", range(20))
+def test_the_slot_map_is_what_vllm_computes_on_the_gpu(seed: int) -> None:
+    from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
+
+    rng = np.random.default_rng(seed)
+    slots, tokens = int(rng.integers(1, 9)), int(rng.integers(1, 200))
+    slot_T = rng.integers(-1, slots, tokens)
+    theirs, ours = (LoRAKernelMeta.make(slots, 256, "cpu") for _ in range(2))
+    if (slot_T >= 0).any():
+        theirs.prepare_tensors(torch.from_numpy(slot_T))
+        fill_kernel_meta(ours, torch.from_numpy(slot_map(slot_T, slots)), tokens, slots)
+        for field in ("token_lora_mapping", "token_indices_sorted_by_lora_ids"):
+            assert getattr(ours, field)[:tokens].tolist() == getattr(theirs, field)[:tokens].tolist(), field
+        for field in ("active_lora_ids", "num_tokens_per_lora", "lora_token_start_loc"):
+            assert getattr(ours, field).tolist() == getattr(theirs, field).tolist(), field

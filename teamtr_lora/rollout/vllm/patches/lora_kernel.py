@@ -1,4 +1,4 @@
-"""The GPU kernel of `vllm_lora.linear_with_lora`. Imported where there is a GPU, for Triton comes with torch only there."""
+"""The GPU kernel of the patch `lora_layers`. Imported only where there is a GPU, since only there does torch bring Triton."""
 
 from collections.abc import Sequence
 

@@ -13,7 +13,8 @@ from teamtr_lora.base import memory
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.vllm import start as vllm_start
-from teamtr_lora.rollout.vllm.start import SharedMemory, default_environment
+from teamtr_lora.rollout.vllm.gpu_lending import SharedMemory
+from teamtr_lora.rollout.vllm.start import default_environment
 
 GIB = 2**30
 

@@ -1,11 +1,10 @@
-"""Giving a closed engine's memory back, whoever holds its tensors."""
+"""Patch `close_memory`: giving a closed engine's memory back, whoever holds its tensors."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
 import logging
-import sys
 import weakref
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -19,10 +18,10 @@ from teamtr_lora.base.frozen_base import load_base
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import LoraSection, RolloutSection
 from teamtr_lora.rollout.sampler import Request, SamplingParams
-from teamtr_lora.rollout.vllm import close as vllm_close
 from teamtr_lora.rollout.vllm import start as vllm_start
-from teamtr_lora.rollout.vllm.close import clear_frames_with, empty, tensors_of, tensors_within
 from teamtr_lora.rollout.vllm.engine import VllmSampler
+from teamtr_lora.rollout.vllm.patches import close_memory
+from teamtr_lora.rollout.vllm.patches.close_memory import clear_frames_with, empty, tensors_of, tensors_within
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
@@ -63,7 +62,7 @@ def test_a_closed_engine_keeps_no_memory_though_its_tensors_are_held() -> None:
     for _ in range(2):  # and another one can be opened, which shares nothing with it
         sampler = VllmSampler(base, bank, RolloutSection(engine="vllm", requests_per_batch=4), context_tokens=64)
         sampler.publish(bank.version("a"))
-        runner = sampler._engine.collective_rpc(lambda worker: worker.model_runner)[0]
+        runner = sampler.parts.engine.collective_rpc(lambda worker: worker.model_runner)[0]
         sampler.submit(Request([1, 80, 70, 90, 75], "a", SamplingParams(0.0, 8, ()), 0))
         said += [(done.token_ids, done.logprobs) for done in sampler.poll()]
         held = [*tensors_of(runner.model), *runner.kv_caches]
@@ -84,18 +83,20 @@ class Allocator:
 
 
 @pytest.mark.parametrize("offload", ["auto", "never", "always"])
-@pytest.mark.parametrize("left", [None, 0, 7])
+@pytest.mark.parametrize("usage", [None, 0, 7])
 def test_an_engine_sleeps_only_where_none_before_it_left_memory(
-    offload: Any, left: int | None, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+    offload: Any, usage: int | None, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(vllm_start, "pool_allocator", lambda: None if left is None else Allocator(left))
+    monkeypatch.setattr(close_memory, "pool_allocator", lambda: None if usage is None else Allocator(usage))
+    left = close_memory.memory_left()
+    assert left == bool(usage)
     if left and offload == "always":
         with pytest.raises(UserError, match="start a new process"):
-            vllm_start._can_sleep(offload)
+            vllm_start._can_sleep(offload, left)
         return
     with caplog.at_level(logging.WARNING):
-        assert vllm_start._can_sleep(offload) == (offload != "never" and not left)
-    assert ("cannot sleep" in caplog.text) == (offload == "auto" and bool(left))
+        assert vllm_start._can_sleep(offload, left) == (offload != "never" and not left)
+    assert ("cannot sleep" in caplog.text) == (offload == "auto" and left)
 
 
 class Engine:
@@ -149,14 +150,13 @@ def test_free_pieces_of_the_pools_are_given_back_once_and_used_ones_kept(monkeyp
 
     pools = Pools()
     pools.allocator_and_pools["weights"] = (Pool(), "allocator")
-    vllm_close._empty_pool(pools)
-    assert given_back == [1] and [*pools.pointer_to_data] == [4] and vllm_close._allocators.pop() == "allocator"
+    close_memory._empty_pool(pools)
+    assert given_back == [1] and [*pools.pointer_to_data] == [4] and close_memory._allocators.pop() == "allocator"
 
 
-def test_a_close_that_fails_still_ends_the_engine(monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_close_that_fails_still_ends_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[str] = []
     engine = SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: calls.append("shutdown")))
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.26.0"))
     with caplog.at_level(logging.WARNING):
-        vllm_close.close_engine(engine)
+        close_memory.free_engine(engine)
     assert calls == ["shutdown"] and "may stay" in caplog.text

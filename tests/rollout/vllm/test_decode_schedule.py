@@ -1,4 +1,4 @@
-"""Plain steps against vLLM's own scheduler: the same requests, played with a runner that checks what each step is told."""
+"""Patch `decode_schedule` against vLLM's own scheduler: the same requests, played with a runner that checks each step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from teamtr_lora.rollout.vllm.queue import PlainSteps, Sampled, only_decodes
+from teamtr_lora.rollout.vllm.patches.decode_schedule import PlainSteps, only_decodes
+from teamtr_lora.rollout.vllm.public_interface import Sampled
 
 installed = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 BLOCK, CONTEXT, STOP = 16, 160, 3

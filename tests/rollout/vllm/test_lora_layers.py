@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from teamtr_lora.rollout.vllm.lora import (
+from teamtr_lora.rollout.vllm.patches.lora_layers import (
     add_lora,
     kernel_blocks,
     lay_out,
@@ -195,7 +195,7 @@ interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 def test_the_kernel_gives_the_same_products(
     slots: int, rank: int, tokens: int, outs: list[int], dtype: torch.dtype, error: float
 ) -> None:
-    from teamtr_lora.rollout.vllm.lora_kernel import add_chosen
+    from teamtr_lora.rollout.vllm.patches.lora_kernel import add_chosen
 
     case = Case(1, slots=slots, rank=rank, width=24, tokens=tokens, outs=outs)
     device = "cpu" if interpreted else "cuda"

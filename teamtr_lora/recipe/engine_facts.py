@@ -1,0 +1,107 @@
+"""What each rollout engine can and cannot do: one record an engine.
+
+The recipe's checks, `plan`, `serve`, the samplers themselves and the documentation read these records, so that a fact about an
+engine is written down once. A new engine is one file with its sampler, one record here, and one line in the table of
+`teamtr_lora.rollout.engines`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+PatchName = Literal["close_memory", "lora_layers", "direct_queue", "decode_schedule", "memory_publish", "token_map"]
+"""The files of `teamtr_lora.rollout.vllm.patches`, by name: what rollout.vllm.patches may list."""
+PATCH_NAMES: tuple[str, ...] = get_args(PatchName)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """The facts of one engine."""
+
+    name: str  # as in rollout.engine
+    description: str  # one line
+    memory: Literal["trainer", "copy", "elsewhere"]
+    """Where the base that samples is: the trainer's own model, a second copy in this process, or another process."""
+    temperatures: tuple[float, float] = (0.0, sys.float_info.max)  # lowest and highest; 0, which is greedy, always works
+    max_rank: int | None = None  # of an adapter; None: any
+    dora: bool = True  # whether it can sample from DoRA adapters
+    quantization: Mapping[str, tuple[str, ...]]  # by kind of device: none, and what the base may be quantised to
+    seeds: str  # what decides a draw
+    exact_resume: bool  # whether a resumed run ends with the same adapters, bit for bit, as one that was never disturbed
+    refills_batch: bool  # whether a finished request makes room for the next one at once
+    needs: str = ""  # the pip extra it comes with
+
+    def device_kinds(self, device: str) -> list[str]:
+        """The kinds of device that base.device may turn out to be."""
+        return [kind for kind in self.quantization if device == "auto" or device.startswith(kind)]
+
+    def takes_quantization(self, quantization: str, device: str) -> bool:
+        """Whether the engine can sample from a base quantised so, on any device that `device` (as in base.device) may mean."""
+        return any(quantization in self.quantization[kind] for kind in self.device_kinds(device))
+
+
+_EVERY_QUANTIZATION = {"cpu": ("none", "4bit", "8bit"), "cuda": ("none", "4bit", "8bit")}
+
+ENGINES: dict[str, EngineFacts] = {
+    facts.name: facts
+    for facts in (
+        EngineFacts(
+            name="transformers",
+            description="the trainer's own model, batched; the default, and the fastest for the embedded base on a CPU",
+            memory="trainer",
+            quantization=_EVERY_QUANTIZATION,
+            seeds="the request's seed alone, whatever else is in the batch",
+            exact_resume=True,
+            refills_batch=False,
+        ),
+        EngineFacts(
+            name="vllm",
+            description="vLLM in this process: every agent a LoRA on one copy of the base, all mixed in each batch",
+            memory="copy",
+            temperatures=(0.01, 2.0),
+            max_rank=512,
+            dora=False,
+            quantization={"cpu": ("none",), "cuda": ("none", "4bit")},
+            seeds="the request's seed; the batch can change a token only through rounding",
+            exact_resume=False,
+            refills_batch=True,
+            needs="vllm",
+        ),
+        EngineFacts(
+            name="vllm_server",
+            description="one or more vLLM servers by URL (rollout.server.urls), possibly on other hosts",
+            memory="elsewhere",
+            temperatures=(0.01, 2.0),
+            max_rank=512,
+            dora=False,
+            quantization=_EVERY_QUANTIZATION,  # of the trainer's base; a server's own is the server's affair
+            seeds="the request's seed; the batch can change a token only through rounding",
+            exact_resume=False,
+            refills_batch=True,
+        ),
+    )
+}
+
+
+def engine_table() -> list[tuple[str, ...]]:
+    """The records as rows of text, the header first: what the documentation shows."""
+    rows: list[tuple[str, ...]] = [
+        ("engine", "what it is", "temperatures", "ranks", "DoRA", "quantised base", "a draw depends on", "exact resume")
+    ]
+    for facts in ENGINES.values():
+        low, high = facts.temperatures
+        by_kind = [f"{kind}: {', '.join(names[1:]) or 'no'}" for kind, names in facts.quantization.items()]
+        rows.append((
+            facts.name,
+            facts.description + (f" (pip install 'teamtr-lora[{facts.needs}]')" if facts.needs else ""),
+            "any" if high == sys.float_info.max else f"0, {low:g} to {high:g}",
+            f"up to {facts.max_rank}" if facts.max_rank else "any",
+            "yes" if facts.dora else "no",
+            "; ".join(by_kind),
+            facts.seeds,
+            "yes" if facts.exact_resume else "no",
+        ))  # fmt: skip
+    return rows

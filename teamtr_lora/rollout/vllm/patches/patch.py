@@ -1,0 +1,37 @@
+"""The record of one patch of vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from teamtr_lora.recipe.engine_facts import PatchName
+from teamtr_lora.rollout.vllm.public_interface import EngineParts
+
+
+def _around_nothing(options: dict[str, Any]) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _applies(parts: EngineParts) -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """What a file of this folder replaces in vLLM, where, and how. The file's docstring says why and what it is worth."""
+
+    name: PatchName
+    versions: tuple[str, ...]  # of vLLM, as major.minor: those it was tested with
+    devices: tuple[str, ...]  # cpu, cuda
+    needs: tuple[PatchName, ...] = ()  # other patches that it builds on
+    for_adapters: bool = False  # whether it does nothing for an engine without LoRA
+    around_start: Callable[[dict[str, Any]], AbstractContextManager[None]] = _around_nothing
+    """Entered while the engine is made, with the engine's options, which it may change."""
+    apply: Callable[[EngineParts], str | None] = _applies
+    """Called with the started engine. Returns why the patch does not fit this engine, or None where it was applied."""
+
+    def knows(self, version: str) -> bool:
+        return ".".join(version.split(".")[:2]) in self.versions
