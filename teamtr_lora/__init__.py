@@ -13,6 +13,8 @@ ask_team        plays one episode of a stored team on your own question, and ret
 evaluate_team   measures a stored team of a recipe on held-out items; EvalOptions says how
 load_recipe     reads a recipe file into a Recipe
 UserError       a mistake that you can fix, in one line; RecipeError (all problems of the settings at once) is one
+
+The documentation is in the package: `teamtr-lora docs` lists its topics, `teamtr-lora docs getting_started` is where to begin.
 """
 
 from __future__ import annotations

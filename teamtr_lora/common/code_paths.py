@@ -33,9 +33,9 @@ from teamtr_lora.common.errors import UserError
 
 TRUST = "TEAMTR_LORA_TRUST"
 OFFERED = "teamtr_lora.tasks"  # the entry-point group
-BESIDE = "teamtr_lora_user"  # before the names of modules that were loaded from beside a recipe
+BESIDE = "teamtr_lora_user"  # the first part of the names under which modules beside a recipe are loaded
 
-# Ways to make a name of a module's that no statement at its top level shows.
+# Where one of these is in a module's text, it may define names that do not show as statements at its top level.
 _BINDS_UNSEEN = re.compile(
     rb"\bimport[\s\\]*\*|\b(global|globals|locals|vars|setattr|exec|eval|modules|__dict__|__getattr__"
     rb"|f_globals|__globals__)\b|:="
@@ -50,13 +50,13 @@ def load_callable(path: str, *, key: str, folder: Path | None = None) -> Callabl
 
 
 def code_hash(path: str, *, key: str, folder: Path | None = None) -> str:
-    """Of the module's file, and of the one that defines the callable where that is another; what they import is no part of it."""
+    """A hash of the module's file, and of the file that defines the callable where that is another; not of what they import."""
     return hashlib.sha256("\n".join(_load(path, key, folder)[1]).encode()).hexdigest()
 
 
 @contextmanager
 def user_code() -> Iterator[None]:
-    """Around the user's own code: what it prints goes to stderr, as stdout may be one JSON object, and sys.exit is an error."""
+    """For the user's own code: what it prints goes to stderr, since stdout may be one JSON object, and sys.exit is an error."""
     try:
         with redirect_stdout(sys.stderr):
             yield
@@ -94,7 +94,7 @@ def misnamed(path: str, folder: Path | None) -> tuple[str, str] | None:
 
 
 def undefined(path: str, folder: Path | None) -> tuple[str, str] | None:
-    """The same for a function that a file beside the recipe does not define, by its text: importing it has the last word."""
+    """What is wrong, and the fix, where the text of a file beside the recipe shows that it does not define the function."""
     module_name, name, folder = _parts(path, folder)
     file = _file(module_name, folder)
     defined = _defined(file) if file else None
@@ -178,7 +178,7 @@ def _refused(package: str, file: Path) -> tuple[str, str] | None:
     if package == "teamtr_lora":
         return "teamtr_lora's own functions cannot be named", "name a function of your own, in a file beside the recipe"
     try:
-        found = package in sys.modules or importlib.util.find_spec(package) is not None  # a package is found, not run
+        found = package in sys.modules or importlib.util.find_spec(package) is not None  # this does not run the package
     except (ImportError, ValueError):
         found = False
     if not found:
@@ -192,7 +192,8 @@ def _refused(package: str, file: Path) -> tuple[str, str] | None:
 
 
 def _installed(file: Path) -> str | None:
-    """The package that a file is of, where it is installed: a link to it, or a recipe said to be there, makes it nobody's own."""
+    """The installed package that a file belongs to, if any. Links are followed: one beside the recipe does not make the file the
+    user's own, nor does a recipe that lies in the package."""
     file = file.resolve()
     for place in file.parents:
         library = (place / "os.py").is_file() and (place / "site.py").is_file()  # of any Python, not only of this one
@@ -213,7 +214,7 @@ def _is_users_own(module: ModuleType | None, folder: Path | None) -> bool:
 
 
 def _file_hash(module: ModuleType) -> str:
-    """Of its file when it is first loaded: like Python, a process goes on with that, whatever is written there later."""
+    """The hash of a module's file as it was when it was first asked for. Python does not read a changed file again either."""
     if module not in _hashes:
         file = Path(getattr(module, "__file__", None) or "")  # without one, the name is all there is to know
         _hashes[module] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
@@ -247,7 +248,7 @@ def _import(module_name: str, folder: Path | None) -> Any:
 
 
 class _AsWritten(SourceFileLoader):
-    """Runs the file that the user can read: a compiled one in a `__pycache__` that came with it may say something else."""
+    """Runs the source file, never a compiled one from `__pycache__`, which may do something else than the user can read."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -271,5 +272,5 @@ class _Neighbours(MetaPathFinder):
         return next((spec for spec in found if spec is not None), None)
 
     def _has(self, place: str | None) -> bool:
-        """Whether it lies beside the recipe, though not in an environment that does."""
+        """Whether it lies beside the recipe and is not part of an installed package there."""
         return place is not None and Path(place).absolute().is_relative_to(self._folder) and _installed(Path(place) / "_") is None

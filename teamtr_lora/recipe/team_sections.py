@@ -96,23 +96,11 @@ class RouterSection(Section):
     def _kind_has_what_it_needs(self) -> Self:
         mistakes: list[Mistake] = []
         if self.kind == "sequence" and not self.sequence:
-            mistakes.append(
-                (
-                    ("sequence",),
-                    self.sequence,
-                    "is empty, but router.kind is sequence",
-                    "list the agents in speaking order",
-                )
-            )
+            wrong, fix = "is empty, but router.kind is sequence", "list the agents in speaking order"
+            mistakes.append((("sequence",), self.sequence, wrong, fix))
         if self.kind == "custom" and self.callable is None:
-            mistakes.append(
-                (
-                    ("callable",),
-                    None,
-                    "is not given, but router.kind is custom",
-                    'name your router as "module:function"',
-                )
-            )
+            wrong, fix = "is not given, but router.kind is custom", 'name your router as "module:function"'
+            mistakes.append((("callable",), None, wrong, fix))
         refuse("router", mistakes)
         return self
 
@@ -161,19 +149,11 @@ class TeamSection(Section):
         for i, name in enumerate(names):
             first = names.index(name)
             if first < i:
-                mistakes.append(
-                    (
-                        ("agents", i, "name"),
-                        name,
-                        f"team.agents.{first} has the same name",
-                        "give every agent its own name",
-                    )
-                )
+                wrong, fix = f"team.agents.{first} has the same name", "give every agent its own name"
+                mistakes.append((("agents", i, "name"), name, wrong, fix))
         for i, name in enumerate(self.router.sequence):
             if name not in names:
-                like = nearest(name, names)
-                fix = f"did you mean {like!r}?" if like else f"the agents are {', '.join(names)}"
-                mistakes.append((("router", "sequence", i), name, "no agent has this name", fix))
+                mistakes.append((("router", "sequence", i), name, "no agent has this name", _meant(name, names)))
         refuse("team", [*mistakes, *self._roles_are_filled(names)])
         return self
 
@@ -190,12 +170,15 @@ class TeamSection(Section):
             return []
         mistakes: list[Mistake] = []
         if router.judge is not None and router.judge not in names:
-            like = nearest(router.judge, names)
-            fix = f"did you mean {like!r}?" if like else f"the agents are {', '.join(names)}"
-            mistakes.append((("router", "judge"), router.judge, "no agent has this name", fix))
+            mistakes.append((("router", "judge"), router.judge, "no agent has this name", _meant(router.judge, names)))
         elif len(names) - (router.judge is not None) < 2:
             mistakes.append((at, router.kind, "a debate needs two agents beside the judge", "add agents, or use round_robin"))
         if self.protocol.view != "per_agent":
             wrong = "one shared transcript cannot hide the answers of a round from the others of that round"
             mistakes.append((at, router.kind, wrong, "set team.protocol.view=per_agent"))
         return mistakes
+
+
+def _meant(name: str, names: list[str]) -> str:
+    like = nearest(name, names)
+    return f"did you mean {like!r}?" if like else f"the agents are {', '.join(names)}"

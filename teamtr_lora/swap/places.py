@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from teamtr_lora.algorithm.radii import gain_weighted_radii
+from teamtr_lora.algorithm.variants.radii import RADII
 from teamtr_lora.base.versions import VERSION_NAME, AdapterVersion, content_hash, version_names, write_version
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.locks import locked
@@ -176,8 +176,8 @@ class RunPlace:
         run.metrics.truncate(state.metrics_bytes)
         for agent in state.take_swap(record):
             optimizers.pop(agent, None)
-        if region.radii == "gain_weighted" and state.radii:
-            state.radii = gain_weighted_radii(region.delta, state.slopes)
+        if state.radii:
+            state.radii = RADII[region.radii]().next_stage(state.radii, state.slopes, region.delta)
         row = _row(state.stage, record, measured)
         state.sampled_tokens += row.sampled_tokens
         state.seconds += row.seconds

@@ -16,6 +16,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora.base.source import beside
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.help_page import HelpPage
 from teamtr_lora.evaluation import Evaluation, evaluate
 from teamtr_lora.evaluation.contents import code_hashes, data_hashes
 from teamtr_lora.recipe import (
@@ -44,10 +45,16 @@ from teamtr_lora.training.stage import train
 logger = logging.getLogger(__name__)
 
 
-class TeamSpec(BaseModel):
+class TeamSpec(BaseModel, metaclass=HelpPage):
     """A team for a script: `TeamSpec(base={"source": "nano"}, agents=[{"name": "planner", "role": "..."}, ...])`.
 
-    The sections are a recipe's; a mistake in them raises RecipeError, in the words of `teamtr-lora validate`.
+    base      the frozen model that every agent shares: source, precision, device, quantization, revision
+    agents    the members in speaking order, each {name, role, lora: {rank, alpha, targets, rslora, dora}}
+    protocol  what each agent sees of the conversation: view, system, reasoning_tags, tool_calls, context_tokens, on_overflow
+    router    who speaks when: kind, rounds, sequence, done_marker, judge, callable
+
+    These are the sections of a recipe, which `teamtr-lora keys base` and `keys team` explain. A mistake in them raises
+    RecipeError, which names every wrong key and its fix.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -65,7 +72,18 @@ class TeamSpec(BaseModel):
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """What `train --json` prints. `accepted` counts every update that made a new version, `shrunk` ones included."""
+    """What `train` returns, and `train --json` prints.
+
+    run_dir             the folder of the run: adapters, metrics, transcripts, checkpoint
+    stages, updates     how many there were; `updates` is the sum of accepted, rejected and skipped ones
+    accepted, shrunk    updates that made a new adapter version; those among them whose step was shortened to fit the region
+    rejected, skipped   updates that the gate refused; those that had nothing to learn from
+    out_of_region_accepted             accepted updates whose measured KL was above the radius
+    accuracy_before, accuracy_after    on held-out items, before and after training (None: not evaluated)
+    episodes_evaluated  episodes of the last evaluation
+    tokens, seconds     sampled tokens and wall-clock time of the whole run
+    adapters            the content hash of each agent's adapter
+    """
 
     run_dir: str
     stages: int
@@ -164,7 +182,7 @@ class TeamTRTrainer:
         self._callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks or ()]
         self.playable: PlayableTeam | None = None
         self.run: TrainingRun | None = None
-        self._broken_off: RunDir | None = None  # of a run that ended somewhere in an update: its checkpoint has the team
+        self._broken_off: RunDir | None = None  # a run that was interrupted; its checkpoint has the last whole team
         self._closed = False
 
     def __enter__(self) -> Self:

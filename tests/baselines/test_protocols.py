@@ -76,10 +76,10 @@ def test_in_the_first_round_nobody_sees_the_others(debated: tuple[list[Episode],
     episodes, protocol = debated
     for episode in episodes:
         for message in episode.messages[:3]:
-            shown = protocol._plain(message.prompt_ids)
+            shown = protocol.raw_text(message.prompt_ids)
             assert shown.count("<|im_start|>") == 3 and "=" not in shown, "system, question, and its own turn to come"
         for message in episode.messages[3:]:
-            shown = protocol._plain(message.prompt_ids)
+            shown = protocol.raw_text(message.prompt_ids)
             for before in episode.messages[:3]:
                 assert (f"{before.agent}:\n{before.text}" in shown) == (before.agent != message.agent)
             seen = Counter(re.findall(r"(\w+):\n", shown))
@@ -95,9 +95,9 @@ def test_the_judge_reads_the_whole_debate_and_its_message_is_the_answer() -> Non
         judged = total(episode.messages[4].text)
         assert episode.reward == float(judged == right(episode.prompt))
         differs += judged != majority([total(m.text) for m in episode.messages[2:4]])
-        shown = protocol._plain(episode.messages[4].prompt_ids)
+        shown = protocol.raw_text(episode.messages[4].prompt_ids)
         assert all(f"{m.agent}:\n{m.text}" in shown for m in episode.messages[:4])
-        assert "=" not in protocol._plain(episode.messages[1].prompt_ids)
+        assert "=" not in protocol.raw_text(episode.messages[1].prompt_ids)
     assert differs
 
 

@@ -15,7 +15,7 @@ from teamtr_lora.recipe import load_recipe
 from teamtr_lora.recipe.template import write_starter
 from teamtr_lora.training.trainer import TeamTRTrainer
 
-REAL = Path(__file__).resolve().parents[2] / "recipes" / "tasks" / "qwen3_1.7b" / "parent.yaml"
+REAL = Path(__file__).resolve().parents[2] / "recipes" / "bases" / "qwen3_1.7b.yaml"
 GPU = re.compile(r": \S+ +# GPU: ([^;\n]+).*")  # a value, and the one for a larger base
 
 

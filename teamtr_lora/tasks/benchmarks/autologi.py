@@ -8,6 +8,7 @@ sandbox, whoever wrote them.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,7 @@ FENCE = re.compile(r"```[ \t]*[a-zA-Z]*[ \t]*\n(.*?)```", re.DOTALL)
 BRACKETS = re.compile(r"[\[\]{}]")
 LONGEST = 20_000  # characters of an answer worth checking
 CHECK, CONSTRAINTS = "inputs_check", "constraint_list"
-PROCESSES = 2
+PROCESSES = min(8, os.cpu_count() or 1)  # checks at a time
 CHECK_KEYS = ("inputs_check_code", "inputs_check", "format_check", "check")
 CONSTRAINT_KEYS = ("constraint_list_code", "constraint_list", "constraints")
 FUNCTION = re.compile(r"^def[ \t]+([A-Za-z_]\w*)[ \t]*\(", re.MULTILINE)
@@ -113,7 +114,7 @@ class AutoLogi(BenchTask):
         return float(run_checks(source, [CHECK, CONSTRAINTS], answer, self._limits).accepted)
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
-        """Each check is a process of its own; a few run at once."""
+        """Each check is a process of its own; several run at once."""
         texts = [episode.messages[-1].text if episode.messages else "" for episode in episodes]
         with ThreadPoolExecutor(PROCESSES) as threads:
             return list(threads.map(self.verdict, map(item_of, episodes), texts))

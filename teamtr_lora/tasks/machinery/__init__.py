@@ -11,8 +11,9 @@ Modules:
     responder       who answers the team: suspects, referees, customers
     rewards         users' reward functions
     sandbox         runs checking programs that came with a dataset
-    sandbox_child   inside the sandbox's process
-    sandbox_start   the sandbox's process, before it has read anything
+    sandbox_child   runs one program, inside its process
+    sandbox_filter  the system calls that such a process may make
+    sandbox_start   the server that forks those processes, and the walls around it
     score           scoring a file of responses
     task            the contract: items, an interaction, a verifier
     task_settings   the keys of the recipe's `task` section that tasks share

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from teamtr_lora.cli import main
-from teamtr_lora.report.tasks import task_rows
+from teamtr_lora.cli.text.tasks import task_rows
 from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated
 from teamtr_lora.tasks.table import BY_NAME, FAMILIES, SCRIPT
 
