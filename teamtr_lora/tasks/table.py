@@ -58,9 +58,9 @@ else:
 
 
 def machine_keys(what: Literal["file", "choice", "path or name"]) -> tuple[str, ...]:
-    """The keys of any task, such as `task.responder.url`, that name something of this machine."""
+    """The keys of any task, such as `task.responder.url`, that name something of this machine; those of inner sections last."""
     found = {key: None for family in FAMILIES for key, marks in _marked(family, "task.") if OnThisMachine(what) in marks}
-    return tuple(found)
+    return tuple(sorted(found, key=lambda key: key.count(".")))
 
 
 def _marked(section: type[Section], prefix: str) -> Iterator[tuple[str, list[Any]]]:
