@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 import subprocess
 import sys
 import tomllib
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import teamtr_lora
-from teamtr_lora import EvalOptions, TeamTRConfig, TeamTRTrainer, ask_team, evaluate_team, load_recipe
+from teamtr_lora import EvalOptions, TeamSpec, TeamTRConfig, TeamTRTrainer, ask_team, evaluate_team, load_recipe
 from teamtr_lora.recipe.words import OTHER_NAMES, key_paths
 
 RECIPE = """\
@@ -47,6 +48,23 @@ def test_every_public_method_of_the_trainer_is_explained() -> None:
     assert [name for name, member in public.items() if not inspect.getdoc(member)] == []
     arguments = list(inspect.signature(TeamTRTrainer).parameters)
     assert [name for name in arguments if f"`{name}`" not in (TeamTRTrainer.__doc__ or "")] == []
+
+
+@pytest.mark.parametrize("name", sorted({*teamtr_lora.__all__} - {"RecipeError", "UserError"}))
+def test_help_is_a_page_to_read(name: str) -> None:
+    page = pydoc.plain(pydoc.render_doc(getattr(teamtr_lora, name)))
+    assert len(page.splitlines()) <= 80 and "pydantic-core" not in page and "__pydantic" not in page
+    assert len((getattr(teamtr_lora, name).__doc__ or "").strip().splitlines()) > 2, "what it is and what it takes"
+
+
+def test_help_of_the_settings_names_every_key() -> None:
+    page = pydoc.plain(pydoc.render_doc(TeamTRConfig))
+    sections = [field.annotation for field in TeamTRConfig.model_fields.values()]
+    keys = [*TeamTRConfig.model_fields, *(key for section in sections for key in getattr(section, "model_fields", {}))]
+    assert len(keys) > 50 and [key for key in keys if key not in page] == []
+    assert len(page.splitlines()) < 60 and max(map(len, page.splitlines())) <= 135
+    spec = pydoc.plain(pydoc.render_doc(TeamSpec))
+    assert [key for key in ("rank", "quantization", "reasoning_tags", "judge", *TeamSpec.model_fields) if key not in spec] == []
 
 
 def test_other_libraries_names_lead_to_keys_that_exist() -> None:

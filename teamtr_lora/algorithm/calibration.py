@@ -50,7 +50,7 @@ class Calibration:
     mean_slack: float  # improvement - bound
     smallest_slack: float
     rank_correlation: float | None  # of bound and improvement
-    surrogate_rank_correlation: float | None  # of L alone: with equal radii the penalties are constants and this is all there is
+    surrogate_rank_correlation: float | None  # of L and improvement: with equal radii only L varies in the bound
     penalty_shares: dict[str, float]  # mean over rows
 
 

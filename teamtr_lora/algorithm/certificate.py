@@ -1,6 +1,6 @@
 """Improvement certificates as functions of logged numbers (thm:single, thm:stage, thm:stage_stale, thm:stage-hp).
 
-Everything is in units of the raw return. The theorems say less than they seem to; what a user of these numbers must know:
+Everything is in units of the raw return. What to know before using these numbers:
 - thm:single can never certify an improvement where gamma >= 1/2: its occupancy penalty is gamma / (1 - gamma) times the largest
   surrogate gain that the same KL allows. `can_certify` says so. `certify_by_turns` is the form that can be positive.
 - L must come from groups that the candidate was not fitted to: the concentration step treats the candidate as fixed.
@@ -125,7 +125,7 @@ def hoeffding_radius(bound: float, count: int, failure: float) -> float:
 
 
 def block_radius(bound: float, count: int, failure: float, block: int, beta: float) -> float:
-    """The same for dependent values (lem:beta-block); it holds for `odd_block_mean`, which reads half of them."""
+    """The radius for dependent values (lem:beta-block), of the mean over every other block (`odd_block_mean`)."""
     blocks = count // (2 * block)
     return hoeffding_radius(bound, blocks, failure - 2 * max(0, blocks - 1) * beta)
 

@@ -43,7 +43,7 @@ def local_slope(gradient: ArrayLike, fisher: ArrayLike) -> float:
 @dataclass(frozen=True)
 class GramModel:
     slope: float  # cross-fitted: the two gradients of g' F^-1 g are of different groups
-    slope_in_sample: float  # of one set of messages: noise is fitted too, and with more parameters than messages nearly all of it
+    slope_in_sample: float  # both gradients from the same messages, so that their noise counts as gain
     damping: float
     smallest_eigenvalue: float  # of F + damping I
 

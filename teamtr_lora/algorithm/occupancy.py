@@ -163,7 +163,7 @@ def weight_degeneracy(log_weight: ArrayLike) -> WeightReading:
 
 
 def k1_standard_error(kl: float, messages: int) -> float:
-    """Of eq:emp_tok_kl for small steps: a message's log ratio has variance 2 KL, whatever its length."""
+    """The standard error of eq:emp_tok_kl for small steps: a message's log ratio has variance 2 KL, whatever its length."""
     return math.sqrt(2 * kl / messages)
 
 

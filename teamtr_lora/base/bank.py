@@ -31,7 +31,7 @@ class LoraSpec(Protocol):
 
 
 def _peft_name(agent: str) -> str:
-    # PEFT keeps adapters as attributes of module dictionaries: a prefix keeps an agent called "train" or "items" from clashing
+    # PEFT keeps adapters in module dictionaries by name, where an agent called "train" or "items" would hide a method
     return f"agent_{agent}"
 
 
@@ -151,7 +151,7 @@ class AdapterBank:
     def interpolate(self, agent: str, current: Snapshot, candidate: Snapshot, alpha: float) -> None:
         """candidate(alpha) = current + alpha (candidate - current) on the adapter factors."""
         for name, parameter in self._owned[agent].items():
-            if alpha in (0.0, 1.0):  # the ends are exact
+            if alpha in (0.0, 1.0):  # copied, since the formula below would round
                 parameter.copy_(candidate[name] if alpha else current[name])
             else:
                 parameter.copy_(current[name] + alpha * (candidate[name] - current[name]))
@@ -175,7 +175,7 @@ class AdapterBank:
     def _collect(self, agent: str) -> dict[str, nn.Parameter]:
         infix = f".{_peft_name(agent)}."
         owned = {n.replace(infix, "."): p for n, p in self.model.named_parameters() if infix in n}
-        # as PEFT writes it: DoRA's magnitudes are called after their module alone
+        # PEFT's files call DoRA's magnitudes by the name of their module, without `.weight`
         return dict(sorted((n.replace("lora_magnitude_vector.weight", "lora_magnitude_vector"), p) for n, p in owned.items()))
 
 
@@ -203,10 +203,11 @@ def lora_config(spec: LoraSpec) -> LoraConfig:
 
 
 def _check_targets(agent: str, config: LoraConfig, model: nn.Module) -> None:
-    """A rank above a layer's width is no low-rank adapter; an adapted head would not be shared by current and candidate."""
+    """Refuses targets that the base has not, the output head, which all policies share, and a rank above a layer's width."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     wanted = config.target_modules
-    linears = {n: m for n, m in model.named_modules() if _is_linear(m) and m is not head}
+    # Layers that bitsandbytes quantised are subclasses of nn.Linear.
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
     if isinstance(wanted, (set, list)):
         ends = {name.rpartition(".")[2] for name in linears}
         missing = sorted(t for t in wanted if t not in ends and t not in linears)
@@ -220,10 +221,6 @@ def _check_targets(agent: str, config: LoraConfig, model: nn.Module) -> None:
         narrow = min(module.in_features, module.out_features)
         if config.r > narrow:
             raise UserError(f"team.agents.{agent}.lora.rank = {config.r}: larger than layer {name} is wide; use at most {narrow}")
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear)  # bitsandbytes' quantised layers are subclasses
 
 
 @contextmanager

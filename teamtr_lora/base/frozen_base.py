@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
 
-from teamtr_lora.base.precision import HALF_DTYPES, decoder_layers, keep_activations_unquantised
-from teamtr_lora.base.source import Progress, StoredWeights, cache_root, check_folder, one_line, quiet_transformers, resolve
+from teamtr_lora.base.precision import HALF_DTYPES, keep_activations_unquantised
+from teamtr_lora.base.source import Progress, cache_root, one_line, quiet_transformers, resolve
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import write_atomic
 
@@ -63,25 +63,20 @@ class LinearShape:
     name: str  # full name, as in model.named_modules()
     in_features: int
     out_features: int
-    layer: int | None  # decoder layer it is in
 
 
 @dataclass(frozen=True)
 class BaseFacts:
     """What `plan` needs to know of a base, read without its weights."""
 
-    model_type: str
     hidden_size: int
     layers: int
     intermediate_size: int
-    heads: int
     kv_heads: int
     head_dim: int
     vocab_size: int
     context_tokens: int
     parameters: int  # a tied head counts once
-    tied_head: bool
-    stored: StoredWeights
     stored_quantization: str  # none, or 4bit / 8bit when the files are quantised already
     linears: tuple[LinearShape, ...]
 
@@ -135,7 +130,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """`auto`: fp32 on a CPU; fp16 on a GPU, with an eighth of bf16's noise in the log-probabilities at its speed."""
+    """`auto` is fp32 on a CPU and fp16 on a GPU: as fast as bf16, with an eighth of its noise in the log-probabilities."""
     if precision == "auto":
         return torch.float32 if device.type == "cpu" else torch.float16
     if precision not in PRECISIONS:
@@ -177,35 +172,27 @@ def load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def base_facts(folder: Path, stored: StoredWeights | None = None) -> BaseFacts:
-    """Shapes and sizes of a base from config.json and the headers of its weight files; no weight is read.
-
-    `stored`: what the headers say, where the folder holds a description without weights (`source.describe`).
-    """
+def base_facts(folder: Path) -> BaseFacts:
+    """Shapes and sizes of a base from its config.json; the folder need not hold weights."""
     from transformers import AutoModelForCausalLM
 
     source = str(folder)
-    config = _read_config(folder, source, weights=stored is None)
+    config = _read_config(folder, source)
     text = _text(config)
     with _loading(source), torch.device("meta"):
         # The same code that builds the real model, so that no architecture's shapes are written down twice.
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     model.tie_weights()
     heads = text.num_attention_heads
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     return BaseFacts(
-        model_type=config.model_type,
         hidden_size=text.hidden_size,
         layers=text.num_hidden_layers,
         intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-        heads=heads,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         vocab_size=text.vocab_size,
         context_tokens=_context_tokens(config),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        tied_head=tied,
-        stored=stored or _stored(folder, source),
         stored_quantization=_merged_quantization("none", config, source),
         linears=tuple(_linears(model)),
     )
@@ -225,13 +212,10 @@ def base_identity(folder: Path, name: str | None = None) -> dict[str, str]:
     }
 
 
-# --- pieces
-
-
 def _load_model(folder: Path, source: str, dtype: torch.dtype, place: torch.device, quantization: str, wanted: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
-    # Straight to the device where accelerate has to place it anyway, so that a GPU base needs no second copy in RAM.
+    # Weights go straight to the device they are for, so that a base for a GPU needs no second copy in RAM.
     placed = quantization != "none" or place.type != "cpu"
     extra: dict[str, Any] = {"device_map": {"": str(place)}} if placed else {}
     if wanted is not None:
@@ -251,7 +235,7 @@ def _load_model(folder: Path, source: str, dtype: torch.dtype, place: torch.devi
 
 
 def _without_dropout(model: torch.nn.Module) -> None:
-    """Gradient checkpointing puts the base in training mode: what it computes must not change with that."""
+    """Switches dropout off for good: gradient checkpointing needs the base in training mode, where it would act."""
     for module in model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
@@ -272,11 +256,9 @@ def _loading(source: str) -> Iterator[None]:
         raise UserError(f"base.source: '{source}' cannot be loaded: {one_line(error)}") from error
 
 
-def _read_config(folder: Path, source: str, *, weights: bool = True) -> PretrainedConfig:
+def _read_config(folder: Path, source: str) -> PretrainedConfig:
     from transformers import AutoConfig
 
-    if weights:
-        check_folder(folder, source)
     with _loading(source):
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
@@ -294,7 +276,10 @@ def _context_tokens(config: PretrainedConfig) -> int:
 
 
 def _merged_quantization(wanted: str, config: PretrainedConfig, source: str) -> str:
-    """A folder may be quantised already; then that holds. Only bitsandbytes formats have an fp32 reading here."""
+    """The quantization of the base in memory: that of the files where they are quantised already, else what is wanted.
+
+    Of stored formats only those of bitsandbytes are taken, since the gate must be able to read their weights in fp32.
+    """
     stored = getattr(config, "quantization_config", None)
     if not stored:
         return wanted
@@ -315,7 +300,8 @@ def _need_bitsandbytes(quantization: str) -> None:
 
 
 def _keep_4bit_unpacked(model: nn.Module) -> None:
-    """On some CPUs bitsandbytes repacks 4-bit weights at the first forward, rounding their scales: another policy."""
+    """Keeps bitsandbytes from repacking 4-bit weights at the first forward, as it does on some CPUs: that rounds their scales,
+    so that the base would no longer compute what its files say."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
@@ -332,7 +318,7 @@ def _eos_ids(tokenizer: PreTrainedTokenizerBase, model: Any, source: str) -> tup
 
 @torch.no_grad()
 def _check_finite(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> None:
-    """fp16 overflows in some bases (activations above 65504): better to hear it now than as NaN rewards later."""
+    """Refuses a base that overflows in half precision (fp16 ends at 65504), which would show later as NaN losses."""
     if dtype not in HALF_DTYPES:
         return
     ids_B_T = torch.tensor([tokenizer(_PROBE_TEXT)["input_ids"]], device=model.device)
@@ -343,23 +329,11 @@ def _check_finite(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.d
         raise UserError(f"base.precision: {name} gives infinite or NaN activations with this base; {fix}")
 
 
-def _stored(folder: Path, source: str) -> StoredWeights:
-    """From the headers of the weight files, which safetensors checks against the files' lengths."""
-    dtypes: set[str] = set()
-    files = sorted(folder.glob("*.safetensors"))
-    with _loading(source):
-        for file in files:
-            with safe_open(file, framework="pt") as weights:
-                dtypes |= {weights.get_slice(key).get_dtype() for key in weights.keys()}  # noqa: SIM118
-    return StoredWeights(sum(file.stat().st_size for file in files), tuple(sorted(dtypes)))
-
-
 def _linears(model: nn.Module) -> Iterator[LinearShape]:
-    layer_of = {module: index for index, layer in enumerate(decoder_layers(model)) for module in layer.modules()}
     head = model.get_output_embeddings()  # type: ignore[operator]
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and module is not head:
-            yield LinearShape(name, module.in_features, module.out_features, layer_of.get(module))
+            yield LinearShape(name, module.in_features, module.out_features)
 
 
 def _hash_of_files(files: list[Path]) -> str:

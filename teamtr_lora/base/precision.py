@@ -1,8 +1,9 @@
-"""The fp32 policy behind a half-precision or quantised base.
+"""fp32 arithmetic on a half-precision or quantised base.
 
-The policy is *defined* as fp32 arithmetic on the stored weights (ALGORITHM.md, section 6): in bf16 the message-sum KL
-of a policy against itself is ten times the usual delta, so the gate measures under `strict_fp32`. Stored weights are
-upcast one decoder layer at a time, so that there is never a second copy of the base.
+The gate compares two policies whose KL is small. Half precision is too coarse for that: it rounds the log-probabilities of every
+token, and differently in differently padded batches, so that in bf16 a policy compared with itself shows a KL per message of ten
+times the usual delta. The policy is therefore defined as fp32 arithmetic on the stored weights, and the gate measures under
+`strict_fp32`. Stored weights are upcast one decoder layer at a time, so that there is never a second copy of the base.
 """
 
 from __future__ import annotations
@@ -41,24 +42,23 @@ def strict_fp32(model: nn.Module, *, tf32: bool = False) -> Iterator[None]:
     if torch.is_grad_enabled():
         raise RuntimeError("strict_fp32 swaps the stored weights during a forward: use it under torch.no_grad()")
     layers = decoder_layers(model)
-    swaps = _Swaps()
-    matmul_precision = torch.get_float32_matmul_precision()
     with ExitStack() as stack:
-        stack.callback(swaps.restore_all)
-        stack.callback(torch.set_float32_matmul_precision, matmul_precision)
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        stack.enter_context(torch.autocast(_device_of(model).type, enabled=False))
+        stack.enter_context(torch.autocast(next(model.parameters()).device.type, enabled=False))
         stack.callback(layers[0].register_forward_pre_hook(_check_modes).remove)
         for module in model.modules():
             if dequantise := _dequantiser(module):
                 stack.callback(_replace_forward(module, dequantise))
-        for unit, tensors in _units(model, layers):
-            if type(unit) is nn.Embedding:
+        for module, tensors in _upcast_together(model, layers):
+            if type(module) is nn.Embedding:
                 # A lookup does no arithmetic: casting the rows that were looked up equals casting the whole table.
-                stack.callback(unit.register_forward_hook(_output_to_fp32).remove)
+                stack.callback(module.register_forward_hook(_output_to_fp32).remove)
                 continue
-            stack.callback(unit.register_forward_pre_hook(swaps.upcast_hook(tensors)).remove)
-            stack.callback(unit.register_forward_hook(swaps.restore_hook(tensors), always_call=True).remove)
+            upcast = _Upcast(tensors)
+            stack.callback(upcast.end)
+            stack.callback(module.register_forward_pre_hook(upcast.begin).remove)
+            stack.callback(module.register_forward_hook(upcast.end, always_call=True).remove)
         yield
 
 
@@ -94,7 +94,7 @@ def head_weight(model: nn.Module) -> Tensor:
 
 
 def has_sliding_window(model: nn.Module) -> bool:
-    """Whether some layer sees only the last tokens: such a model needs masks of its own making."""
+    """Whether some layer attends to the last tokens only, so that the model has to make its own attention masks."""
     config: Any = getattr(model, "config", None)
     kinds = getattr(config, "layer_types", None)
     if kinds:
@@ -134,40 +134,28 @@ def _int8_forward(module: nn.Module) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-class _Swaps:
-    """Tensors that hold an fp32 copy at the moment, with what they held before."""
+class _Upcast:
+    """The tensors of one module, which hold an fp32 copy from the beginning to the end of its forward."""
 
-    def __init__(self) -> None:
-        self.stored: dict[int, tuple[Tensor, Tensor]] = {}
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensors = tensors
+        self._stored: list[tuple[Tensor, Tensor]] = []  # each tensor that holds a copy now, with the data it held before
 
-    def upcast_hook(self, tensors: list[Tensor]) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            for tensor in tensors:
-                if tensor.dtype in HALF_DTYPES:
-                    self.stored[id(tensor)] = (tensor, tensor.data)
-                    tensor.data = tensor.data.float()
+    def begin(self, *_: object) -> None:
+        for tensor in self._tensors:
+            if tensor.dtype in HALF_DTYPES:
+                self._stored.append((tensor, tensor.data))
+                tensor.data = tensor.data.float()
 
-        return hook
-
-    def restore_hook(self, tensors: list[Tensor]) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            for tensor in tensors:
-                self._restore(id(tensor))
-
-        return hook
-
-    def restore_all(self) -> None:
-        for key in list(self.stored):
-            self._restore(key)
-
-    def _restore(self, key: int) -> None:
-        if key in self.stored:
-            tensor, data = self.stored.pop(key)
+    def end(self, *_: object) -> None:
+        while self._stored:
+            tensor, data = self._stored.pop()
             tensor.data = data
 
 
-def _units(model: nn.Module, layers: nn.ModuleList) -> Iterator[tuple[nn.Module, list[Tensor]]]:
-    """What is upcast together: each decoder layer as a whole, and every module outside them with tensors of its own."""
+def _upcast_together(model: nn.Module, layers: nn.ModuleList) -> Iterator[tuple[nn.Module, list[Tensor]]]:
+    """Modules with the tensors that are upcast at once: each decoder layer as a whole, and every module outside them that has
+    tensors of its own."""
     inside = set(layers.modules())
     for layer in layers:
         if tensors := _half_tensors(layer, recurse=True):
@@ -187,19 +175,15 @@ def _output_to_fp32(module: nn.Module, inputs: object, output: Tensor) -> Tensor
 
 
 def _check_modes(module: nn.Module, inputs: object) -> None:
-    """A forward wrapped by another library may switch these on again: fail rather than measure a noisy KL."""
+    """Fails where a library that wraps the forward has switched gradients or autocast on again: the KL would be noise."""
     if torch.is_grad_enabled():
         raise RuntimeError("strict_fp32: gradients were enabled inside the forward")
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         raise RuntimeError("strict_fp32: autocast was enabled inside the forward")
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
-
-
 def _replace_forward(module: nn.Module, dequantise: Callable[[], Tensor]) -> Callable[[], None]:
-    """Make a quantised linear a plain fp32 one; returns the undo. (Int8 kernels also round the activations.)"""
+    """Makes a quantised linear a plain fp32 one and returns a function that undoes it."""
     own = module.__dict__.get("forward")
 
     def forward(x: Tensor) -> Tensor:

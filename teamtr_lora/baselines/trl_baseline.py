@@ -27,12 +27,12 @@ from teamtr_lora.baselines.single import budget, single_agent_recipe
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation import Evaluation
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
-from teamtr_lora.recipe import Recipe, ScriptTaskSection
+from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.runs.metrics import StageRow
 from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
-from teamtr_lora.tasks import DataOrder, Task, build_task
+from teamtr_lora.tasks import DataOrder, Task
 from teamtr_lora.team import Episode
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.optimize import OptimizeReport
@@ -57,7 +57,7 @@ def train_baseline(
     """Trains one agent on the budget of the recipe's team. With `resume` a finished run is only read."""
     started = time.monotonic()
     version = _trl_version()
-    if isinstance(recipe.task, ScriptTaskSection):
+    if isinstance(recipe.task, ScriptSettings):
         raise UserError("task.name = 'script': this run's items and rewards live in a Python script; use TRL there")
     single = single_agent_recipe(recipe, agent)
     batch_settings(single, longest=1, iterations=1)  # refuses steps that TRL cannot take before anything is loaded
@@ -65,7 +65,7 @@ def train_baseline(
     state = check_folder(path, single, algorithm, resume=resume)
     if state and state.stage >= single.training.stages:
         return summary(path, single, state)
-    task = build_task(single.task, single.folder)
+    task = single.task.build(single.folder)
     playable = open_team(single.base, single.team, single.rollout, seed=single.seed, folder=single.folder)
     try:
         _check_devices(playable)

@@ -1,4 +1,20 @@
-"""The command line: parse, call, print; no logic. Exit codes: 0 ok, 2 user error in one line, 1 crash."""
+"""The command line: parse, call, print; no logic. Exit codes: 0 ok, 2 user error in one line, 1 crash.
+
+Modules:
+    parser             argparse, with every mistake in one line
+    arguments          values that several commands take
+    examples           the examples under every --help
+    recipe_commands    train, validate, keys, plan, init
+    team_commands      eval, ask, serve
+    study_commands     certify, diagnose
+    task_commands      tasks, score
+    registry_commands  adapters
+    hub_commands       push, pull
+    swap_commands      swap, rebase
+    baseline_commands  baseline
+    docs_command       docs
+    text               (a folder) what the commands print
+"""
 
 from __future__ import annotations
 
@@ -14,6 +30,7 @@ from typing import Any
 from teamtr_lora import __version__
 from teamtr_lora.cli import (
     baseline_commands,
+    docs_command,
     hub_commands,
     recipe_commands,
     registry_commands,
@@ -28,11 +45,11 @@ from teamtr_lora.common.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # on some CPUs torch leaves a file in /tmp for every process without it
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of kernels it lacks, also where nothing is quantised
+    os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # else torch leaves a file in /tmp for every process on some CPUs
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of missing kernels even where nothing is quantised
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
-    # argparse takes positionals in one run only: overrides that follow an option are collected here
+    # argparse stops collecting overrides at the first option: those after it are in `rest`
     if any(word.startswith("-") for word in rest) or (rest and not hasattr(args, "overrides")):
         args.parser.refuse(rest)
     if args.command is None:
@@ -56,11 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"teamtr-lora: interrupted; what was saved is intact; {'; '.join(notes)}", file=sys.stderr)
         return 130
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # rich's answer to a reader who left
+        if isinstance(stop.__context__, BrokenPipeError):  # rich exits when the program that reads our output has ended
             return 0
         raise
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads our output any more
         return 0
     except Exception as error:
         if args.debug:
@@ -70,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _keep_stdout_for_json() -> None:
-    """One object and nothing else: what a program that a reward starts, or a library, writes to descriptor 1 goes to stderr."""
+    """Keeps stdout for the one JSON object: what libraries, or programs that a reward starts, write to it goes to stderr."""
     out = sys.__stdout__
     if out is not None and sys.stdout is out:
         with contextlib.suppress(OSError):  # there is no stderr
@@ -106,7 +123,7 @@ def build_parser() -> Parser:
         return added
 
     groups = (recipe_commands, team_commands, study_commands, task_commands, registry_commands, hub_commands, baseline_commands,
-              swap_commands)  # fmt: skip
+              swap_commands, docs_command)  # fmt: skip
     for group in groups:
         group.add_commands(command)
     return parser

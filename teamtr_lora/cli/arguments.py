@@ -9,23 +9,38 @@ import os
 from pathlib import Path
 from typing import Any
 
-_OVERRIDES = "section.key=value, for example training.stages=4 or team.agents.planner.lora.rank=16"
 _REGISTRY = Path("adapters")
 
 
-def add_overrides(parser: argparse.ArgumentParser, metavar: str = "section.key=value", text: str = _OVERRIDES) -> None:
+def add_recipe(parser: argparse.ArgumentParser, text: str = "a recipe file", *, optional: bool = False) -> None:
+    """One recipe or several, and overrides: `recipe_words` tells them apart."""
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?" if optional else None, help=text)
+    more = "further recipe files, of which later ones win (a base, then a task), and settings such as training.stages=4 or "
+    add_overrides(parser, "RECIPE|section.key=value", more + "team.agents.planner.lora.rank=16")
+
+
+def recipe_words(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The recipe files and the overrides of a command line."""
+    more = [word for word in args.overrides if "=" not in word and word.endswith((".yaml", ".yml"))]
+    return [args.recipe, *more], [word for word in args.overrides if word not in more]
+
+
+def run_name(recipes: list[str]) -> str:
+    """What a run of these recipe files is called where its user names no folder."""
+    return "-".join(Path(recipe).stem for recipe in recipes)
+
+
+def add_overrides(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
     # without a default, argparse calls them required
     parser.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=text)
 
 
 def add_registry(parser: argparse.ArgumentParser, text: str = "the registry") -> None:
     parser.add_argument("--registry", type=Path, default=_REGISTRY, metavar="DIR", help=f"{text} (default: {_REGISTRY})")
-    # its old name
-    parser.add_argument("--root", dest="registry", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def in_registry(team: Path, registry: Path) -> Path:
-    """RUN_OR_TEAM with a bare name that is nothing here meant as a team of another registry than the default one."""
+    """RUN_OR_TEAM as a path: with another --registry than the default, a bare name that is no path here is a team of it."""
     elsewhere = registry != _REGISTRY and team == Path(team.name) and not os.path.exists(team)
     return registry / team if elsewhere else team
 
@@ -36,15 +51,16 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def _float(text: str) -> float:
+def number(text: str) -> float:
+    """The number that a text is; NaN, which is in no range, for any other text."""
     try:
         return float(text)
     except ValueError:
-        return math.nan  # which is in no range
+        return math.nan
 
 
 def temperature(text: str) -> float:
-    if not 0 <= (value := _float(text)) < math.inf:
+    if not 0 <= (value := number(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a temperature; use 0 or a positive number")
     return value
 
@@ -56,13 +72,13 @@ def port(text: str) -> int:
 
 
 def coefficient(text: str) -> float:
-    if not 0 <= (value := _float(text)) < 1:
+    if not 0 <= (value := number(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a coefficient; use 0 or a number below 1")
     return value
 
 
 def share(text: str) -> float:
-    if not 0 < (value := _float(text)) < 1:
+    if not 0 < (value := number(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share; use a number between 0 and 1")
     return value
 

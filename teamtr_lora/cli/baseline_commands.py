@@ -8,7 +8,7 @@ from typing import Any
 
 from teamtr_lora import __version__
 from teamtr_lora.baselines.algorithms import WHAT_THEY_ARE
-from teamtr_lora.cli.arguments import add_overrides, print_json
+from teamtr_lora.cli.arguments import add_recipe, print_json, recipe_words, run_name
 
 
 def add_commands(command: Any) -> None:
@@ -16,8 +16,7 @@ def add_commands(command: Any) -> None:
         "baseline", _baseline, "Train one agent by TRL's GRPOTrainer on the budget of a recipe's team.", WHAT_THEY_ARE
     )
     baseline.add_argument("algorithm", choices=["grpo", "dapo", "ppo"], help="what trains it")
-    baseline.add_argument("recipe", metavar="RECIPE", help="the recipe of the team to compare with")
-    add_overrides(baseline)
+    add_recipe(baseline, "the recipe of the team to compare with")
     baseline.add_argument("--agent", metavar="NAME", help="whose adapter settings it has (default: the first agent's)")
     baseline.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE-ALGORITHM, numbered if taken)"
@@ -29,25 +28,25 @@ def add_commands(command: Any) -> None:
 def _baseline(args: argparse.Namespace) -> None:
     from teamtr_lora.recipe import load_recipe
 
-    recipe = load_recipe(args.recipe, args.overrides)
+    recipes, overrides = recipe_words(args)
+    recipe = load_recipe(recipes, overrides)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
     from rich.console import Console
 
     from teamtr_lora.baselines.trl_baseline import train_baseline
+    from teamtr_lora.cli.text.summary import print_next_steps
     from teamtr_lora.report.live import LiveView
-    from teamtr_lora.report.summary import print_next_steps
-    from teamtr_lora.tasks import build_task
 
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)
-    console.print(f"teamtr-lora {__version__}: {args.algorithm} by TRL on {args.recipe}")
+    console.print(f"teamtr-lora {__version__}: {args.algorithm} by TRL on {' '.join(recipes)}")
     view = LiveView(console)
     try:
-        name = f"{Path(args.recipe).stem}-{args.algorithm}"
+        name = f"{run_name(recipes)}-{args.algorithm}"
         summary = train_baseline(recipe, args.algorithm, agent=args.agent, resume=args.resume, name=name, callbacks=[view])
     finally:
         view.close()
     if args.json:
         print_json(summary.as_dict())
     else:
-        print_next_steps(console, summary, build_task(recipe.task, recipe.folder).items("test")[0].prompt)
+        print_next_steps(console, summary, recipe.task.build(recipe.folder).items("test")[0].prompt)

@@ -9,10 +9,11 @@ _EXAMPLES = {
         'ask runs/quickstart "347+285"',
         "init my-team",
         "serve runs/quickstart --port 8000",
+        "docs getting_started",
     ],
     "train": [
         "train recipes/quickstart.yaml",
-        "train recipes/quickstart.yaml training.stages=4 trust_region.delta=0.02 --run-dir runs/try",
+        "train recipes/bases/nano.yaml recipes/tasks/countdown.yaml training.stages=4 --run-dir runs/try",
         "train runs/try --resume",
     ],
     "validate": [
@@ -25,7 +26,7 @@ _EXAMPLES = {
     ],
     "plan": [
         "plan recipes/quickstart.yaml rollout.items_per_stage=64",
-        "plan recipes/quickstart.yaml --json",
+        "plan recipes/bases/qwen3_1.7b.yaml recipes/tasks/gsm8k.yaml --json",
     ],
     "init": ["init my-team"],
     "eval": [
@@ -86,6 +87,7 @@ _EXAMPLES = {
         "swap runs/quickstart --undo",
     ],
     "rebase": ["rebase runs/qwen --to Qwen/Qwen3-4B"],
+    "docs": ["docs", "docs trust_region"],
 }
 
 

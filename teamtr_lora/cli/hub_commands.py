@@ -36,9 +36,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _push(args: argparse.Namespace) -> None:
+    from teamtr_lora.cli.text.hub_transfers import print_pushed
     from teamtr_lora.registry.hub import push
     from teamtr_lora.registry.hub_client import progress_bars
-    from teamtr_lora.report.hub_transfers import print_pushed
 
     with progress_bars(shown=not args.json and sys.stderr.isatty()):
         pushed = push(
@@ -54,9 +54,9 @@ def _push(args: argparse.Namespace) -> None:
 
 
 def _pull(args: argparse.Namespace) -> None:
+    from teamtr_lora.cli.text.hub_transfers import print_pulled
     from teamtr_lora.registry.hub import pull
     from teamtr_lora.registry.hub_client import progress_bars
-    from teamtr_lora.report.hub_transfers import print_pulled
 
     with progress_bars(shown=not args.json and sys.stderr.isatty()):
         pulled = pull(args.repo, revision=args.revision, name=args.name, root=args.registry)

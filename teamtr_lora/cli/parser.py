@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
-    from teamtr_lora.recipe.team_sections import nearest
+    from teamtr_lora.common.settings import nearest
 
     like = nearest(word, known)
     return f"; did you mean {like!r}?" if like else ""

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora import __version__
-from teamtr_lora.cli.arguments import add_overrides, print_json
+from teamtr_lora.cli.arguments import add_recipe, print_json, recipe_words, run_name
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import program
 
 
 def add_commands(command: Any) -> None:
     train = command("train", _train, "Train the team of a recipe; every update is checkpointed.")
-    train.add_argument("recipe", metavar="RECIPE", help="a recipe file, or a run directory to go on with (with --resume)")
-    add_overrides(train)
+    add_recipe(train, "a recipe file, or a run directory to go on with (with --resume)")
     train.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, numbered if taken)"
     )
@@ -25,8 +24,7 @@ def add_commands(command: Any) -> None:
     train.add_argument("--json", action="store_true", help="print one JSON object at the end; progress goes to stderr")
 
     validate = command("validate", _validate, "Print the resolved recipe, or every problem in it at once.")
-    validate.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe file")
-    add_overrides(validate)
+    add_recipe(validate, optional=True)
     validate.add_argument("--schema", action="store_true", help="print the JSON schema of recipes instead")
     validate.add_argument("--json", action="store_true", help="print the resolved recipe as JSON")
 
@@ -35,8 +33,7 @@ def add_commands(command: Any) -> None:
     keys.add_argument("--json", action="store_true", help="print the keys as JSON")
 
     plan = command("plan", _plan, "What a recipe will cost, without loading weights: episodes, tokens, updates, memory.")
-    plan.add_argument("recipe", metavar="RECIPE", help="a recipe file")
-    add_overrides(plan)
+    add_recipe(plan)
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
 
     init = command("init", _init, "Write a commented recipe, a small dataset and a reward function to start from.")
@@ -47,24 +44,25 @@ def _train(args: argparse.Namespace) -> None:
     from teamtr_lora.recipe import load_recipe
     from teamtr_lora.runs.stored_run import load_run_recipe
 
-    path = Path(args.recipe)
-    recipe = (load_run_recipe if path.is_dir() else load_recipe)(path, args.overrides)
+    recipes, overrides = recipe_words(args)
+    goes_on = len(recipes) == 1 and Path(args.recipe).is_dir()
+    recipe = load_run_recipe(Path(args.recipe), overrides) if goes_on else load_recipe(recipes, overrides)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
     from rich.console import Console
 
+    from teamtr_lora.cli.text.summary import print_next_steps
     from teamtr_lora.report.live import LiveView
-    from teamtr_lora.report.summary import print_next_steps
     from teamtr_lora.training.trainer import TeamTRTrainer
 
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)
-    console.print(f"teamtr-lora {__version__}: {args.recipe}")
+    console.print(f"teamtr-lora {__version__}: {' '.join(recipes)}")
     if args.resume and args.run_dir is not None and not args.run_dir.exists():  # or one that was killed before it could begin
         console.print(f"--resume: there is no run in {args.run_dir} yet; starting one", style="yellow", markup=False)
     view = LiveView(console)
     trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[view])
     try:
-        summary = trainer.train(resume=args.resume, name=Path(args.recipe).stem)
+        summary = trainer.train(resume=args.resume, name=run_name(recipes))
     except KeyboardInterrupt as stop:
         if trainer.run is not None:
             stop.add_note(f"go on with: {program()} train {shlex.quote(str(trainer.run.run_dir.path))} --resume")
@@ -86,8 +84,9 @@ def _validate(args: argparse.Namespace) -> None:
         return
     if args.recipe is None:
         raise UserError("validate needs a RECIPE (or --schema); `keys` explains the keys")
-    recipe = load_recipe(args.recipe, args.overrides)
-    check_named(recipe, args.recipe)
+    recipes, overrides = recipe_words(args)
+    recipe = load_recipe(recipes, overrides)
+    check_named(recipe, " + ".join(recipes))
     if args.json:
         print_json(recipe.model_dump(mode="json"))
         return
@@ -101,7 +100,7 @@ def _keys(args: argparse.Namespace) -> None:
     if args.json:
         print_json([asdict(key) for key in found])
         return
-    from teamtr_lora.report.keys import print_keys
+    from teamtr_lora.cli.text.keys import print_keys
 
     print_keys(found)
 
@@ -109,14 +108,14 @@ def _keys(args: argparse.Namespace) -> None:
 def _plan(args: argparse.Namespace) -> None:
     from teamtr_lora.recipe import load_recipe
 
-    recipe = load_recipe(args.recipe, args.overrides)
+    recipe = load_recipe(*recipe_words(args))
     from teamtr_lora.study.plan import make_plan
 
     plan = make_plan(recipe)
     if args.json:
         print_json(plan.as_dict())
         return
-    from teamtr_lora.report.summary import print_plan
+    from teamtr_lora.cli.text.summary import print_plan
 
     print_plan(plan)
 

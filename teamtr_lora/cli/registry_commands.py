@@ -65,16 +65,16 @@ def _usage(args: argparse.Namespace) -> None:
 
 
 def _list(args: argparse.Namespace) -> None:
+    from teamtr_lora.cli.text.registry import print_teams
     from teamtr_lora.registry.overview import overview
-    from teamtr_lora.report.registry import print_teams
 
     rows = overview(args.registry)
     print_json(rows) if args.json else print_teams(rows, args.registry)
 
 
 def _show(args: argparse.Namespace) -> None:
+    from teamtr_lora.cli.text.registry import print_described
     from teamtr_lora.registry.overview import describe
-    from teamtr_lora.report.registry import print_described
 
     team, _, agent = args.team.partition("/")
     found = describe(args.registry, team, number=args.number, agent=args.agent or agent or None, version=args.version)
@@ -82,9 +82,9 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    from teamtr_lora.cli.text.registry import print_verified
     from teamtr_lora.registry.reader import RegistryReader
     from teamtr_lora.registry.verify import verify
-    from teamtr_lora.report.registry import print_verified
 
     found = verify(RegistryReader(args.registry), args.team)
     print_json(found.as_dict()) if args.json else print_verified(found)
@@ -107,9 +107,9 @@ def _remove(args: argparse.Namespace) -> None:
 
 
 def _import(args: argparse.Namespace) -> None:
+    from teamtr_lora.cli.text.registry import print_imported
     from teamtr_lora.registry.imports import import_path
     from teamtr_lora.registry.registry_store import Registry
-    from teamtr_lora.report.registry import print_imported
 
     done = import_path(Registry(args.registry), args.path, team=args.team, agent=args.agent, base=args.base, progress=_progress)
     print_json(done.as_dict()) if args.json else print_imported(done, args.registry)

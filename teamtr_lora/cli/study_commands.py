@@ -37,7 +37,7 @@ def _certify(args: argparse.Namespace) -> None:
     if args.json:
         print_json(certificates.as_dict())
         return
-    from teamtr_lora.report.certificates import print_certificates
+    from teamtr_lora.cli.text.certificates import print_certificates
 
     print_certificates(certificates, updates=args.updates)
 
@@ -49,6 +49,6 @@ def _diagnose(args: argparse.Namespace) -> None:
     if args.json:
         print_json(diagnosis.as_dict())
         return
-    from teamtr_lora.report.diagnostics import print_diagnosis
+    from teamtr_lora.cli.text.diagnostics import print_diagnosis
 
     print_diagnosis(diagnosis)

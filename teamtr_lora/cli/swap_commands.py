@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import add_registry, positive, print_json
+from teamtr_lora.cli.arguments import add_registry, number, positive, print_json
 from teamtr_lora.common.errors import UserError
 
 _GO_ON = "Training goes on with the new team: teamtr-lora train RUN --resume training.stages=N"
@@ -61,11 +62,7 @@ def _contexts(text: str) -> int:
 
 
 def _radius(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
+    if not 0 < (value := number(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a radius; use a positive number")
     return value
 
@@ -81,12 +78,19 @@ def _swap(args: argparse.Namespace) -> None:
         return
     if not args.agent or not args.spec:
         raise UserError("swap needs --agent NAME and --with SPEC (or --undo)")
+    from teamtr_lora.cli.text.swap import print_swap, swap_view
     from teamtr_lora.registry.registry_store import Registry
-    from teamtr_lora.report.swap import print_swap, swap_view
     from teamtr_lora.swap.replace import plan_swap, swapped
     from teamtr_lora.swap.swap_report import SwapOptions
 
-    options = SwapOptions(args.agent, args.spec, args.stage0, args.probe_contexts, args.delta_align, args.items)
+    options = SwapOptions(
+        agent=args.agent,
+        spec=args.spec,
+        stage0=args.stage0,
+        probe_contexts=args.probe_contexts,
+        delta_align=args.delta_align,
+        items=args.items,
+    )
     registry = Registry(args.registry)
     show = (lambda report: print_json(report.as_dict())) if args.json else print_swap
     with swap_view(json=args.json) as view:
@@ -106,19 +110,27 @@ def _undo(place: Any, as_json: bool) -> None:
     if as_json:
         print_json({agent: {"from": gone, "to": back} for agent, (gone, back) in undone.changed.items()})
         return
-    from teamtr_lora.report.swap import print_undo
+    from teamtr_lora.cli.text.swap import print_undo
 
     print_undo(place.where, undone)
 
 
 def _rebase(args: argparse.Namespace) -> None:
-    from teamtr_lora.report.swap import print_rebase, swap_view
+    from teamtr_lora.cli.text.swap import print_rebase, swap_view
     from teamtr_lora.swap.places import find_place
     from teamtr_lora.swap.rebase import rebased
     from teamtr_lora.swap.swap_report import RebaseOptions
 
     place = find_place(args.team, args.registry)
-    options = RebaseOptions(args.to, args.out, args.spec, args.probe_contexts, args.delta_align, args.items, args.extra_tokens)
+    options = RebaseOptions(
+        base=args.to,
+        out=args.out,
+        spec=args.spec,
+        probe_contexts=args.probe_contexts,
+        delta_align=args.delta_align,
+        items=args.items,
+        extra_tokens=args.extra_tokens,
+    )
     with swap_view(json=args.json) as view, rebased(place, options, listener=view) as report:
         view.close()
         if args.json:

@@ -32,30 +32,37 @@ def add_commands(command: Any) -> None:
 
 
 def _tasks(args: argparse.Namespace) -> None:
-    from teamtr_lora.report import tasks as report
+    from teamtr_lora.cli.text import tasks as text
 
     if args.action == "list":
         if args.task is not None:
             raise UserError(f"tasks list shows all and takes no TASK; for one: tasks show {args.task}")
-        print_json(report.task_rows()) if args.json else report.print_tasks()
+        print_json(text.task_rows()) if args.json else text.print_tasks()
         return
     if args.task is None:
         raise UserError(f"tasks {args.action} needs a TASK; teamtr-lora tasks list shows them")
-    from teamtr_lora.tasks.machinery.score import sample_items, task_section
+    from teamtr_lora.recipe.task_by_name import task_settings
+    from teamtr_lora.tasks.machinery.score import sample_items
+    from teamtr_lora.tasks.table import BY_NAME
 
-    if args.action == "show":
-        stand_in = ["reward=rewards:exact_match"] if args.task == "dataset" else []  # what it cannot do without
-        section = task_section(args.task, [*stand_in, *args.overrides], Path("items.jsonl"))
-        print_json(report.task_keys(type(section))) if args.json else report.print_task(args.task)
+    if args.action == "show" and args.task in BY_NAME and not args.overrides:
+        print_json(text.task_keys(BY_NAME[args.task])) if args.json else text.print_task(args.task)
         return
-    report.print_items(sample_items(args.task, args.overrides, args.split, args.n), args.json)
+    if args.action == "show" and args.overrides:
+        raise UserError("tasks show takes a TASK and no settings; it shows which there are")
+    text.print_items(sample_items(task_settings(args.task, args.overrides), args.split, args.n), args.json)
 
 
 def _score(args: argparse.Namespace) -> None:
-    from teamtr_lora.report.tasks import print_scores
+    from teamtr_lora.cli.text.tasks import print_scores
+    from teamtr_lora.recipe.task_by_name import task_settings
     from teamtr_lora.tasks.machinery.score import score_file
 
-    scores = score_file(args.task, args.items, args.responses, args.overrides)
+    if args.task == "dataset":
+        raise UserError(
+            "score dataset: rewards of your own are run by `teamtr-lora eval RUN`; score is for tasks with a verifier"
+        )
+    scores = score_file(task_settings(args.task, args.overrides, args.items), args.items, args.responses)
     if not args.json:
         print_scores(scores)
         return

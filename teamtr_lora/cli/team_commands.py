@@ -82,9 +82,9 @@ def _add_eval(command: Any) -> None:
 
 def _eval(args: argparse.Namespace) -> None:
     baseline = _baseline(args)
+    from teamtr_lora.cli.text.evaluation import print_comparison, print_evaluation
+    from teamtr_lora.cli.text.summary import progress_bar
     from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team, the_one_team
-    from teamtr_lora.report.evaluation import print_comparison, print_evaluation
-    from teamtr_lora.report.summary import progress_bar
 
     team = the_one_team(args.team, args.compare)
     options = EvalOptions(
@@ -119,8 +119,8 @@ def _baseline(args: argparse.Namespace) -> Any:
 
 
 def _ask(args: argparse.Namespace) -> None:
+    from teamtr_lora.cli.text.summary import print_transcript
     from teamtr_lora.evaluation.commands import ask_team
-    from teamtr_lora.report.summary import print_transcript
 
     episode = ask_team(in_registry(args.team, args.registry), args.question, temperature=args.temperature, seed=args.seed)
     if args.json:

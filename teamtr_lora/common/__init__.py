@@ -5,5 +5,7 @@ Modules:
     files       writing so that a reader never sees half a file
     locks       locks between processes
     code_paths  functions that a recipe names
+    help_page   settings classes whose help() is a page
+    settings    the strict base of every section of a recipe
     program     what to type to run this program again
 """

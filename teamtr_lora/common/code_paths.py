@@ -1,8 +1,11 @@
-"""Dotted paths to the user's own Python: reward functions and custom routers.
+"""Dotted paths to the user's own Python: reward functions, tasks and custom routers.
 
 A recipe holds names, never code. A name is looked up in the files beside the recipe, which its user can read, and nowhere else:
 with a dataset column called `command`, a stranger's recipe could make a shell out of many a function that is installed. A package
 is looked at too once the user has named it in TEAMTR_LORA_TRUST; Python's own library and this one never are.
+
+A package may offer tasks under short names (entry points of the group teamtr_lora.tasks); such a name stands for its dotted path,
+and the same rules hold.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ import os
 import re
 import symtable
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.abc import MetaPathFinder
 from importlib.machinery import FileFinder, ModuleSpec, PathFinder, SourceFileLoader
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -27,9 +32,10 @@ from weakref import WeakKeyDictionary
 from teamtr_lora.common.errors import UserError
 
 TRUST = "TEAMTR_LORA_TRUST"
-BESIDE = "teamtr_lora_user"  # before the names of modules that were loaded from beside a recipe
+OFFERED = "teamtr_lora.tasks"  # the entry-point group
+BESIDE = "teamtr_lora_user"  # the first part of the names under which modules beside a recipe are loaded
 
-# Ways to make a name of a module's that no statement at its top level shows.
+# Where one of these is in a module's text, it may define names that do not show as statements at its top level.
 _BINDS_UNSEEN = re.compile(
     rb"\bimport[\s\\]*\*|\b(global|globals|locals|vars|setattr|exec|eval|modules|__dict__|__getattr__"
     rb"|f_globals|__globals__)\b|:="
@@ -44,13 +50,13 @@ def load_callable(path: str, *, key: str, folder: Path | None = None) -> Callabl
 
 
 def code_hash(path: str, *, key: str, folder: Path | None = None) -> str:
-    """Of the module's file, and of the one that defines the callable where that is another; what they import is no part of it."""
+    """A hash of the module's file, and of the file that defines the callable where that is another; not of what they import."""
     return hashlib.sha256("\n".join(_load(path, key, folder)[1]).encode()).hexdigest()
 
 
 @contextmanager
 def user_code() -> Iterator[None]:
-    """Around the user's own code: what it prints goes to stderr, as stdout may be one JSON object, and sys.exit is an error."""
+    """For the user's own code: what it prints goes to stderr, since stdout may be one JSON object, and sys.exit is an error."""
     try:
         with redirect_stdout(sys.stderr):
             yield
@@ -58,9 +64,26 @@ def user_code() -> Iterator[None]:
         raise RuntimeError(f"it called sys.exit({'' if stop.code is None else repr(stop.code)})") from stop
 
 
+def raised(error: BaseException) -> str:
+    """What the user's own code raised, and on which of its lines, in one line."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if _installed(Path(frame.filename)) is None]
+    where = f" ({Path(lines[-1].filename).name} line {lines[-1].lineno})" if lines else ""
+    return f"raised {type(error).__name__}: {_one_line(error)}{where}"
+
+
+def offered_tasks(*, trusted: bool) -> dict[str, str]:
+    """The tasks that installed packages offer, by name, as module:function; `trusted`: only those of packages that the user has
+    named in TEAMTR_LORA_TRUST. Nothing is imported."""
+    found = [(entry.name, f"{entry.module}:{entry.attr}") for entry in entry_points(group=OFFERED)]
+    mine = _trusted()
+    return dict(pair for pair in found if not trusted or pair[1].partition(":")[0].partition(".")[0] in mine)
+
+
 def misnamed(path: str, folder: Path | None) -> tuple[str, str] | None:
     """What is wrong with a name, and the fix, as far as that shows without running any code; None where nothing is."""
-    module_name, name = _parts(path)
+    module_name, name, folder = _parts(path, folder)
+    if not module_name and path == name and name.isidentifier():
+        return f"not a dotted path, and no installed package offers a task {name!r}", "write it as module:function"
     if not module_name or not name or not all(part.isidentifier() for part in [*module_name.split("."), name]):
         return "not a dotted path", "write it as module:function"
     file = _file(module_name, folder)
@@ -71,8 +94,8 @@ def misnamed(path: str, folder: Path | None) -> tuple[str, str] | None:
 
 
 def undefined(path: str, folder: Path | None) -> tuple[str, str] | None:
-    """The same for a function that a file beside the recipe does not define, by its text: importing it has the last word."""
-    module_name, name = _parts(path)
+    """What is wrong, and the fix, where the text of a file beside the recipe shows that it does not define the function."""
+    module_name, name, folder = _parts(path, folder)
     file = _file(module_name, folder)
     defined = _defined(file) if file else None
     if defined is not None and name not in defined:
@@ -98,7 +121,7 @@ def _load(path: str, key: str, folder: Path | None) -> tuple[Callable[..., Any],
     """The callable, and the hashes of its files."""
     if wrong := misnamed(path, folder):
         raise UserError(f"{key} = {path!r}: {'; '.join(wrong)}")
-    module_name, name = _parts(path)
+    module_name, name, folder = _parts(path, folder)
     try:
         with user_code():
             module = _import(module_name, folder)
@@ -121,9 +144,13 @@ def _load(path: str, key: str, folder: Path | None) -> tuple[Callable[..., Any],
     return target, [_file_hash(each) for each in dict.fromkeys([module, home]) if isinstance(each, ModuleType)]
 
 
-def _parts(path: str) -> tuple[str, str]:
+def _parts(path: str, folder: Path | None) -> tuple[str, str, Path | None]:
+    """The module, the name in it, and the folder that the module may lie in: none where an installed package offers the name."""
+    if ":" not in path and "." not in path:
+        offered = {**offered_tasks(trusted=False), **offered_tasks(trusted=True)}.get(path)
+        path, folder = (offered, None) if offered else (path, folder)
     module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
-    return module_name, name
+    return module_name, name, folder
 
 
 def _one_line(error: BaseException) -> str:
@@ -151,7 +178,7 @@ def _refused(package: str, file: Path) -> tuple[str, str] | None:
     if package == "teamtr_lora":
         return "teamtr_lora's own functions cannot be named", "name a function of your own, in a file beside the recipe"
     try:
-        found = package in sys.modules or importlib.util.find_spec(package) is not None  # a package is found, not run
+        found = package in sys.modules or importlib.util.find_spec(package) is not None  # this does not run the package
     except (ImportError, ValueError):
         found = False
     if not found:
@@ -165,13 +192,14 @@ def _refused(package: str, file: Path) -> tuple[str, str] | None:
 
 
 def _installed(file: Path) -> str | None:
-    """The package that a file is of, where it is installed: a link to it, or a recipe said to be there, makes it nobody's own."""
+    """The installed package that a file belongs to, if any. Links are followed: one beside the recipe does not make the file the
+    user's own, nor does a recipe that lies in the package."""
     file = file.resolve()
     for place in file.parents:
         library = (place / "os.py").is_file() and (place / "site.py").is_file()  # of any Python, not only of this one
         if library or place.name in ("site-packages", "dist-packages"):
             return file.relative_to(place).parts[0].removesuffix(".py")
-        if place == Path(__file__).resolve().parent:
+        if place == Path(__file__).resolve().parents[1]:
             return "teamtr_lora"
     return None
 
@@ -186,7 +214,7 @@ def _is_users_own(module: ModuleType | None, folder: Path | None) -> bool:
 
 
 def _file_hash(module: ModuleType) -> str:
-    """Of its file when it is first loaded: like Python, a process goes on with that, whatever is written there later."""
+    """The hash of a module's file as it was when it was first asked for. Python does not read a changed file again either."""
     if module not in _hashes:
         file = Path(getattr(module, "__file__", None) or "")  # without one, the name is all there is to know
         _hashes[module] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
@@ -220,7 +248,7 @@ def _import(module_name: str, folder: Path | None) -> Any:
 
 
 class _AsWritten(SourceFileLoader):
-    """Runs the file that the user can read: a compiled one in a `__pycache__` that came with it may say something else."""
+    """Runs the source file, never a compiled one from `__pycache__`, which may do something else than the user can read."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -244,5 +272,5 @@ class _Neighbours(MetaPathFinder):
         return next((spec for spec in found if spec is not None), None)
 
     def _has(self, place: str | None) -> bool:
-        """Whether it lies beside the recipe, though not in an environment that does."""
+        """Whether it lies beside the recipe and is not part of an installed package there."""
         return place is not None and Path(place).absolute().is_relative_to(self._folder) and _installed(Path(place) / "_") is None

@@ -1,4 +1,4 @@
-"""Writing so that a reader never sees half a file: written beside, synced, renamed. A full disk is the user's to fix."""
+"""Writing files so that a reader never sees half of one: they are written beside, synced and renamed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _written_beside(path: Path, data: bytes | str) -> Iterator[Path]:
-    """The data in a file beside `path`, to be put in place; nothing of it stays."""
+    """Writes the data to a temporary file beside `path`, for the caller to put in place; removes it afterwards."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
@@ -103,7 +103,7 @@ def write_folder_atomic(path: Path, contents: dict[str, bytes]) -> None:
 
 
 def remove_temporaries(folder: Path, *, apart: str | None = None) -> None:
-    """Clears what a killed process left half-written. `apart`: a folder below whose files are another lock's to clear."""
+    """Removes what a killed process left half-written. `apart`: a folder below that another lock guards, which is left alone."""
     for leftover in folder.rglob(f"{TEMPORARY}*"):
         if apart is not None and leftover.is_relative_to(folder / apart):
             continue
@@ -115,5 +115,5 @@ def sha256(data: bytes) -> str:
 
 
 def dump_json(value: Any) -> str:
-    """Stable and readable; NaN and infinity are refused rather than written as something no JSON reader takes."""
+    """JSON with sorted keys, for people to read. NaN and infinity, which JSON has not, are refused."""
     return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"

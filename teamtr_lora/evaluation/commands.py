@@ -19,13 +19,13 @@ from teamtr_lora.evaluation.inference import Played, Policy
 from teamtr_lora.evaluation.inference_baselines import BaselineOptions, open_baseline, resolve_baseline
 from teamtr_lora.evaluation.outcome import Outcome, judge, problem_digest
 from teamtr_lora.evaluation.result import EvaluationResult, make_result
-from teamtr_lora.recipe import Recipe, ScriptTaskSection
+from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.runs.evaluations import EvaluationStore, evaluation_name, is_evaluation, read_evaluation
 from teamtr_lora.runs.transcripts import episode_record
-from teamtr_lora.tasks import Item, Task, build_task
+from teamtr_lora.tasks import Item, Task
 from teamtr_lora.tasks.machinery.task import Split
 from teamtr_lora.team import Episode
 
@@ -42,7 +42,17 @@ BATCHES = {"transformers": 1, "vllm": 4, "vllm_server": 4}
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What is None is taken from the run's own recipe."""
+    """How `evaluate_team` measures. What is None is taken from the recipe of the run.
+
+    split        which items: train or test
+    k            episodes per item, for avg@k, pass@k, pass^k and maj@k
+    temperature  of sampling; 0 is greedy
+    limit        how many items, from the first on
+    engine       what samples: transformers or vllm
+    baseline     an inference-time baseline that answers in place of the team
+    out          the folder of the results; None chooses one in the run
+    reuse        whether a finished evaluation is read instead of played again
+    """
 
     split: Split = "test"
     k: int | None = None
@@ -50,8 +60,8 @@ class EvalOptions:
     limit: int | None = None
     engine: Engine | None = None
     baseline: BaselineOptions | None = None
-    out: Path | None = None  # folder of the results; None chooses one in the run
-    reuse: bool = False  # whether a finished evaluation is read instead of played again
+    out: Path | None = None
+    reuse: bool = False
 
 
 @contextmanager
@@ -72,13 +82,18 @@ def open_stored(
 
 
 def evaluate_team(source: str | Path, options: EvalOptions | None = None, progress: Progress | None = None) -> EvaluationResult:
-    """Goes on where an interrupted evaluation of the same settings stopped."""
+    """Measures a team on held-out items and writes the results beside it.
+
+    `source`: a run directory, a team of the registry, or a recipe file (its team untrained). `options`: how; see EvalOptions.
+    `progress(done, total, tokens)` is called while it plays. The result has every measure with its interval (`measures`) and
+    the folder it was written to. An evaluation that was interrupted goes on where it stopped when it is called again.
+    """
     options, source = options or EvalOptions(), Path(source)
     stored = find_team(source, recipes=True)
     recipe, versions = stored.recipe, stored.versions
-    if isinstance(recipe.task, ScriptTaskSection):
+    if isinstance(recipe.task, ScriptSettings):
         raise UserError(f"{source}: this run's items and rewards live in a Python script; use TeamTRTrainer.evaluate() there")
-    task = build_task(recipe.task, recipe.folder)
+    task = recipe.task.build(recipe.folder)
     items = evaluation_items(task, options.split, options.limit or recipe.evaluation.items)
     settings = _settings(recipe, versions, task, items, options)
     store = EvaluationStore(options.out or stored.evaluations / evaluation_name(settings), settings, Outcome.from_dict)
@@ -187,7 +202,11 @@ def _open_policy(source: Path, task: Task, options: EvalOptions, settings: dict[
 
 
 def ask_team(folder: str | Path, question: str, *, temperature: float | None = None, seed: int = 0) -> Episode:
-    """One unscored episode on the user's own question; the task's items and rewards need not be here."""
+    """Plays one episode of a team on your own question and returns it; `episode.messages` are what the agents said.
+
+    `folder`: a run directory, or a team of the registry. `temperature`: None takes the recipe's, 0 is greedy. Another `seed`
+    gives another answer. Nothing is scored, so the task's items and reward functions need not be on this machine.
+    """
     if not question.strip():
         raise UserError("the question is empty")
     # starting another engine would take longer than one answer

@@ -1,4 +1,23 @@
-"""Typed recipes: what a run is made of, before any tensor exists. Imports neither torch nor transformers."""
+"""Typed recipes: what a run is made of, before any tensor exists. Imports neither torch nor transformers.
+
+Modules:
+    recipe               the whole recipe, and its sections on training, trust region and tracking
+    team_sections        base and team
+    choices              settings that name one of a table of variants
+    task_by_name         the settings of a task that a command names
+    rollout_section      rollout
+    evaluation_section   evaluation
+    diagnostics_section  diagnostics
+    swap_section         swap
+    recipe_files         recipe files: parents, overrides, reading and writing
+    yaml_text            YAML as recipes use it
+    problems             every problem of a recipe at once
+    words                a problem in words
+    config               what `TeamTRConfig(stages=2)` does with its keywords
+    named                files and functions that a recipe names
+    reference            every key with its default and meaning
+    template             what `init` writes
+"""
 
 from teamtr_lora.recipe.named import check_named
 from teamtr_lora.recipe.problems import problems
@@ -20,58 +39,32 @@ from teamtr_lora.recipe.recipe import (
     TrustRegionSection,
 )
 from teamtr_lora.recipe.recipe_files import dump_recipe, first_difference, load_recipe, recipe_schema
-from teamtr_lora.recipe.task_sections import (
-    AutoLogiTaskSection,
-    BlocksworldTaskSection,
-    ColumnSumTaskSection,
-    CountdownTaskSection,
-    DatasetTaskSection,
-    DetectiveTaskSection,
-    GuessingTaskSection,
-    ItemSource,
-    MathTaskSection,
-    ScriptTaskSection,
-    SituationTaskSection,
-    SmallTaskSection,
-    TaskSection,
-    Tau2TaskSection,
-    ZebraTaskSection,
-)
 from teamtr_lora.recipe.words import Problem, RecipeError
+from teamtr_lora.tasks.custom import ScriptSettings
+from teamtr_lora.tasks.machinery.responder import ResponderSettings
+from teamtr_lora.tasks.machinery.task_settings import TaskSettings
 
 __all__ = [
     "AgentSection",
-    "AutoLogiTaskSection",
     "BaseSection",
-    "BlocksworldTaskSection",
-    "ColumnSumTaskSection",
-    "CountdownTaskSection",
-    "DatasetTaskSection",
-    "DetectiveTaskSection",
     "DiagnosticsSection",
     "EvaluationSection",
-    "GuessingTaskSection",
-    "ItemSource",
     "LoraSection",
-    "MathTaskSection",
     "Problem",
     "ProtocolSection",
     "Recipe",
     "RecipeError",
+    "ResponderSettings",
     "RolloutSection",
     "RouterSection",
-    "ScriptTaskSection",
-    "SituationTaskSection",
-    "SmallTaskSection",
+    "ScriptSettings",
     "SwapSection",
-    "TaskSection",
-    "Tau2TaskSection",
+    "TaskSettings",
     "TeamSection",
     "TeamTRConfig",
     "TrackingSection",
     "TrainingSection",
     "TrustRegionSection",
-    "ZebraTaskSection",
     "check_named",
     "dump_recipe",
     "first_difference",

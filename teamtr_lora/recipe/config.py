@@ -5,28 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from teamtr_lora.common.settings import Section, nearest
 from teamtr_lora.recipe.problems import check_settings
 from teamtr_lora.recipe.recipe import Recipe, TeamTRConfig
-from teamtr_lora.recipe.team_sections import Section, nearest
 from teamtr_lora.recipe.words import MISSING, OTHER_NAMES, Problem, RecipeError, key_paths, key_text
 
-# What a script gives to the trainer and a recipe file to its task.
+# Settings that a recipe file has in its task section and that a script passes to the trainer itself.
 _OF_THE_TRAINER = ("reward_range", "on_reward_error", "on_overlap", "success_at_least")
 
 
 class _Config(TeamTRConfig):
-    """`TeamTRConfig` as pydantic checks it, without its words."""
+    """`TeamTRConfig` with pydantic's own errors, which `check_settings` puts into words."""
 
 
 def into_sections(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Puts each bare key into the first section that has it; beside that, the sections that had it already, by key. Unknown
-    keys stay, to be refused by name."""
+    """Puts each bare key into the first section that has it.
+
+    Also returns the keys that were given twice, each with the section that had it already. Unknown keys stay where they are:
+    the check of the whole refuses them by name.
+    """
     placed = {key: value.model_dump(exclude_unset=True) if isinstance(value, Section) else value for key, value in values.items()}
     twice: dict[str, str] = {}
     for key, value in values.items():
         owner = None if key in TeamTRConfig.model_fields else _section_of(key)
         given = placed.get(owner, {}) if owner else None
-        if owner and isinstance(given, Mapping):  # a section that is none is refused as such
+        if owner and isinstance(given, Mapping):  # a section that is no mapping stays for the check to refuse
             if key in given:
                 twice[key] = owner
             del placed[key]
@@ -66,4 +69,4 @@ def _unknown(key: str, value: Any) -> Problem:
         return Problem(shown, hidden, "is no setting of the config", f"give {owned} to TeamSpec")
     bare = [*TeamTRConfig.model_fields, *(name for section in _sections().values() for name in section.model_fields)]
     suggestion = OTHER_NAMES.get(key, "").rpartition(".")[2] or nearest(key, bare)
-    return Problem(shown, hidden, "unknown key", "" if suggestion else "`teamtr-lora keys` lists the keys", suggestion)
+    return Problem(shown, hidden, "unknown key", "" if suggestion else "`teamtr-lora keys` lists the keys", suggestion=suggestion)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from teamtr_lora.recipe.team_sections import Section
+from teamtr_lora.common.settings import Section
 
 
 class DiagnosticsSection(Section):

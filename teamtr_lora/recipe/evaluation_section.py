@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from teamtr_lora.common.settings import Section
 from teamtr_lora.recipe.rollout_section import RolloutSection
-from teamtr_lora.recipe.team_sections import Section
 
 # K of the paper's avg@K and pass@K (app:benchmarks); tau-bench by its pass@1 / pass@4 (sec:experiments). Other tasks: 1.
 PAPER_SAMPLES = {

@@ -7,10 +7,24 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from teamtr_lora.common.code_paths import misnamed, undefined
+from teamtr_lora.common.settings import nearest
 from teamtr_lora.recipe.recipe import Recipe
-from teamtr_lora.recipe.task_sections import LOCAL_FILES, DatasetTaskSection
-from teamtr_lora.recipe.team_sections import nearest
 from teamtr_lora.recipe.words import Problem, RecipeError
+from teamtr_lora.tasks.custom import CustomSettings
+from teamtr_lora.tasks.dataset import DatasetSettings
+from teamtr_lora.tasks.table import machine_keys
+
+# Keys of a recipe that name something of this machine, for those who carry recipes from one machine to another.
+LOCAL_FILES = machine_keys("file")
+LOCAL_CHOICES = (  # where it writes, whom it calls, and which environment variables it sends there
+    "output_dir",
+    "rollout.server.urls",
+    "rollout.server.adapter_root",
+    "rollout.server.api_key_variable",
+    *machine_keys("choice"),
+    "tracking.trackers",
+)
+PATHS_OR_NAMES = machine_keys("path or name")  # a hub's name is the same everywhere; a path is this machine's
 
 
 def check_named(recipe: Recipe, source: str) -> None:
@@ -37,9 +51,11 @@ def _files(recipe: Recipe) -> Iterator[Problem]:
 
 def _functions(recipe: Recipe) -> Iterator[Problem]:
     named: dict[str, str | None] = {"team.router.callable": recipe.team.router.callable}
-    if isinstance(recipe.task, DatasetTaskSection):
+    if isinstance(recipe.task, DatasetSettings):
         reward = recipe.task.reward
         named |= {"task.reward": reward} if isinstance(reward, str) else {f"task.reward.{i}": r for i, r in enumerate(reward)}
+    if isinstance(recipe.task, CustomSettings):
+        named["task.callable"] = recipe.task.callable
     for key, name in named.items():
         wrong = (misnamed(name, recipe.folder) or undefined(name, recipe.folder)) if name else None
         if wrong:
@@ -49,7 +65,7 @@ def _functions(recipe: Recipe) -> Iterator[Problem]:
 def _success(recipe: Recipe) -> Iterator[Problem]:
     """Where the recipe itself says both: who gives a range alone may look at rewards only, whatever counts as right."""
     task = recipe.task
-    if isinstance(task, DatasetTaskSection) and {"success_at_least", "reward_range"} <= task.model_fields_set:
+    if isinstance(task, DatasetSettings) and {"success_at_least", "reward_range"} <= task.model_fields_set:
         low, high = task.reward_range
         if not low <= task.success_at_least <= high:
             count = "no episode" if task.success_at_least > high else "every episode"

@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from teamtr_lora.recipe.recipe import Recipe, TeamTRConfig
 from teamtr_lora.recipe.words import MISSING, Loc, Problem, explain, key_text, locate
 
-# One round for the keys, then one for each level of rules: router or task, team, recipe; the rest is slack.
+# A round finds the wrong keys, and each further round the broken rules of one more level: router or task, team, recipe. Two are
+# to spare.
 _ROUNDS = 6
 
-# The other keys that the rule reported at a key reads.
+# By the key at which a rule is reported: the other keys that the rule reads.
 _READS: dict[str, list[Loc]] = {
     "trust_region.holdout": [("rollout", "items_per_stage")],
     "rollout.items_per_stage": [("training",), ("trust_region", "holdout"), ("team", "agents")],
@@ -94,8 +95,8 @@ def _repair(data: Any, loc: Loc, kind: str) -> None:
             data["team"]["agents"][i]["name"] = f"stand-in-{i}"
         case ("team", "router", *_) if kind == "rule":
             data["team"]["router"] = {}
-        case ("task", "reward") if kind != "extra_forbidden":
-            data["task"]["reward"] = "stand:in"
+        case ("task", "reward" | "callable" as key) if kind != "extra_forbidden":
+            data["task"][key] = "stand:in"
         case ("task", "path") if kind == "rule":
             data["task"]["path"] = "stand-in.jsonl"
         case _:

@@ -19,29 +19,19 @@ from teamtr_lora.algorithm.variants.publishing import UPDATES
 from teamtr_lora.algorithm.variants.radii import RADII
 from teamtr_lora.algorithm.variants.region import REGIONS
 from teamtr_lora.algorithm.variants.resampling import RESAMPLING
+from teamtr_lora.common.help_page import HelpPage, list_keys
+from teamtr_lora.common.settings import Mistake, Section, Text, refuse
 from teamtr_lora.recipe.choices import OneOf
 from teamtr_lora.recipe.diagnostics_section import DiagnosticsSection
 from teamtr_lora.recipe.evaluation_section import EvaluationSection
 from teamtr_lora.recipe.rollout_section import MAX_VLLM_RANK, VLLM_TEMPERATURES, RolloutSection, ServerSection, VllmSection
 from teamtr_lora.recipe.swap_section import SwapSection
-from teamtr_lora.recipe.task_sections import ColumnSumTaskSection, TaskSection
-from teamtr_lora.recipe.team_sections import (
-    AgentSection,
-    BaseSection,
-    LoraSection,
-    Mistake,
-    ProtocolSection,
-    RouterSection,
-    Section,
-    TeamSection,
-    Text,
-    refuse,
-)
+from teamtr_lora.recipe.team_sections import AgentSection, BaseSection, LoraSection, ProtocolSection, RouterSection, TeamSection
+from teamtr_lora.tasks.table import BY_NAME, DEFAULT, TaskSection
 
 __all__ = [
     "AgentSection",
     "BaseSection",
-    "ColumnSumTaskSection",
     "DiagnosticsSection",
     "EvaluationSection",
     "LoraSection",
@@ -193,12 +183,14 @@ class TrackingSection(Section):
     project: str = Field(default="teamtr-lora", min_length=1, description="Project name shown in the trackers.")
 
 
-class TeamTRConfig(Section):
-    """Everything but the base, the team and the task: what a script passes as `args`.
+class TeamTRConfig(Section, metaclass=HelpPage):
+    """The settings of a run: everything but the base, the team and the task. What a script passes to TeamTRTrainer as `args`.
 
-    Keys may be named without their section: `TeamTRConfig(stages=2, delta=0.02)` is
-    `TeamTRConfig(training={"stages": 2}, trust_region={"delta": 0.02})`; `temperature` is then the rollout's. A mistake raises
-    RecipeError, in the words of `teamtr-lora validate`; `teamtr-lora keys` explains every key.
+    Keys may be named without their section: `TeamTRConfig(stages=2, delta=0.02)` is the same as
+    `TeamTRConfig(training={"stages": 2}, trust_region={"delta": 0.02})`. A name that several sections have is taken for the
+    first of them: `temperature` is the rollout's. A mistake raises RecipeError, which names every wrong key and its fix.
+
+    `teamtr-lora keys` explains every key with its default. The sections and their keys:
     """
 
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of everything random in the run.")
@@ -249,6 +241,9 @@ class TeamTRConfig(Section):
         return self
 
 
+list_keys(TeamTRConfig)
+
+
 def _items_for_two(holdout: float) -> int:
     """Fewest items per stage of which two are held out and one is left."""
     items = max(3, int(1.5 / holdout))
@@ -258,12 +253,17 @@ def _items_for_two(holdout: float) -> int:
 
 
 class Recipe(TeamTRConfig):
-    """A complete run: what a recipe file resolves to."""
+    """A complete run: the settings of TeamTRConfig, and with them the base, the team and the task.
+
+    `load_recipe` reads one from a file, `TeamTRTrainer.from_recipe` trains it. Its sections are attributes:
+    `recipe.training.stages`, `recipe.team.agents[0].lora.rank`, `recipe.task.name`. A recipe is checked as a whole when it is
+    made and is not meant to be changed afterwards; give `load_recipe` overrides instead.
+    """
 
     base: BaseSection = Field(default_factory=BaseSection, description="The frozen model that every agent shares.")
     team: TeamSection = Field(description="The agents and how they talk.")
     task: TaskSection = Field(
-        default_factory=ColumnSumTaskSection, description="What the team is trained on; `name` selects the kind."
+        default_factory=BY_NAME[DEFAULT], description="What the team is trained on; `name` selects the kind."
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Recipe files: YAML + `extends` + overrides -> Recipe, and back."""
+"""Recipe files: YAML, the parents that `extends` names and overrides become one Recipe, and back."""
 
 from __future__ import annotations
 
@@ -9,30 +9,40 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import nearest
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.recipe import Recipe
-from teamtr_lora.recipe.team_sections import nearest
 from teamtr_lora.recipe.words import Problem, RecipeError, key_text, schema_of_recipe
 from teamtr_lora.recipe.yaml_text import MAX_BYTES, parse, write
 
-MAX_PARENTS = 16
+MAX_CHAIN = 16
+MAX_FILES = 64
 
-# A reader meets who plays what before how it learns; the schema's own order starts with what scripts share.
+# The order in which a recipe is written out: who plays what comes before how it learns.
 _ORDER = ("seed", "output_dir", "base", "team", "task")
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in `path`, with its parents merged in and `section.key=value` overrides applied last.
+def load_recipe(path: str | Path | Sequence[str | Path], overrides: Sequence[str] = ()) -> Recipe:
+    """Reads a recipe file and checks it.
 
-    Raises RecipeError with every problem at once, or UserError when there is no recipe to look at.
+    `path`: a recipe file, or several, of which later ones win key by key: a base, then a task. That is the same as a file
+    that extends them in this order. Paths in the recipe are relative to its folder (of several files, to the last one's).
+    `overrides`: `section.key=value` as on the command line; they win over every file.
+
+    Raises RecipeError with every problem at once, or UserError where a file cannot be read.
     """
-    path = Path(path)
-    data = _read_with_parents(path, ())
+    paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
+    if not paths:
+        raise UserError("no recipe given; name at least one recipe file")
+    reader = _Reader()
+    data: dict[str, Any] = {}
+    for one in paths:
+        data = _merge(data, reader.read(one))
     wrong_overrides = [problem for override in overrides if (problem := _override(data, override))]
     recipe, problems = check(data)
     if recipe is None or wrong_overrides:
-        raise RecipeError([*wrong_overrides, *problems], str(path))
-    return recipe.placed_in(path.resolve().parent)
+        raise RecipeError([*wrong_overrides, *problems], " + ".join(map(str, paths)))
+    return recipe.placed_in(paths[-1].resolve().parent)
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -43,14 +53,15 @@ def dump_recipe(recipe: Recipe) -> str:
 def recipe_schema() -> dict[str, Any]:
     """JSON schema (draft 2020-12) of a recipe file, for editors and for `validate --schema`."""
     schema = copy.deepcopy(schema_of_recipe())
-    parent = {
-        "type": "string",
-        "description": "Recipe to start from, a file relative to this one; this file's keys win.",
+    extends = {
+        "title": "Extends",
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
+        "description": "Recipes to start from: a file relative to this one, or a list of them, of which later ones win. This "
+        "file's own keys win over all.",
     }
-    schema["properties"] = {"extends": {"title": "Extends", **parent}, **_ordered(schema["properties"])}
-    # A file that extends another one may leave the team to it.
+    schema["properties"] = {"extends": extends, **_ordered(schema["properties"])}
+    # A file may leave the team to the files that it extends or that are named beside it on the command line.
     del schema["required"]
-    schema["anyOf"] = [{"required": ["team"]}, {"required": ["extends"]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
@@ -85,31 +96,48 @@ def _ordered(sections: dict[str, Any]) -> dict[str, Any]:
     return {key: sections[key] for key in [*_ORDER, *(key for key in sections if key not in _ORDER)]}
 
 
-def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
-    """The mapping in `path` merged over its parents', `extends` consumed."""
-    data = _read(path)
-    here = path.resolve()
-    if "extends" not in data:
-        return data
-    named = data.pop("extends")
-    parent = _parent_path(path, named)
-    chain = (*children, here)
-    if parent.resolve() in chain:
-        loop = [*chain[chain.index(parent.resolve()) :], parent.resolve()]
-        names = " -> ".join(file.name for file in loop)
-        raise UserError(f"{path}: extends = {named!r}: the recipes extend each other in a circle ({names}); remove one extends")
-    if len(chain) > MAX_PARENTS:
-        raise UserError(f"{path}: extends = {named!r}: more than {MAX_PARENTS} recipes in a chain; merge some of them")
-    return _merge(_read_with_parents(parent, chain), data)
+class _Reader:
+    """Reads recipe files together with their parents."""
+
+    def __init__(self) -> None:
+        self._files = 0
+
+    def read(self, path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
+        """The mapping in `path` merged over its parents'. `children`: the files by whose `extends` this one is read."""
+        data = _read(path)
+        self._files += 1
+        if self._files > MAX_FILES:  # where each file has two parents, sixteen generations would be 65,536 files
+            raise UserError(f"{path}: more than {MAX_FILES} recipe files are extended in all; merge some of them")
+        if "extends" not in data:
+            return data
+        named = data.pop("extends")
+        merged: dict[str, Any] = {}
+        for parent in _parent_paths(path, named):
+            chain = (*children, path.resolve())
+            if parent.resolve() in chain:
+                loop = [*chain[chain.index(parent.resolve()) :], parent.resolve()]
+                names = " -> ".join(file.name for file in loop)
+                raise UserError(
+                    f"{path}: extends = {named!r}: the recipes extend each other in a circle ({names}); remove one extends"
+                )
+            if len(chain) > MAX_CHAIN:
+                raise UserError(f"{path}: extends = {named!r}: more than {MAX_CHAIN} recipes in a chain; merge some of them")
+            merged = _merge(merged, self.read(parent, chain))
+        return dict(_merge(merged, data))
 
 
-def _parent_path(path: Path, named: Any) -> Path:
-    if not isinstance(named, str) or not named.strip() or "\0" in named:
-        raise UserError(f"{path}: extends = {named!r}: must be the path of one recipe file, relative to this one")
-    # A scheme has two letters or more, a Windows drive has one.
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:|//|\\\\", named):
-        raise UserError(f"{path}: extends = {named!r}: must be a local file, not an address; copy the parent beside this recipe")
-    return path.parent / named
+def _parent_paths(path: Path, named: Any) -> list[Path]:
+    names = named if isinstance(named, list) and named else [named]
+    for name in names:
+        if not isinstance(name, str) or not name.strip() or "\0" in name:
+            fix = "must be the path of a recipe file, relative to this one, or a list of such paths"
+            raise UserError(f"{path}: extends = {named!r}: {fix}")
+        # A scheme has two letters or more, a Windows drive has one.
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:|//|\\\\", name):
+            raise UserError(
+                f"{path}: extends = {name!r}: must be a local file, not an address; copy the parent beside this recipe"
+            )
+    return [path.parent / name for name in names]
 
 
 def _merge(parent: Any, child: Any) -> Any:
@@ -117,8 +145,7 @@ def _merge(parent: Any, child: Any) -> Any:
     if not (isinstance(parent, dict) and isinstance(child, dict)):
         return child
     if "name" in child and child["name"] != parent.get("name", child["name"]):
-        # Another kind of task: the parent's keys belong to a different model.
-        return child
+        return child  # another task, which would refuse the settings of the parent's task
     return {**parent, **{key: _merge(parent[key], value) if key in parent else value for key, value in child.items()}}
 
 
@@ -170,7 +197,7 @@ def _override(data: dict[str, Any], text: str) -> Problem | None:
     except UserError as error:
         return Problem(key, value_text, f"cannot be read as YAML ({error})", "put text in quotes")
     if isinstance(value, (dict, list)) and not value_text.lstrip().startswith(("{", "[")):
-        value = value_text  # `FINAL:` and `- so` are text on a command line; mappings are written with braces
+        value = value_text  # YAML reads `FINAL:` and `- so` as a mapping and a list; here those need braces or brackets
     return _set(data, parts, value)
 
 
@@ -207,4 +234,4 @@ def _no_element(here: str, key: str, items: list[Any], part: str, value: Any) ->
     if part.isdigit():
         return Problem(key, value, f"{here} has no element {part}", f"it has {len(items)}, counted from 0")
     fix = "" if nearest(part, names) else f"it has {', '.join(names) or 'no named elements'}"
-    return Problem(key, value, f"nothing in {here} is named {part!r}", fix, nearest(part, names))
+    return Problem(key, value, f"nothing in {here} is named {part!r}", fix, suggestion=nearest(part, names))

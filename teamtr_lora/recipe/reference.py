@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import nearest
 from teamtr_lora.recipe.recipe_files import recipe_schema
-from teamtr_lora.recipe.team_sections import nearest
 from teamtr_lora.recipe.words import Node, describe, resolve, task_names
+from teamtr_lora.tasks.table import SCRIPT
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def _describe(name: str, child: Node) -> Iterator[Key]:
     items = resolve(node["items"]) if "items" in node else {}
     if "oneOf" in node:
         tasks = {tuple(task_names(task)): task for task in map(resolve, node["oneOf"])}
-        del tasks[("script",)]  # a script's own function, which no file can name
+        del tasks[(SCRIPT,)]
         yield Key(name, "", "", meaning)
         yield Key(f"{name}.name", f"one of {', '.join(chain(*tasks))}", "", "Which task: see `tasks list`.")
         for names, task in tasks.items():

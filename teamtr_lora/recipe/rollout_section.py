@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from teamtr_lora.recipe.team_sections import SERVER_URL, ApiKeyVariable, Section, Text, refuse
+from teamtr_lora.common.settings import SERVER_URL, ApiKeyVariable, Section, Text, refuse
 
 ServerUrl = Annotated[str, Field(pattern=SERVER_URL)]
 

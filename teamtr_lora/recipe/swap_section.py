@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from teamtr_lora.recipe.team_sections import Section
+from teamtr_lora.common.settings import Section
 
 
 class SwapSection(Section):

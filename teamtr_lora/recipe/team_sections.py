@@ -5,60 +5,11 @@ Descriptions are the user's documentation (they are the JSON schema's text), so 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import Field, model_validator
 
-SAFE_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
-DEVICE = r"^(auto|cpu|cuda(:[0-9]+)?)$"
-DOTTED_PATH = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*[:.][A-Za-z_][A-Za-z0-9_]*$"
-DATA_FILE = r"\.(jsonl|jsonl\.gz|json|json\.gz|csv|parquet)$"
-
-SERVER_URL = r"^https?://[^/\s@]+(/[^\s]*)?$"
-API_KEY_VARIABLE = r"^([A-Za-z_][A-Za-z0-9_]*)?API_KEY$"  # a stranger's recipe could send any other secret to its own server
-
-# What a value that misses the pattern should have been, in words.
-PATTERN_WORDS = {
-    SAFE_NAME: "a safe file name: a lower-case letter, then up to 31 of a-z, 0-9, _ and -",
-    DEVICE: "auto, cpu, cuda or cuda:N",
-    DOTTED_PATH: "a Python callable written module:function",
-    SERVER_URL: "an address such as http://host:8000",
-    API_KEY_VARIABLE: "the name of an environment variable that ends in API_KEY (letters, digits and _)",
-    DATA_FILE: "a file that ends in .jsonl, .json, .jsonl.gz, .json.gz, .csv or .parquet",
-}
-
-CallablePath = Annotated[str, Field(pattern=DOTTED_PATH)]
-Text = Annotated[str, Field(min_length=1)]
-ApiKeyVariable = Annotated[str, Field(pattern=API_KEY_VARIABLE)]
-
-
-class Section(BaseModel):
-    """Strict: text such as "8" or "yes" is never taken for a number or a switch; ints still serve as floats."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, validate_default=False)
-
-
-Mistake = tuple[tuple[str | int, ...], Any, str, str]
-"""A broken rule between keys: where, the value there, what is wrong, the fix."""
-
-
-def refuse(title: str, mistakes: Iterable[Mistake]) -> None:
-    """Raise all broken rules at once, each at its own key (a plain ValueError could name only the section)."""
-    details = [
-        InitErrorDetails(type=PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": wrong, "fix": fix}), loc=loc, input=value)
-        for loc, value, wrong, fix in mistakes
-    ]
-    if details:
-        raise ValidationError.from_exception_data(title, details)
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The valid name most like `word`, if any is like it at all."""
-    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return close[0] if close else None
+from teamtr_lora.common.settings import DEVICE, SAFE_NAME, CallablePath, Mistake, Section, Text, nearest, refuse
 
 
 class BaseSection(Section):
@@ -145,23 +96,11 @@ class RouterSection(Section):
     def _kind_has_what_it_needs(self) -> Self:
         mistakes: list[Mistake] = []
         if self.kind == "sequence" and not self.sequence:
-            mistakes.append(
-                (
-                    ("sequence",),
-                    self.sequence,
-                    "is empty, but router.kind is sequence",
-                    "list the agents in speaking order",
-                )
-            )
+            wrong, fix = "is empty, but router.kind is sequence", "list the agents in speaking order"
+            mistakes.append((("sequence",), self.sequence, wrong, fix))
         if self.kind == "custom" and self.callable is None:
-            mistakes.append(
-                (
-                    ("callable",),
-                    None,
-                    "is not given, but router.kind is custom",
-                    'name your router as "module:function"',
-                )
-            )
+            wrong, fix = "is not given, but router.kind is custom", 'name your router as "module:function"'
+            mistakes.append((("callable",), None, wrong, fix))
         refuse("router", mistakes)
         return self
 
@@ -210,19 +149,11 @@ class TeamSection(Section):
         for i, name in enumerate(names):
             first = names.index(name)
             if first < i:
-                mistakes.append(
-                    (
-                        ("agents", i, "name"),
-                        name,
-                        f"team.agents.{first} has the same name",
-                        "give every agent its own name",
-                    )
-                )
+                wrong, fix = f"team.agents.{first} has the same name", "give every agent its own name"
+                mistakes.append((("agents", i, "name"), name, wrong, fix))
         for i, name in enumerate(self.router.sequence):
             if name not in names:
-                like = nearest(name, names)
-                fix = f"did you mean {like!r}?" if like else f"the agents are {', '.join(names)}"
-                mistakes.append((("router", "sequence", i), name, "no agent has this name", fix))
+                mistakes.append((("router", "sequence", i), name, "no agent has this name", _meant(name, names)))
         refuse("team", [*mistakes, *self._roles_are_filled(names)])
         return self
 
@@ -239,12 +170,15 @@ class TeamSection(Section):
             return []
         mistakes: list[Mistake] = []
         if router.judge is not None and router.judge not in names:
-            like = nearest(router.judge, names)
-            fix = f"did you mean {like!r}?" if like else f"the agents are {', '.join(names)}"
-            mistakes.append((("router", "judge"), router.judge, "no agent has this name", fix))
+            mistakes.append((("router", "judge"), router.judge, "no agent has this name", _meant(router.judge, names)))
         elif len(names) - (router.judge is not None) < 2:
             mistakes.append((at, router.kind, "a debate needs two agents beside the judge", "add agents, or use round_robin"))
         if self.protocol.view != "per_agent":
             wrong = "one shared transcript cannot hide the answers of a round from the others of that round"
             mistakes.append((at, router.kind, wrong, "set team.protocol.view=per_agent"))
         return mistakes
+
+
+def _meant(name: str, names: list[str]) -> str:
+    like = nearest(name, names)
+    return f"did you mean {like!r}?" if like else f"the agents are {', '.join(names)}"

@@ -12,7 +12,7 @@ RECIPE = """\
 # Two agents add by columns, with a dataset and a reward of their own. Try it as it is:  teamtr-lora train recipe.yaml
 # Yours: put your rows into questions.jsonl and your reward into rewards.py; say what to write in system and the roles, and
 # give it room by max_message_tokens. The embedded base is made for such sums and little else: most tasks need a larger one.
-# For that take the values after "GPU:", which are those of recipes/tasks/qwen3_1.7b (one GPU of 80 GB or more).
+# For that take the values after "GPU:", which are those of recipes/bases/qwen3_1.7b.yaml (one GPU of 80 GB or more).
 # Every key and its meaning:  teamtr-lora keys      What it will cost:  teamtr-lora plan recipe.yaml
 seed: 0
 

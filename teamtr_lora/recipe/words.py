@@ -12,8 +12,9 @@ from functools import cache
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import PATTERN_WORDS, nearest
 from teamtr_lora.recipe.recipe import Recipe
-from teamtr_lora.recipe.team_sections import PATTERN_WORDS, nearest
+from teamtr_lora.tasks.table import SCRIPT
 
 Node = dict[str, Any]
 Loc = tuple[str | int, ...]
@@ -28,15 +29,18 @@ _FIX = {
     "team.agents.*.name": "for example planner",
     "team.agents.*.lora.targets": "write all-linear or a list such as [q_proj, v_proj]",
     "task": "write {name: ...}",
+    "task.callable": 'write it as "module:function", for example my_env:make_task',
     "task.reward": 'write it as "module:function", for example rewards:exact_match',
 }
+_OR_A_BASE = ", or name a recipe that has one before this one (as train recipes/bases/nano.yaml THIS)"
 _ABSENT = {
-    "team": ("the recipe has no team", "add team: {agents: [{name: solver, role: ...}]}"),
-    "team.agents": ("the team has no agents", "add at least one {name, role}"),
+    "team": ("the recipe has no team", f"add team: {{agents: [{{name: solver, role: ...}}]}}{_OR_A_BASE}"),
+    "team.agents": ("the team has no agents", f"add at least one {{name, role}}{_OR_A_BASE}"),
     "team.agents.*.name": ("the agent has no name", "add one, for example name: planner"),
+    "task.callable": ("a custom task needs a function or class that makes it", _FIX["task.callable"]),
     "task.reward": ("a dataset task needs a reward function", _FIX["task.reward"]),
 }
-# What TRL and transformers call it.
+# What TRL and transformers call our keys, for people who come from there.
 OTHER_NAMES = {
     "beta": "trust_region.beta_initial",
     "bf16": "base.precision",
@@ -164,10 +168,10 @@ def explain(kind: str, context: dict[str, Any], loc: Loc, node: Node, parent: No
     if kind == "union_tag_invalid":
         names = [name for task in node["oneOf"] for name in task_names(resolve(task))]
         name = value["name"]
-        names = [known for known in names if known != "script"]  # a script's own function, which no file can name
-        return Problem("task.name", name, f"must be one of {', '.join(names)}", "", nearest(str(name), names))
+        names = [known for known in names if known != SCRIPT]  # made by a Python script, which no file can name
+        return Problem("task.name", name, f"must be one of {', '.join(names)}", "", suggestion=nearest(str(name), names))
     suggestion = nearest(value, _choices(node)) if isinstance(value, str) else None
-    return Problem(key, value, f"must be {_wanted(kind, node)}", _FIX.get(general) or _default(node), suggestion)
+    return Problem(key, value, f"must be {_wanted(kind, node)}", _FIX.get(general) or _default(node), suggestion=suggestion)
 
 
 def _wanted(kind: str, node: Node) -> str:
@@ -224,7 +228,7 @@ def _choices(node: Node) -> list[str]:
 def _unknown_key(loc: Loc, value: Any, parent: Node) -> Problem:
     word, known = str(loc[-1]), list(parent.get("properties", {}))
     elsewhere = {path.rsplit(".", 1)[-1]: path for path in key_paths()}
-    # A key of another section first, then a misspelt key of this one, then a misspelt key of another.
+    # Three guesses, the best first: the right name in the wrong section, a misspelt key of this section, one of another section.
     misspelt = nearest(word, known) or elsewhere.get(nearest(word, elsewhere) or "")
     suggestion, fix = elsewhere.get(word) or OTHER_NAMES.get(word) or misspelt, ""
     if suggestion is None:
@@ -233,7 +237,7 @@ def _unknown_key(loc: Loc, value: Any, parent: Node) -> Problem:
     elif loc[0] == "task" and suggestion == f"task.{word}":
         suggestion, fix = None, "it belongs to another task; check task.name"
     hidden = MISSING if isinstance(value, (dict, list)) else value
-    return Problem(key_text(loc), hidden, "unknown key", fix, suggestion)
+    return Problem(key_text(loc), hidden, "unknown key", fix, suggestion=suggestion)
 
 
 def key_paths(node: Node | None = None, prefix: str = "") -> Iterator[str]:

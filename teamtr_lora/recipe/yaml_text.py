@@ -88,14 +88,14 @@ for _tag, _pattern, _first in _RESOLVERS:
     _Dumper.add_implicit_resolver(_tag, _pattern, list(_first))
 
 
-def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
+def _expanded_size(node: Any, sizes: dict[Any, int]) -> int:
     """Nodes of the document once aliases are written out; a few lines of aliases can stand for billions."""
-    known = sizes.get(id(node))
+    known = sizes.get(node)  # a node equals itself only; 0 while its children are being counted
     if known == 0:
         raise yaml.composer.ComposerError(None, None, "an alias contains itself", node.start_mark)
     if known is not None:
         return known
-    sizes[id(node)] = 0
+    sizes[node] = 0
     size = 1
     if isinstance(node, yaml.SequenceNode):
         size += sum(_expanded_size(child, sizes) for child in node.value)
@@ -103,7 +103,7 @@ def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
         size += sum(_expanded_size(child, sizes) for pair in node.value for child in pair)
     if size > MAX_NODES:
         raise yaml.composer.ComposerError(None, None, f"more than {MAX_NODES} values once aliases are expanded", node.start_mark)
-    sizes[id(node)] = size
+    sizes[node] = size
     return size
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES
 from teamtr_lora.base.versions import WEIGHTS, version_number
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe.team_sections import nearest
+from teamtr_lora.common.settings import nearest
 from teamtr_lora.registry.fit import check_lora
 from teamtr_lora.registry.hub_client import COMMIT, HubRepo, Remote
 from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, manifest_bytes, sealed

@@ -18,7 +18,7 @@ from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.source import NANO, Progress, beside, resolve
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash, version_folder
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptTaskSection, TeamSection
+from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptSettings, TeamSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.words import RecipeError
 from teamtr_lora.registry.fit import Adapter, check_lora, modules_of, open_contents, understand
@@ -148,7 +148,7 @@ def _alone(agent: str, lora: LoraSection, source: str, revision: str | None) -> 
         return Recipe(
             base=BaseSection(source=source, revision=revision),
             team=TeamSection(agents=[AgentSection(name=agent, lora=lora)]),
-            task=ScriptTaskSection(name="script"),
+            task=ScriptSettings(name="script"),
         )
     except ValueError as error:
         raise UserError(f"--agent {agent}: {' '.join(str(error).split())}") from error

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
+from teamtr_lora.recipe import ResponderSettings
+from teamtr_lora.recipe.named import LOCAL_CHOICES, LOCAL_FILES, PATHS_OR_NAMES
 from teamtr_lora.recipe.recipe import ServerSection, TrackingSection
-from teamtr_lora.recipe.responder import ResponderSection
-from teamtr_lora.recipe.task_sections import LOCAL_CHOICES, LOCAL_FILES, PATHS_OR_NAMES
 
 _DEFAULTS = {
     "rollout": {"server": ServerSection().model_dump(mode="json")},
-    "task": {"responder": ResponderSection().model_dump(mode="json")},
+    "task": {"responder": ResponderSettings().model_dump(mode="json")},
     "tracking": TrackingSection().model_dump(mode="json"),
 }
 
@@ -34,7 +34,9 @@ def local_choices(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def local_paths(recipe: Mapping[str, Any]) -> dict[str, str]:
     """Files, and what else may be a path, that lie outside the recipe's folder."""
-    found = _texts(recipe, (*LOCAL_FILES, *PATHS_OR_NAMES))
+    settings = value_at(recipe, "task.settings")  # of a custom task: any text of them may be a path
+    own = [f"task.settings.{name}" for name in settings] if isinstance(settings, Mapping) else []
+    found = _texts(recipe, (*LOCAL_FILES, *PATHS_OR_NAMES, *own))
     return {key: value for key, value in found if leaves_its_folder(value)}
 
 
@@ -43,6 +45,8 @@ def named_code(recipe: Mapping[str, Any]) -> dict[str, str]:
     task = recipe.get("task", {})
     rewards = (task.get("reward") or []) if task.get("name") == "dataset" else []  # other tasks' rewards are words of ours
     found = {"task.reward": rewards} if isinstance(rewards, str) else {f"task.reward.{i}": str(p) for i, p in enumerate(rewards)}
+    if task.get("name") == "custom" and task.get("callable"):
+        found["task.callable"] = str(task["callable"])
     if router := value_at(recipe, "team.router.callable"):
         found["team.router.callable"] = str(router)
     return found

@@ -11,9 +11,9 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from teamtr_lora.base.versions import MAX_NUMBER, VERSION_NAME, AdapterVersion
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, sha256
+from teamtr_lora.common.settings import SAFE_NAME, Section
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.recipe.problems import check
-from teamtr_lora.recipe.team_sections import SAFE_NAME, Section
 
 FORMAT: Literal[1] = 1
 CARD = "README.md"

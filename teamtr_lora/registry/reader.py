@@ -14,8 +14,8 @@ from teamtr_lora.base.lora_config import PlainLora, read_lora_config
 from teamtr_lora.base.versions import CONFIG, MANIFEST, VERSION_NAME, WEIGHTS, version_number
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
+from teamtr_lora.common.settings import PATTERN_WORDS, SAFE_NAME, nearest
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.recipe.team_sections import PATTERN_WORDS, SAFE_NAME, nearest
 from teamtr_lora.registry.fit import check_lora, open_contents
 from teamtr_lora.registry.identity import protocol_hash
 from teamtr_lora.registry.manifest import CARD, AdapterManifest, TeamManifest, read_manifest, team_file

@@ -13,7 +13,7 @@ from teamtr_lora.base.frozen_base import BaseFacts, base_facts
 from teamtr_lora.base.source import present
 from teamtr_lora.base.versions import MANIFEST, VERSION_NAME, version_number
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe.team_sections import SAFE_NAME
+from teamtr_lora.common.settings import SAFE_NAME
 from teamtr_lora.registry.fit import check_lora, open_contents, understand
 from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
 from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, team_file

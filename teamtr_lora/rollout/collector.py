@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
+from teamtr_lora.common.code_paths import raised, user_code
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import nearest
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
+from teamtr_lora.tasks.machinery.background import as_future
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Task, settled
 from teamtr_lora.team import Episode, Message, Team, Transcript
 
@@ -42,6 +47,7 @@ class _Player:
     interaction: Interaction
     agent: str = ""
     prompt_ids: list[int] | None = None
+    credit: list[dict[str, float] | None] = field(default_factory=list)  # by message, as the environment gave it
 
 
 Progress = Callable[[int, int, int], None]  # episodes done, episodes in all, tokens sampled so far
@@ -88,7 +94,7 @@ def _play(
         done += _submit_next(team, sampler, plan, player, waiting)
     try:
         while waiting or answering:
-            for player in _answered(answering, until_one=not waiting):
+            for player in _answered(team, answering, until_one=not waiting):
                 done += _submit_next(team, sampler, plan, player, waiting)
             completions = sampler.poll() if waiting else []
             if waiting and not completions:
@@ -102,27 +108,31 @@ def _play(
                 if isinstance(feedback, Future):
                     answering[feedback] = player
                 else:
-                    _hear(player, feedback)
+                    _hear(team, player, feedback)
                     done += _submit_next(team, sampler, plan, player, waiting)
             if progress:
                 progress(done, len(players), tokens)
     finally:
         for answer in answering:
             answer.cancel()
-    episodes = [player.episode for player in players]
-    _settle(team, task, episodes)
-    return episodes
+    _settle(team, task, players)
+    return [player.episode for player in players]
 
 
 def _seated(team: Team, task: Task, plan: PlayPlan) -> list[_Player]:
     seats = [(place, index) for place in range(len(plan.items)) for index in range(plan.episodes_per_item)]
-    interactions = [task.open(plan.items[place]) for place, _ in seats]
-    openings = [interaction.first() for interaction in interactions]  # all are asked for before any is waited for
+    interactions, openings = [], []  # all are asked for before any is waited for
+    for place, _ in seats:
+        with _of_the_task(task, plan.items[place].id):
+            interactions.append(task.open(plan.items[place]))
+            openings.append(as_future(interactions[-1].first()))
     try:
-        return [
-            _seat(team, plan, *seat, interaction, settled(opening))
-            for seat, interaction, opening in zip(seats, interactions, openings, strict=True)
-        ]
+        players = []
+        for (place, index), interaction, opening in zip(seats, interactions, openings, strict=True):
+            with _of_the_task(task, plan.items[place].id):
+                prompt = settled(opening)
+            players.append(_seat(team, plan, place, index, interaction, prompt))
+        return players
     finally:
         for opening in openings:
             if isinstance(opening, Future):
@@ -183,7 +193,7 @@ def check_prompts(team: Team, items: Iterable[Item]) -> None:
         )
 
 
-def _answered(answering: dict[Future[Feedback], _Player], *, until_one: bool) -> list[_Player]:
+def _answered(team: Team, answering: dict[Future[Feedback], _Player], *, until_one: bool) -> list[_Player]:
     """The players whose environments have answered by now; `until_one` waits for the first of them, and a moment for more: an
     engine that works in batches would otherwise start with one request."""
     if until_one:
@@ -192,7 +202,7 @@ def _answered(answering: dict[Future[Feedback], _Player], *, until_one: bool) ->
     ready = [answer for answer in answering if answer.done()]
     players = [answering.pop(answer) for answer in ready]
     for player, answer in zip(players, ready, strict=True):
-        _hear(player, answer.result())
+        _hear(team, player, answer)
     return players
 
 
@@ -216,14 +226,35 @@ def _take(team: Team, player: _Player, completion: Completion, versions: Mapping
         finish=completion.finish,
         text=text,
     )
-    feedback = player.interaction.feed(message)
+    with _of_the_task(player.interaction, episode.item_id):
+        feedback: Feedback | Future[Feedback] = as_future(player.interaction.feed(message))
     episode.messages.append(message)
     return feedback
 
 
-def _hear(player: _Player, feedback: Feedback) -> None:
+@contextmanager
+def _of_the_task(who: object, item: str) -> Iterator[None]:
+    """Around what an environment does, which may be the user's own code: an error there is told in one line."""
+    try:
+        with user_code():
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"item {item!r}: {type(who).__name__} {raised(error)}") from error
+
+
+def _hear(team: Team, player: _Player, answer: Feedback | Future[Feedback]) -> None:
     episode = player.episode
-    episode.rewards.append(feedback.reward)
+    with _of_the_task(player.interaction, episode.item_id):
+        feedback = settled(answer)
+    if not isinstance(feedback, Feedback) or not isinstance(feedback.text, str | None):
+        raise UserError(
+            f"item {episode.item_id!r}: {type(player.interaction).__name__}.feed returned {feedback!r:.60}; it must return a "
+            "Feedback with a text or None, or a future or coroutine of one"
+        )
+    player.credit.append(_credit(team, episode, feedback.credit))
+    episode.rewards.append(_number(episode, "reward", feedback.reward))
     episode.feedback.append(feedback.text)
     if feedback.done:
         episode.ended = "task"
@@ -236,13 +267,55 @@ def _read(task: Task, episode: Episode, message: Message) -> str | None:
     return task.vote(replace(episode, messages=[message]))
 
 
-def _settle(team: Team, task: Task, episodes: list[Episode]) -> None:
-    """Adds the terminal rewards, of what the router makes the team's answer, all in one call."""
+def _number(episode: Episode, what: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"item {episode.item_id!r}: the task gave a {what} of {value!r}; it must be a finite number")
+    return number
+
+
+def _credit(team: Team, episode: Episode, credit: Mapping[str, float] | None) -> dict[str, float] | None:
+    """What a task says of who earned what, checked."""
+    for agent in credit or ():
+        if agent not in team.names:
+            like = nearest(str(agent), team.names)
+            fix = f"did you mean {like!r}?" if like else f"the agents are {', '.join(team.names)}"
+            raise UserError(f"item {episode.item_id!r}: the task gave credit to {agent!r}, who is no agent of the team; {fix}")
+    return None if credit is None else {agent: _number(episode, f"credit for {agent}", n) for agent, n in credit.items()}
+
+
+def _settle(team: Team, task: Task, players: list[_Player]) -> None:
+    """Adds the terminal rewards and credit, of what the router makes the team's answer, all in one call."""
+    episodes = [player.episode for player in players]
     for episode in episodes:
         episode.answer_turn = team.router.answer_turn(episode.messages, partial(_read, task, episode))
-    for episode, reward in zip(episodes, task.score([episode.as_answered() for episode in episodes]), strict=True):
+    answered = [episode.as_answered() for episode in episodes]
+    with _of_the_task(task, episodes[0].item_id if episodes else ""):
+        rewards, credits = list(task.score(answered)), list(task.credit(answered))
+    for name, values in (("score", rewards), ("credit", credits)):
+        if len(values) != len(episodes):
+            raise UserError(f"{type(task).__name__}.{name} returned {len(values)} values for {len(episodes)} episodes")
+    for player, reward, credit in zip(players, rewards, credits, strict=True):
+        episode = player.episode
+        final = _number(episode, "reward", reward)
         if episode.rewards:
-            episode.rewards[-1] += reward
+            episode.rewards[-1] += final
         else:
-            episode.rewards.append(reward)
+            episode.rewards.append(final)
+        player.credit.append(_credit(team, episode, credit))
         episode.success = task.success(episode.reward)
+    if any(credit is not None for player in players for credit in player.credit):
+        for player in players:
+            player.episode.credit = {agent: _earned(player, agent) for agent in team.names}
+
+
+def _earned(player: _Player, agent: str) -> list[float]:
+    """What an agent earned by each message; what came at the end is in the last entry, as in the team's rewards."""
+    *by_message, last = [(credit or {}).get(agent, 0.0) for credit in player.credit]
+    if not by_message:
+        return [last]
+    by_message[-1] += last
+    return by_message

@@ -14,6 +14,7 @@ def episode_record(episode: Episode, *, scored: bool = True) -> dict[str, Any]:
         "group": episode.group,
         "prompt": episode.prompt,
         "reward": episode.reward if scored else None,
+        **({"credit": {agent: sum(earned) for agent, earned in episode.credit.items()}} if scored and episode.credit else {}),
         "success": episode.success if scored else None,
         "ended": episode.ended,
         "answer_turn": episode.answer_turn,

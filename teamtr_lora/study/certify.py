@@ -197,7 +197,7 @@ def _update(run: _Run, row: UpdateRow, after: UpdateRow | None) -> UpdateCertifi
 
 
 def _certified(run: _Run, rows: list[UpdateRow], rollout: list[int], measured: _Improvement) -> Certified:
-    """Of updates of one stage; those that share a number in `rollout` learned from the same episodes."""
+    """The bounds of some updates of one stage; those that share a number in `rollout` learned from the same episodes."""
     terms, turns = _discounted_terms(rows), [_terms(row.certificate, discounted=False) for row in rows]
     fresh = len(set(rollout)) == len(rows)
     return Certified(
@@ -304,7 +304,7 @@ def _discounted(found: Found, end_discount: float | None) -> Found:
 
 
 def _calibrations(rows: Sequence[Certified]) -> tuple[Calibration | None, Calibration | None]:
-    """Of `certificate` and of `by_turns`."""
+    """How the field `certificate` did, and how `by_turns` did."""
     return (
         _calibration([(r.certificate, r.return_improvement, r.return_improvement_standard_error) for r in rows]),
         _calibration([(r.by_turns, r.improvement, r.improvement_standard_error) for r in rows]),
@@ -312,6 +312,6 @@ def _calibrations(rows: Sequence[Certified]) -> tuple[Calibration | None, Calibr
 
 
 def _calibration(stages: Sequence[tuple[Certificate | None, float | None, float | None]]) -> Calibration | None:
-    """Of (bound, measured, its standard error)."""
+    """`stages` are (bound, measured improvement, its standard error)."""
     measured = [Measured(c, found, error) for c, found, error in stages if c is not None and found is not None]
     return calibrate(measured) if measured else None

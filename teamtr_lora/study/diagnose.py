@@ -95,7 +95,7 @@ def diagnose_run(folder: Path) -> RunDiagnosis:
 
 
 def _of_stages(rows: Sequence[MetricsRow]) -> list[UpdateRow]:
-    """Without the updates of a stage that a swap cut short: that stage began anew."""
+    """All updates but those of a stage that a swap cut short: such a stage was begun anew."""
     kept: list[UpdateRow] = []
     for row in rows:
         if isinstance(row, UpdateRow):
@@ -106,7 +106,7 @@ def _of_stages(rows: Sequence[MetricsRow]) -> list[UpdateRow]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Of the values that are known; None where none is."""
+    """The mean of the values that are not None; None where there are none."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
@@ -260,7 +260,7 @@ def _zeta(updates: list[UpdateRow], folder: Path) -> list[dict[str, Any]]:
 
 
 def _certified(folder: Path) -> list[StageCertificate]:
-    """None where nothing can be certified, or not yet: `certify` says why."""
+    """Empty where nothing can be certified, or not yet; `certify` says why."""
     try:
         return certify_run(folder).stages
     except UserError:
@@ -295,7 +295,7 @@ def _coordination(evaluated: list[StageRow | SwapRow]) -> dict[str, Any]:
 
 
 def _token_shift(updates: list[UpdateRow]) -> dict[str, Any]:
-    """The newest."""
+    """The newest token shift that a probe measured."""
     for row in reversed(updates):
         if row.probe and row.probe.token_shift:
             shifts = {name: shift.model_dump() for name, shift in row.probe.token_shift.items()}
@@ -304,7 +304,7 @@ def _token_shift(updates: list[UpdateRow]) -> dict[str, Any]:
 
 
 def _order(updates: list[UpdateRow]) -> dict[str, Any]:
-    """Of the undiscounted surrogate of accepted updates."""
+    """Whether the undiscounted surrogate of accepted updates depends on their place in the order."""
     rows = [(row.update, row.agent, row.certificate.surrogate_undiscounted) for row in updates if row.certificate]
     if len({place for place, _, _ in rows}) < 2:
         return {}

@@ -18,8 +18,7 @@ from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.source import beside, describe
 from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import Recipe, ScriptTaskSection
-from teamtr_lora.tasks import build_task
+from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.team import Team, build_team
 
 SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
@@ -58,39 +57,10 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def tables(self) -> dict[str, list[tuple[str, str]]]:
-        return {
-            "base": [(self.base, f"{self.parameters / 1e6:,.1f}M parameters, {self.precision} on {self.device}")],
-            "each stage": [
-                ("updates", f"{self.updates_per_stage}"),
-                (
-                    "episodes (rollouts x episodes)",
-                    f"{self.episodes_per_stage:,} = {self.rollouts_per_stage} x {self.episodes_per_update:,}",
-                ),
-                ("messages per episode, at most", f"{self.messages_per_episode}"),
-                ("prompt tokens of a first message", f"{self.prompt_tokens:,}"),
-                ("sampled tokens, at most", f"{self.sampled_tokens_per_stage_at_most:,}"),
-            ],
-            "the run": [
-                ("stages", f"{self.stages}"),
-                ("updates", f"{self.stages * self.updates_per_stage:,}"),
-                ("sampled tokens, at most", f"{self.stages * self.sampled_tokens_per_stage_at_most:,}"),
-                ("episodes of one evaluation", f"{self.evaluation_episodes:,}"),
-            ],
-            "adapters (float32)": [
-                (agent, f"{count:,} parameters, {_size(self.adapter_bytes[agent])}")
-                for agent, count in self.adapter_parameters.items()
-            ],
-            "memory, estimated": [
-                *((name, _size(size)) for name, size in self.memory_bytes.items()),
-                ("peak", _size(self.memory_total_bytes)),
-            ],
-        }
-
 
 def make_plan(recipe: Recipe) -> Plan:
-    folder, stored = describe(beside(recipe.base.source, recipe.folder), recipe.base.revision)
-    facts = base_facts(folder, stored)
+    folder = describe(beside(recipe.base.source, recipe.folder), recipe.base.revision)
+    facts = base_facts(folder)
     device = resolve_device(recipe.base.device)
     dtype = resolve_dtype(recipe.base.precision, device)
     team = _team(recipe, folder, facts)
@@ -136,10 +106,10 @@ def _team(recipe: Recipe, folder: Path, facts: BaseFacts) -> Team:
 
 def _prompt_tokens(recipe: Recipe, team: Team) -> int:
     """The longest first prompt among a few items, rendered with the real tokenizer."""
-    if isinstance(recipe.task, ScriptTaskSection):
+    if isinstance(recipe.task, ScriptSettings):
         prompts = [""]
     else:
-        task = build_task(recipe.task, recipe.folder)
+        task = recipe.task.build(recipe.folder)
         task.check_agents(team.names, team.router.max_messages)
         task.check_router(team.router)
         items = task.items("train")
@@ -246,11 +216,3 @@ def _in_words(recipe: Recipe) -> str:
         f"surrogate gain there is positive. A step is {step}; if nothing fits it is rejected and the agent stays as it was, bit "
         "for bit."
     )
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return ""

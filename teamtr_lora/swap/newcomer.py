@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, parse_json, read_regular
 from teamtr_lora.base.versions import CONFIG, MANIFEST, VERSION_NAME, WEIGHTS, content_hash, read_adapter_folder
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import SAFE_NAME, nearest
 from teamtr_lora.recipe import LoraSection
-from teamtr_lora.recipe.team_sections import SAFE_NAME, nearest
 from teamtr_lora.registry.hub_client import REPO_NAME, HubRepo
 from teamtr_lora.registry.imports import read_folder, understand
 from teamtr_lora.registry.manifest import OWN_HASH, AdapterManifest

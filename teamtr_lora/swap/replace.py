@@ -19,9 +19,9 @@ from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import content_hash, version_names
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
+from teamtr_lora.common.settings import nearest
 from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.recipe.team_sections import nearest
 from teamtr_lora.registry.identity import identify_folder
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import Recipe, ScriptTaskSection
+from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.registry.stored import StoredTeam
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.swap.shock import TeamScore, score_team
 from teamtr_lora.swap.stage0 import Alignment, Half, Stage0
 from teamtr_lora.swap.swap_report import Listener
 from teamtr_lora.swap.work import Work
-from teamtr_lora.tasks import Task, build_task
+from teamtr_lora.tasks import Task
 from teamtr_lora.training.scoring import Scorer
 
 
@@ -51,9 +51,9 @@ class Session:
         """Builds the task where that has not been done. UserError where its items or rewards are not here: whoever will play it
         calls this before a base is loaded, and whoever only looks at an adapter never does."""
         if self._task is None:
-            if isinstance(self.recipe.task, ScriptTaskSection):
+            if isinstance(self.recipe.task, ScriptSettings):
                 raise UserError(f"{self.where}: this team's items and rewards live in a Python script; change it from there")
-            self._task = build_task(self.recipe.task, self.recipe.folder)
+            self._task = self.recipe.task.build(self.recipe.folder)
         return self._task
 
     def score(self, name: str, playable: PlayableTeam, recipe: Recipe, *, stand_in: tuple[str, str] | None = None) -> TeamScore:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
 import json
 import logging
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import CallablePath, Text
 from teamtr_lora.tasks.machinery.overlap import OnOverlap, normalised, refuse_overlap, shared_items
 from teamtr_lora.tasks.machinery.rewards import Rewards
 from teamtr_lora.tasks.machinery.task import Item, Split, Task
+from teamtr_lora.tasks.machinery.task_settings import ItemSource
 from teamtr_lora.team import Episode
 
 logger = logging.getLogger(__name__)
@@ -129,111 +130,39 @@ class DatasetTask(Task):
         return self._answer(text) if self._answer else None
 
 
-def read_rows(path: Path, key: str) -> Any:
-    """The rows of a local JSONL, JSON (a list of rows), CSV (all columns text) or Parquet file; the first two may be gzipped."""
-    kind = (path.suffixes[-2:-1] if path.suffix == ".gz" else [path.suffix])[-1:]
-    reader = READERS.get(kind[0] if kind else "")
-    if reader is None:
-        raise UserError(f"{key} = {str(path)!r}: unknown file type; use .jsonl, .json, .csv or .parquet")
-    if not path.is_file():
-        there = [p.name for p in path.parent.glob("[!.]*") if p.is_file() and READERS.keys() & set(p.suffixes)]
-        near = get_close_matches(path.name, there, n=3, cutoff=0.4) or sorted(there)[:3]
-        raise UserError(f"{key} = {str(path)!r}: no such file" + (f"; the folder has {', '.join(near)}" if near else ""))
-    try:
-        return reader(path)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{key} = {str(path)!r}{_bad_line(path)}: not UTF-8 text; save the file as UTF-8") from error
-    except (ValueError, OSError, EOFError, RecursionError, csv.Error, zlib.error) as error:  # JSON, Unicode, Arrow: ValueErrors
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{key} = {str(path)!r}: cannot be read as {kind[0]}: {reason}") from error
+class DatasetSettings(ItemSource):
+    """Prompts from a file or the hub, scored by your reward function."""
 
+    name: Literal["dataset"] = Field(description="Your own prompts and reward.")
+    prompt_column: Text = Field(
+        default="prompt",
+        description="Column that holds the prompt: a text, or a conversation (a list of messages, none of an assistant), "
+        "which is played as one text.",
+    )
+    answer_column: Text | None = Field(default=None, description="Column that holds the reference answer, if there is one.")
+    reward: CallablePath | Annotated[list[CallablePath], Field(min_length=1)] = Field(
+        description="Reward function as module:function, or a list of them, summed; in a file beside the recipe, or in a package "
+        "that TEAMTR_LORA_TRUST names. TRL's signature: f(prompts, completions, **columns) -> list[float]."
+    )
+    success_at_least: float = Field(default=1.0, description="Reward from which an episode counts as right, in reward units.")
 
-def _bad_line(path: Path) -> str:
-    """Where a text stops being UTF-8, as far as it can be told."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                return f", line {number}"
-    return ""
-
-
-def _open_text(path: Path) -> TextIO:
-    # utf-8-sig: spreadsheets put a byte order mark before the first column name
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return open(path, encoding="utf-8-sig", newline="")
-
-
-def _read_jsonl(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    with _open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            if not rows and line.lstrip().startswith("["):  # one list of rows, whatever the file is called
-                return _rows(json.loads(line + file.read()))
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise ValueError(f"line {number} is not JSON ({error})") from error
-                if not isinstance(row, dict):
-                    raise ValueError(f"line {number} is no object with columns")
-                rows.append(row)
-    return rows
-
-
-def _read_json(path: Path) -> list[dict[str, Any]]:
-    with _open_text(path) as file:
-        text = file.read()
-    try:
-        return _rows(json.loads(text))
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data" and text.lstrip().startswith("{"):  # rows one a line, whatever the file is called
-            return _read_jsonl(path)
-        raise
-
-
-def _rows(rows: Any) -> list[dict[str, Any]]:
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("it is no list of objects")
-    return rows
-
-
-def _read_csv(path: Path) -> list[dict[str, Any]]:
-    csv.field_size_limit(2**31 - 1)  # prompts are longer than the module's default of 128 KiB
-    with _open_text(path) as file:
-        reader, rows = csv.DictReader(file, strict=True), []
-        for row in reader:
-            if None in row:
-                raise ValueError(f"line {reader.line_num} has more cells than there are columns")
-            rows.append(dict(row))
-        return rows
-
-
-def _read_parquet(path: Path) -> Any:
-    import datasets
-    import pyarrow.parquet
-
-    return datasets.Dataset(pyarrow.parquet.read_table(path))
-
-
-READERS: dict[str, Callable[[Path], Any]] = {
-    ".jsonl": _read_jsonl,
-    ".json": _read_json,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}
-
-
-def read_hub(name: str, config: str | None, split: str, key: str) -> Any:
-    import datasets
-
-    try:
-        return datasets.load_dataset(name, config, split=split)
-    except Exception as error:  # network, authentication, missing split: all are the user's to fix
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{key} = {name!r} (split {split!r}): cannot be loaded from the hub: {reason}") from error
+    def build(self, folder: Path) -> DatasetTask:
+        names = [self.reward] if isinstance(self.reward, str) else list(self.reward)
+        functions = [load_callable(name, key="task.reward", folder=folder) for name in names]
+        train, test = self.read_rows(folder)
+        task = DatasetTask(
+            train,
+            test,
+            Rewards(functions, self.on_reward_error, self.reward_range),
+            prompt_column=self.prompt_column,
+            answer_column=self.answer_column,
+            test_fraction=self.test_fraction,
+            success_at_least=self.success_at_least,
+            reward_range=self.reward_range,
+        )
+        if test is not None:
+            task.settle_overlap(self.on_overlap)
+        return task
 
 
 def _check_rows(rows: Any, key: str, own: tuple[str, str | None], needed: Mapping[str, str]) -> None:

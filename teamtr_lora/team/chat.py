@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 MARK = "\u2063mark\u2063"  # invisible separators: no template or tokenizer treats them specially
 SECOND_MARK = "\u2063second\u2063"
-RARE = "\U0010fffd"  # in no vocabulary: bytes, or the unknown token
-CUT = "\udcff"  # half of a surrogate pair: no text that a tokenizer takes can hold one
+RARE = "\U0010fffd"  # in no vocabulary, so that it is encoded as bytes or as the unknown token
+CUT = "\udcff"  # half of a surrogate pair, which no text for a tokenizer can contain
 
 CACHED_TEXTS = 4096
 FIXED_DAY = datetime.date(2024, 7, 26)
@@ -35,7 +35,7 @@ class ChatPieces:
 
     def __init__(self, tokenizer: Any, *, reasoning: bool, system_turn: bool = True, also_ends: Sequence[int] = ()) -> None:
         """`also_ends`: further ids that end a message, such as those of a base's generation config. Without `system_turn` the
-        template is given none, and puts there what it puts by default."""
+        template gets no system turn, and may write one of its own."""
         self._tokenizer, self._reasoning = tokenizer, reasoning
         self._encoded: dict[str, list[int]] = {}
         self._special = self._special_ids()
@@ -68,16 +68,17 @@ class ChatPieces:
         """The conversation up to and including the closed first user turn, for `encode`."""
         if self._system_role:
             turns = [{"role": "system", "content": self.as_text(system)}, {"role": "user", "content": self.as_text(user)}]
-        else:  # the template refuses a system role, or is given none: its text opens the first user turn instead
+        else:  # the template takes no system role, or is to get none: the system text opens the first user turn instead
             turns = [{"role": "user", "content": self.as_text(f"{system}\n\n{user}" if system else user)}]
         return self._render(turns, generation_prompt=False)
 
     def as_text(self, content: str) -> str:
-        """The content as `encode` must get it: unchanged, but for cuts in whatever it would take for a token of the template.
+        """The content as `encode` must get it: unchanged, but what would be read as a token of the template is cut in two.
 
-        The second try is for spellings that only the tokenizer's normaliser brings out.
+        First the known spellings of those tokens are cut. Where the tokenizer's normaliser makes such a token out of another
+        spelling, the text is cut between all its characters.
         """
-        content = content.encode("utf-8", "replace").decode()  # half an emoji is no text that a tokenizer takes
+        content = content.encode("utf-8", "replace").decode()  # tokenizers refuse half of a surrogate pair
         if not self._forges(content):
             return content
         spellings = "|".join(re.escape(t) for t in self._tokenizer.convert_ids_to_tokens(sorted(self._turn_ids)) if t)
@@ -90,7 +91,7 @@ class ChatPieces:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Cached: the same openings and prompts recur for every episode of a group."""
+        """Token ids of the text. They are cached, since every episode of a group has the same openings and prompts."""
         if text not in self._encoded:
             if len(self._encoded) >= CACHED_TEXTS:
                 self._encoded.clear()
@@ -99,7 +100,7 @@ class ChatPieces:
         return list(self._encoded[text])
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
-        """The last answer is kept: a message is read for its reasoning, then its tool calls, then its text."""
+        """The text of token ids. The last result is kept, since every message is decoded several times in a row."""
         what = (skip_special and not self._special.isdisjoint(ids), tuple(ids))
         if self._decoded[0] != what:
             self._decoded = (what, str(self._tokenizer.decode(ids, skip_special_tokens=what[0])))

@@ -66,7 +66,8 @@ class TeamProtocol:
         self.end_ids = self.chat.end_ids
         self.close_ids = self.chat.encode(self.chat.agent_close)
         opened = self.chat.agent_open
-        self._opens_thinking = opened.rfind(REASONING_OPEN) > opened.rfind(REASONING_CLOSE)  # the template begins the thought
+        # Some templates open the reasoning block themselves, so that a message begins inside it.
+        self._opens_thinking = opened.rfind(REASONING_OPEN) > opened.rfind(REASONING_CLOSE)
 
     def begin(self, prompt: str) -> Transcript:
         return _SharedTranscript(self, prompt) if self.view == "shared" else _PerAgentTranscript(self, prompt)
@@ -79,17 +80,17 @@ class TeamProtocol:
         return "\n".join(line for line in lines if line)
 
     def turn(self, token_ids: list[int], visible: list[int]) -> list[int]:
-        """The finished turn after its opening: visible tokens, then what closes it (all of it when the limit cut it off)."""
+        """A finished turn after its opening: the visible tokens, then those of the closing that were not sampled themselves."""
         end = token_ids[-1:] if token_ids and token_ids[-1] in self.end_ids else []
         rest = self.close_ids[self.close_ids.index(end[0]) + 1 :] if end and end[0] in self.close_ids else self.close_ids
         return visible + end + rest
 
     def visible(self, token_ids: list[int]) -> list[int]:
-        """The tokens that are read from then on: the end token goes, with `strip` every reasoning block, cut at token boundaries,
-        and with `canonical` a message whose tool calls are written otherwise is written anew."""
+        """The tokens of a message that are read from then on: all but the end token; with `strip`, without reasoning blocks; with
+        `canonical`, encoded anew where a tool call is written in another form than the canonical one."""
         ids = token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids
-        if not self.keep_reasoning and (self._opens_thinking or REASONING_OPEN in self._plain(ids)):
-            ids = _cut_reasoning(ids, self._plain, inside=self._opens_thinking)
+        if not self.keep_reasoning and (self._opens_thinking or REASONING_OPEN in self.raw_text(ids)):
+            ids = _cut_reasoning(ids, self.raw_text, inside=self._opens_thinking)
         return self._with_canonical_calls(ids) if self.canonical_calls else ids
 
     def _with_canonical_calls(self, ids: list[int]) -> list[int]:
@@ -97,8 +98,8 @@ class TeamProtocol:
         written = canonical_text(said)
         return ids if written == said else self.chat.encode(self.chat.as_text(written))
 
-    def _plain(self, ids: list[int]) -> str:
-        # special tokens kept: several tokenizers make <think> one of them
+    def raw_text(self, ids: list[int]) -> str:
+        """The text of these tokens, special ones included: several tokenizers make <think> one of those."""
         return self.chat.decode(ids, skip_special=False)
 
 
@@ -145,13 +146,15 @@ class _SharedTranscript:
 
 
 class _PerAgentTranscript:
-    """Each agent's view grows only when it speaks: what it heard since waits as pending pieces of one user turn."""
+    """Each agent has a view of its own, which grows only when it speaks. What the others say until then waits, and becomes one
+    user turn."""
 
     def __init__(self, protocol: TeamProtocol, prompt: str) -> None:
         self._protocol, chat = protocol, protocol.chat
         self._views: dict[str, list[int]] = {}
         self._heard: dict[str, list[list[int]]] = {agent: [] for agent in protocol.roles}
-        self._unheard: list[tuple[str, list[int]]] = []  # of the round in progress: the speaker, or "" for feedback
+        # What was said in the round in progress, each with its speaker ("" for feedback).
+        self._unheard: list[tuple[str, list[int]]] = []
         self._said = 0
         self._spoken: set[str] = set()
         for agent in protocol.roles:
@@ -212,7 +215,7 @@ def check_prefix_stability(protocol: TeamProtocol, *, rounds: int = 2) -> None:
     for turn in range(rounds * len(protocol.roles)):
         agent = list(protocol.roles)[turn % len(protocol.roles)]
         prompt = transcript.prompt_for(agent)
-        text_ids = chat.encode(protocol._plain(prompt))
+        text_ids = chat.encode(protocol.raw_text(prompt))
         view = agent if protocol.view == "per_agent" else ""
         if prompt[: len(seen.get(view, []))] != seen.get(view, []):
             _unstable(agent, "a later view rewrites an earlier one")

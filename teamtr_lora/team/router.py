@@ -1,4 +1,4 @@
-"""Who speaks next, and whose word counts in the end.
+"""Who speaks next, and which message is the team's answer.
 
 A router is a pure function of the messages so far: it belongs to the environment, not to the policy.
 """
@@ -70,7 +70,8 @@ def build_router(
 
 
 def _debate(debaters: list[str], rounds: int, judge: str | None) -> Router:
-    """Every debater once a round, blind to the round; then the judge's one message, or the majority of the last answers."""
+    """Every debater speaks once a round without hearing the others of that round. Then the judge answers in one message, or the
+    majority of the debaters' last answers is the team's answer."""
     spoken = rounds * len(debaters)
     in_turn = lambda messages: debaters[len(messages) % len(debaters)]  # noqa: E731
     if judge is None:
@@ -85,11 +86,11 @@ def _majority(messages: Sequence[Message], read: Read) -> int:
     Who states none does not vote; of equally many votes, the answer of the agent that spoke first wins. Where nobody states
     one, that agent's message stands, for the task to judge.
     """
-    last = {message.agent: place for place, message in enumerate(messages)}  # in the order of first words
+    last = {message.agent: place for place, message in enumerate(messages)}  # agents in the order of their first messages
     answers = {place: answer for place in last.values() if (answer := read(messages[place])) is not None}
     if not answers:
         return next(iter(last.values()))
-    winner = Counter(answers.values()).most_common(1)[0][0]  # the first counted, of equally many
+    winner = Counter(answers.values()).most_common(1)[0][0]  # of equally frequent answers, the one counted first
     return next(place for place, answer in answers.items() if answer == winner)
 
 

@@ -4,13 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from teamtr_lora.team.protocol import TeamProtocol, check_prefix_stability
 from teamtr_lora.team.router import Router, build_router
 
-if TYPE_CHECKING:
-    from teamtr_lora.recipe import TeamSection
+
+class AgentSettings(Protocol):
+    name: str
+    role: str
+
+
+class RouterSettings(Protocol):
+    kind: Any  # one of the kinds that build_router knows
+    rounds: int
+    sequence: list[str]
+    done_marker: str
+    judge: str | None
+
+
+class ProtocolSettings(Protocol):
+    view: Any  # these three as TeamProtocol takes them
+    reasoning_tags: Any
+    tool_calls: Any
+    system: str | None
+    context_tokens: int | None
+    on_overflow: Any  # end_episode or error
+
+
+class TeamSettings(Protocol):
+    """What a team is built from. The team section of a recipe is one."""
+
+    @property
+    def agents(self) -> Sequence[AgentSettings]: ...
+
+    @property
+    def router(self) -> RouterSettings: ...
+
+    @property
+    def protocol(self) -> ProtocolSettings: ...
 
 
 @dataclass(frozen=True)
@@ -34,51 +66,53 @@ class Team:
         return [agent.name for agent in self.agents]
 
 
-def most_messages(section: TeamSection) -> int:
-    """Of an episode. A custom router's limit does not depend on what it chooses."""
-    router, names = section.router, [agent.name for agent in section.agents]
-    kind = "round_robin" if router.kind == "custom" else router.kind
-    return build_router(kind, names, rounds=router.rounds, sequence=router.sequence, judge=router.judge).max_messages
+def most_messages(settings: TeamSettings) -> int:
+    """The most messages that an episode of this team can have."""
+    # How many messages a custom router allows does not depend on whom it chooses, so that any function will do here.
+    return _router(settings, custom=lambda **_: None).max_messages
 
 
 def build_team(
-    section: TeamSection,
+    settings: TeamSettings,
     tokenizer: Any,
     *,
     base_context_tokens: int,
     custom_router: Callable[..., str | None] | None = None,
     end_ids: Sequence[int] = (),
 ) -> Team:
-    """Renders nothing yet, but refuses here, before any training, a protocol this tokenizer cannot carry.
+    """Builds the team, and refuses before any training a protocol that this tokenizer cannot carry.
 
-    `end_ids`: what ends a message for this base beside its template's own end of turn.
+    `end_ids`: tokens that end a message for this base, beside the one that its chat template ends a turn with.
     """
-    roles = {agent.name: agent.role for agent in section.agents}
-    named = section.router
-    router = build_router(
-        named.kind,
-        list(roles),
-        rounds=named.rounds,
-        sequence=named.sequence,
-        done_marker=named.done_marker,
-        judge=named.judge,
-        custom=custom_router,
-    )
-    protocol = TeamProtocol(
+    router, protocol = _router(settings, custom_router), settings.protocol
+    carried = TeamProtocol(
         tokenizer,
-        roles,
-        view=section.protocol.view,
-        reasoning_tags=section.protocol.reasoning_tags,
-        tool_calls=section.protocol.tool_calls,
-        system=section.protocol.system,
+        {agent.name: agent.role for agent in settings.agents},
+        view=protocol.view,
+        reasoning_tags=protocol.reasoning_tags,
+        tool_calls=protocol.tool_calls,
+        system=protocol.system,
         also_ends=end_ids,
         round_messages=router.round_messages,
     )
-    check_prefix_stability(protocol)
+    check_prefix_stability(carried)
     return Team(
-        agents=tuple(Agent(name, role) for name, role in roles.items()),
-        protocol=protocol,
+        agents=tuple(Agent(agent.name, agent.role) for agent in settings.agents),
+        protocol=carried,
         router=router,
-        context_tokens=min(section.protocol.context_tokens or base_context_tokens, base_context_tokens),
-        on_overflow=section.protocol.on_overflow,
+        context_tokens=min(protocol.context_tokens or base_context_tokens, base_context_tokens),
+        on_overflow=protocol.on_overflow,
+    )
+
+
+def _router(settings: TeamSettings, custom: Callable[..., str | None] | None) -> Router:
+    router = settings.router
+    return build_router(
+        router.kind,
+        [agent.name for agent in settings.agents],
+        rounds=router.rounds,
+        sequence=router.sequence,
+        done_marker=router.done_marker,
+        judge=router.judge,
+        custom=custom,
     )

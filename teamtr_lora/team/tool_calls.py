@@ -38,14 +38,14 @@ class ToolCall:
     def canonical(self) -> str:
         """{"name": ..., "arguments": {...}}: keys of arguments sorted at every depth, one space after : and , and none else."""
         arguments = json.dumps(self.arguments, ensure_ascii=False, sort_keys=True)
-        if any("\ud800" <= ch <= "\udfff" for ch in arguments):  # half an emoji is no text, but its escape is
+        if any("\ud800" <= ch <= "\udfff" for ch in arguments):  # half of a surrogate pair can only be written escaped
             arguments = json.dumps(self.arguments, sort_keys=True)
         return f'{{"name": "{self.name}", "arguments": {arguments}}}'
 
 
 @dataclass(frozen=True)
 class FoundCall:
-    """`text[start:end]` says `calls`, tags and code fence included; several where they stand in one list."""
+    """The calls that `text[start:end]` makes, which includes the tags or the code fence around them."""
 
     calls: tuple[ToolCall, ...]
     start: int
@@ -121,7 +121,8 @@ def _calls_in(value: Any, may_be_bare: Callable[[str], bool]) -> list[ToolCall]:
 
 
 def _decode(text: str, place: int) -> tuple[Any, int]:
-    """The JSON value there and where it ends; None for what is none, nests too deep or holds a number that JSON has not."""
+    """The JSON value that begins at `place`, and where it ends. None where there is none, it is nested too deep, or it has a
+    number that JSON does not allow."""
     try:
         value, end = _DECODER.raw_decode(text, place)
     except (ValueError, RecursionError):
@@ -160,7 +161,7 @@ def _widened(text: str, start: int, end: int) -> tuple[int, int]:
     while left := _LEFT.search(text, max(0, start - 40), start):
         closed = _past(text, end, _CLOSING.get(left[1], _FENCE))
         if closed is None and text[end : end + 9].strip():
-            break  # something else follows in there; an opening that nothing closes goes, too
+            break  # the tags hold something else, too; an opening tag without a closing one is taken along
         start, end = left.start(), closed or end
     return start, end
 

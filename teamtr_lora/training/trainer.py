@@ -16,6 +16,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora.base.source import beside
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.help_page import HelpPage
 from teamtr_lora.evaluation import Evaluation, evaluate
 from teamtr_lora.evaluation.contents import code_hashes, data_hashes
 from teamtr_lora.recipe import (
@@ -25,7 +26,6 @@ from teamtr_lora.recipe import (
     Recipe,
     RecipeError,
     RouterSection,
-    ScriptTaskSection,
     TeamSection,
     TeamTRConfig,
     dump_recipe,
@@ -34,7 +34,8 @@ from teamtr_lora.recipe import (
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
-from teamtr_lora.tasks import Rewards, Task, build_task
+from teamtr_lora.tasks import Rewards, Task
+from teamtr_lora.tasks.custom import checked_task
 from teamtr_lora.tasks.dataset import DatasetTask
 from teamtr_lora.training.events import Events
 from teamtr_lora.training.run import TrainingRun
@@ -44,10 +45,16 @@ from teamtr_lora.training.stage import train
 logger = logging.getLogger(__name__)
 
 
-class TeamSpec(BaseModel):
+class TeamSpec(BaseModel, metaclass=HelpPage):
     """A team for a script: `TeamSpec(base={"source": "nano"}, agents=[{"name": "planner", "role": "..."}, ...])`.
 
-    The sections are a recipe's; a mistake in them raises RecipeError, in the words of `teamtr-lora validate`.
+    base      the frozen model that every agent shares: source, precision, device, quantization, revision
+    agents    the members in speaking order, each {name, role, lora: {rank, alpha, targets, rslora, dora}}
+    protocol  what each agent sees of the conversation: view, system, reasoning_tags, tool_calls, context_tokens, on_overflow
+    router    who speaks when: kind, rounds, sequence, done_marker, judge, callable
+
+    These are the sections of a recipe, which `teamtr-lora keys base` and `keys team` explain. A mistake in them raises
+    RecipeError, which names every wrong key and its fix.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -65,7 +72,18 @@ class TeamSpec(BaseModel):
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """What `train --json` prints. `accepted` counts every update that made a new version, `shrunk` ones included."""
+    """What `train` returns, and `train --json` prints.
+
+    run_dir             the folder of the run: adapters, metrics, transcripts, checkpoint
+    stages, updates     how many there were; `updates` is the sum of accepted, rejected and skipped ones
+    accepted, shrunk    updates that made a new adapter version; those among them whose step was shortened to fit the region
+    rejected, skipped   updates that the gate refused; those that had nothing to learn from
+    out_of_region_accepted             accepted updates whose measured KL was above the radius
+    accuracy_before, accuracy_after    on held-out items, before and after training (None: not evaluated)
+    episodes_evaluated  episodes of the last evaluation
+    tokens, seconds     sampled tokens and wall-clock time of the whole run
+    adapters            the content hash of each agent's adapter
+    """
 
     run_dir: str
     stages: int
@@ -95,6 +113,8 @@ class TeamTRTrainer:
     `train_dataset`, `eval_dataset`: a `datasets.Dataset` or a list of dicts with a `prompt` column; without `eval_dataset` a
     tenth of the prompts is held out.
     `callbacks`: transformers' TrainerCallbacks, or classes of them.
+    `task`: an environment of your own (a teamtr_lora.Task), in place of datasets and reward functions and of all that follows,
+    which describes those.
     `on_reward_error`: a reward that raises, is NaN or has the wrong length stops the run, or counts as 0.
     `on_overlap`: prompts of one dataset that are in the other too are refused, dropped from training, or allowed.
     `success_at_least`: the reward from which an episode counts as right in accuracies.
@@ -111,6 +131,7 @@ class TeamTRTrainer:
         eval_dataset: Any = None,
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
         *,
+        task: Task | None = None,
         on_reward_error: Literal["stop", "zero"] = "stop",
         on_overlap: Literal["refuse", "drop", "allow"] = "refuse",
         success_at_least: float = 1.0,
@@ -118,23 +139,32 @@ class TeamTRTrainer:
     ) -> None:
         _check_choice("on_reward_error", on_reward_error, ("stop", "zero"))
         _check_choice("on_overlap", on_overlap, ("refuse", "drop", "allow"))
-        functions = _functions(reward_funcs)
-        if train_dataset is None:
-            raise UserError("train_dataset: give a datasets.Dataset or a list of dicts with a 'prompt' column")
+        if task is not None:
+            given = {"reward_funcs": reward_funcs != (), "train_dataset": train_dataset is not None}
+            given |= {"eval_dataset": eval_dataset is not None, "on_reward_error": on_reward_error != "stop"}
+            given |= {"on_overlap": on_overlap != "refuse", "success_at_least": success_at_least != 1.0}
+            _check_alone(given | {"reward_range": tuple(reward_range) != (0.0, 1.0)})
+            reward_range = checked_task(task, "task: got").reward_range
+        elif train_dataset is None:
+            raise UserError("train_dataset: give a datasets.Dataset or a list of dicts with a 'prompt' column, or task=")
+        functions = _functions(reward_funcs) if task is None else []
         args = TeamTRConfig() if args is None else args
         if not isinstance(args, TeamTRConfig):
             raise UserError(f"args: give a TeamTRConfig, not {type(args).__name__}")
         base, section, self._start_from = _team_parts(team)
         data = args.model_dump() | {"base": base, "team": section, "task": {"name": "script", "reward_range": reward_range}}
         recipe = _checked_recipe(data)
+        if task is not None:
+            self._set_up(recipe, task, callbacks)
+            return
         within = recipe.task.reward_range
         rewards = Rewards(functions, on_reward_error, within)
-        task = DatasetTask(train_dataset, eval_dataset, rewards, success_at_least=success_at_least, reward_range=within)
+        rows = DatasetTask(train_dataset, eval_dataset, rewards, success_at_least=success_at_least, reward_range=within)
         if eval_dataset is train_dataset:
             logger.warning("eval_dataset is train_dataset: accuracies are those on the prompts that are trained on")
         elif eval_dataset is not None:
-            task.settle_overlap(on_overlap, "pass on_overlap='drop'")
-        self._set_up(recipe, task, callbacks)
+            rows.settle_overlap(on_overlap, "pass on_overlap='drop'")
+        self._set_up(recipe, rows, callbacks)
 
     @classmethod
     def from_recipe(
@@ -142,11 +172,9 @@ class TeamTRTrainer:
     ) -> TeamTRTrainer:
         """A trainer for a recipe file: `TeamTRTrainer.from_recipe(load_recipe("recipe.yaml"))`. Team, task and rewards are the
         recipe's; one that a script's run has saved is refused, since its rewards are in the script."""
-        if isinstance(recipe.task, ScriptTaskSection):
-            raise UserError("task.name = 'script': this run's items and rewards live in a Python script; go on from there")
         trainer = cls.__new__(cls)
         trainer._start_from = None
-        trainer._set_up(recipe, build_task(recipe.task, recipe.folder), callbacks)
+        trainer._set_up(recipe, recipe.task.build(recipe.folder), callbacks)
         return trainer
 
     def _set_up(self, recipe: Recipe, task: Task, callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None) -> None:
@@ -154,7 +182,7 @@ class TeamTRTrainer:
         self._callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks or ()]
         self.playable: PlayableTeam | None = None
         self.run: TrainingRun | None = None
-        self._broken_off: RunDir | None = None  # of a run that ended somewhere in an update: its checkpoint has the team
+        self._broken_off: RunDir | None = None  # a run that was interrupted; its checkpoint has the last whole team
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -286,6 +314,13 @@ def _functions(reward_funcs: Any) -> list[Callable[..., Any]]:
         if not callable(function):
             raise UserError(f"reward_funcs: {function!r} is no function; give {wanted}")
     return functions
+
+
+def _check_alone(given: dict[str, bool]) -> None:
+    """What a script says of its datasets and rewards has no meaning beside a task."""
+    names = [name for name, is_given in given.items() if is_given]
+    if names:
+        raise UserError(f"task: {', '.join(names)} given too; a task brings its own items and rewards, so leave that out")
 
 
 def _team_error(values: dict[str, Any], error: ValidationError) -> UserError:

@@ -41,7 +41,7 @@ class Judging:
 
     batch: MessageBatch
     groups: set[int]
-    informative: set[int]  # of the whole rollout
+    informative: set[int]  # groups of the whole rollout, judging or not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +66,12 @@ class UpdateOutcome:
 
     @property
     def kept(self) -> CandidateReading | None:
-        """Of the step that was accepted."""
+        """The reading of the step that was accepted; None where none was."""
         return self.readings[self.step.accepted.alpha] if self.step.accepted else None
 
     @property
     def shown(self) -> CandidateReading | None:
-        """Of the step that is reported: the accepted one, or the last that was tried."""
+        """The reading that is reported: of the accepted step, or of the last one that was tried."""
         return self.readings[self.step.shown.alpha] if self.step.shown else None
 
 
@@ -165,7 +165,7 @@ class AgentUpdater:
         informative = {episode.group for episode, advantage in zip(episodes, advantage_E, strict=True) if advantage != 0}
         division = self._variants.data_use.divide([episodes], [informative], seed)
         sequences = agent_sequences(episodes, agent)
-        fit_groups = [group for share in division.fit for group in share.groups]
+        fit_groups = [group for share in division.fit for group in share.groups]  # there is one rollout, so all are of it
         parts = min(training.minibatches_per_epoch, len(fit_groups))
         steps = [self._batch(sequences, set(fit_groups[i::parts]), advantage_E) for i in range(parts)]
         fit, judge = [batch for batch in steps if batch.messages], set(division.judge.groups)

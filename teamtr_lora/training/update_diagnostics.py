@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 FRACTIONS = (0.25, 0.5)
 REPEATS = 10
 LONGEST_ANSWER = 64  # characters of a key: where whole texts are answers, no two contexts would be alike and the file large
-SHIFT_SPLITS = 20  # of the groups, for the drift of contexts and its null
+SHIFT_SPLITS = 20  # how often the groups are halved to measure the drift of contexts and its null
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def contexts(episodes: Sequence[Episode], task: Task) -> Contexts:
 
 
 def shift_between(stale: Contexts, fresh: Contexts, seed: int) -> Excess | None:
-    """None where there is nothing to halve."""
+    """How far the contexts have drifted. None where there are no contexts, or only one group, which cannot be halved."""
     if not stale.keys or not fresh.keys or max(*stale.group, *fresh.group) < 1:
         return None
     keys: tuple[Sequence[Hashable], Sequence[Hashable]] = (stale.keys, fresh.keys)
@@ -80,7 +80,8 @@ class StageContexts:
         write_atomic(self._path, dump_json({"stage": stage, "contexts": rows}))
 
     def of(self, stage: int) -> Contexts | None:
-        """None where the file is gone or damaged: a drift is then not known, and nothing else depends on it."""
+        """The contexts of that stage's first rollout. None where the file is gone or damaged: then the drift of this stage is not
+        measured, and nothing else is affected."""
         if self._stage != stage and self._path.is_file():
             try:
                 body = json.loads(self._path.read_text())
@@ -95,7 +96,7 @@ class StageContexts:
 def update_diagnostics(
     reading: CandidateReading | None, delta: float, *, reduction: str, shift: Excess | None, seed: int
 ) -> UpdateDiagnostics:
-    """Of the reading that the update's row shows; None where it was skipped."""
+    """Diagnostics from `reading`, the one that the update's row reports; it is None for an update that was skipped."""
     moved = None if shift is None else ExcessReading(value=shift.value, null=shift.null)
     if reading is None or not bool(reading.kl_M.isfinite().all()):
         return UpdateDiagnostics(kl_messages=None, kl_groups=None, messages_over_delta=None, monitor={}, context_shift=moved)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
-from teamtr_lora.base import load as load_module
+from teamtr_lora.base import frozen_base as load_module
 from teamtr_lora.base.frozen_base import (
     base_facts,
     base_identity,
@@ -188,38 +188,33 @@ def test_damaged_or_foreign_folders(folder: Path) -> None:
     (folder / "config.json").write_text(config)
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-100])
-    for read in (lambda: load_base(str(folder), device="cpu"), lambda: base_facts(folder)):
-        with pytest.raises(UserError, match="cannot be loaded") as caught:
-            read()
-        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="cannot be loaded") as caught:
+        load_base(str(folder), device="cpu")
+    assert "\n" not in str(caught.value)
 
 
 def test_facts_agree_with_the_loaded_model(made: Path) -> None:
     facts = base_facts(made)
     model = load_base(str(made), device="cpu").model
     assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert facts.tied_head
     shapes = {
         name: (module.in_features, module.out_features)
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and name != "lm_head"
     }
     assert {linear.name: (linear.in_features, linear.out_features) for linear in facts.linears} == shapes
-    assert [linear.layer for linear in facts.linears] == [0] * 7 + [1] * 7
     assert (facts.hidden_size, facts.layers, facts.intermediate_size) == (64, 2, 96)
-    assert (facts.heads, facts.kv_heads, facts.head_dim) == (4, 2, 32)
-    assert (facts.vocab_size, facts.context_tokens, facts.model_type) == (272, 640, "qwen3")
-    assert facts.stored.dtypes == ("F32",) and facts.stored_quantization == "none"
-    assert facts.stored.size == (made / "model.safetensors").stat().st_size
+    assert facts.stored_quantization == "none"
+    assert (facts.kv_heads, facts.head_dim, facts.vocab_size, facts.context_tokens) == (2, 32, 272, 640)
 
 
 def test_facts_read_no_weights(folder: Path) -> None:
-    """Weights of NaN change nothing; an untied head is counted."""
+    """There need not be any; an untied head is counted."""
     untied = Qwen3Config.from_pretrained(folder, tie_word_embeddings=False)
     before = base_facts(folder)
-    AutoModelForCausalLM.from_config(untied).save_pretrained(folder)
+    untied.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
     after = base_facts(folder)
-    assert not after.tied_head
     assert after.parameters == before.parameters + 272 * 64
     assert after.linears == before.linears
 

@@ -6,6 +6,7 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -15,7 +16,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from teamtr_lora.base import source as source_module
-from teamtr_lora.base.source import cache_root, resolve
+from teamtr_lora.base.source import cache_root, describe, resolve
 from teamtr_lora.common.errors import UserError
 
 torch.set_num_threads(1)
@@ -363,3 +364,28 @@ def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_root() == tmp_path / ".cache" / "teamtr-lora"
+
+
+@pytest.mark.parametrize(("files", "planned"), [(["config.json", "pytorch_model.bin"], False), (["model.safetensors"], True)])
+def test_plan_refuses_a_hub_base_without_safetensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], planned: bool
+) -> None:
+    def download(repo: str, *, local_files_only: bool = False, **_: object) -> str:
+        if local_files_only:
+            raise FileNotFoundError(repo)
+        return str(tmp_path)
+
+    asked = []
+
+    def model_info(self: object, repo: str, *, revision: str) -> SimpleNamespace:
+        asked.append(revision)
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in files])
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    if planned:
+        assert describe("org/model") == tmp_path
+    else:
+        with pytest.raises(UserError, match=r"'org/model' has no \*\.safetensors weights on the hub"):
+            describe("org/model")
+    assert asked == [tmp_path.name], "of the commit that was fetched"

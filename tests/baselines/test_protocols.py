@@ -16,7 +16,7 @@ from teamtr_lora.evaluation.commands import open_stored
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.study.plan import make_plan
-from teamtr_lora.tasks import Task, build_task
+from teamtr_lora.tasks import Task
 from teamtr_lora.tasks.benchmarks.guessing import GuessingTask
 from teamtr_lora.team import Episode, build_router
 from teamtr_lora.training.trainer import TeamTRTrainer
@@ -76,10 +76,10 @@ def test_in_the_first_round_nobody_sees_the_others(debated: tuple[list[Episode],
     episodes, protocol = debated
     for episode in episodes:
         for message in episode.messages[:3]:
-            shown = protocol._plain(message.prompt_ids)
+            shown = protocol.raw_text(message.prompt_ids)
             assert shown.count("<|im_start|>") == 3 and "=" not in shown, "system, question, and its own turn to come"
         for message in episode.messages[3:]:
-            shown = protocol._plain(message.prompt_ids)
+            shown = protocol.raw_text(message.prompt_ids)
             for before in episode.messages[:3]:
                 assert (f"{before.agent}:\n{before.text}" in shown) == (before.agent != message.agent)
             seen = Counter(re.findall(r"(\w+):\n", shown))
@@ -95,9 +95,9 @@ def test_the_judge_reads_the_whole_debate_and_its_message_is_the_answer() -> Non
         judged = total(episode.messages[4].text)
         assert episode.reward == float(judged == right(episode.prompt))
         differs += judged != majority([total(m.text) for m in episode.messages[2:4]])
-        shown = protocol._plain(episode.messages[4].prompt_ids)
+        shown = protocol.raw_text(episode.messages[4].prompt_ids)
         assert all(f"{m.agent}:\n{m.text}" in shown for m in episode.messages[:4])
-        assert "=" not in protocol._plain(episode.messages[1].prompt_ids)
+        assert "=" not in protocol.raw_text(episode.messages[1].prompt_ids)
     assert differs
 
 
@@ -129,7 +129,7 @@ def test_trains_and_evaluates(name: str, tmp_path: Path) -> None:
                 stated = total(episode["messages"][episode["answer_turn"]]["text"])
                 assert episode["reward"] == float(stated == right(episode["prompt"])), "training sees the team's answer"
     with open_stored(tmp_path / "run") as (stored, playable):
-        task = build_task(stored.task, stored.folder)
+        task = stored.task.build(stored.folder)
         again = evaluate(playable, task, items=4, k=1, temperature=1.0, max_message_tokens=12, seed=0)
     assert again.avg_at_k == summary.accuracy_after and again.episodes == 4
 

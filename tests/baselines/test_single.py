@@ -122,7 +122,7 @@ def test_an_episode_is_handed_over_token_for_token(byte_tokenizer: Any) -> None:
     own = [token for token, counted in zip(completion, mask, strict=True) if counted]
     assert own == first.token_ids + second.token_ids
     assert [p for p, counted in zip(logprobs, mask, strict=True) if counted] == first.sampler_logprobs + second.sampler_logprobs
-    told = protocol._plain([token for token, counted in zip(completion, mask, strict=True) if not counted])
+    told = protocol.raw_text([token for token, counted in zip(completion, mask, strict=True) if not counted])
     assert "told 0" in told and "told 1" not in told and not re.search("first|second", told)
     assert reward(["0:0"], [""], episode_reward=columns["episode_reward"]) == [0.75]
 

@@ -22,7 +22,6 @@ from teamtr_lora.evaluation.commands import open_stored
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.runs.metrics import TIME_FIELDS, StageRow, UpdateRow, read_rows
 from teamtr_lora.runs.run_dir import RunDir
-from teamtr_lora.tasks import build_task
 from teamtr_lora.training.trainer import TrainSummary
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
@@ -97,7 +96,7 @@ def test_every_update_is_a_new_version_of_the_recipes_adapter(done: tuple[TrainS
 def test_eval_reads_the_run_and_finds_the_same(done: tuple[TrainSummary, Path]) -> None:
     summary, run_dir = done
     with open_stored(run_dir) as (recipe, playable):
-        task = build_task(recipe.task, recipe.folder)
+        task = recipe.task.build(recipe.folder)
         again = evaluate(playable, task, items=6, k=1, temperature=1.0, max_message_tokens=12, seed=0)
     assert again.avg_at_k == summary.accuracy_after
     assert [agent.role for agent in recipe.team.agents] == ["ones; tens"]

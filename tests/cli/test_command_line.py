@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
 import shutil
@@ -15,7 +16,7 @@ import pytest
 
 import teamtr_lora
 from teamtr_lora.cli import build_parser, main
-from teamtr_lora.cli.arguments import in_registry
+from teamtr_lora.cli.arguments import in_registry, recipe_words, run_name
 from teamtr_lora.cli.examples import lines
 
 REPO = Path(teamtr_lora.__file__).parent.parent
@@ -127,25 +128,46 @@ def test_the_overrides_in_examples_are_keys_of_recipes(capsys: pytest.CaptureFix
     checked = 0
     for line in lines("train") + lines("validate") + lines("plan"):
         args = build_parser().parse_args(shlex.split(line.partition(" > ")[0])[1:])
-        if args.overrides:
-            assert main(["validate", str(REPO / args.recipe), *args.overrides]) == 0
+        recipes, overrides = recipe_words(args)
+        if overrides:
+            assert main(["validate", *(str(REPO / recipe) for recipe in recipes), *overrides]) == 0
             checked += 1
     assert checked >= 3
+
+
+# --- recipes
+
+
+def test_recipe_files_and_overrides_may_stand_in_any_order() -> None:
+    words = ["b/base.yaml", "training.stages=2", "t/task.yml", "output_dir=x.yaml", "training.order"]
+    recipes, overrides = recipe_words(build_parser().parse_args(["plan", *words]))
+    assert recipes == ["b/base.yaml", "t/task.yml"] and run_name(recipes) == "base-task"
+    assert overrides == ["training.stages=2", "output_dir=x.yaml", "training.order"]
+
+
+def test_a_base_and_a_task_are_validated_together(capsys: pytest.CaptureFixture[str]) -> None:
+    base, task = (str(REPO / "recipes" / name) for name in ("bases/nano.yaml", "tasks/countdown.yaml"))
+    assert main(["validate", base, task, "--json", "task.numbers=2"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["base"]["source"] == "nano" and shown["task"]["name"] == "countdown" and shown["task"]["numbers"] == 2
+    assert main(["validate", task]) == 2
+    assert "name a recipe that has one before this one" in capsys.readouterr().err
+    assert main(["validate", base, task.replace("down", "donw")]) == 2
+    assert "did you mean" in capsys.readouterr().err
+    assert main(["validate", base, "training.order"]) == 2
+    assert "must be section.key=value" in capsys.readouterr().err
 
 
 # --- the registry
 
 
-def test_the_registry_has_one_name_everywhere_and_the_old_one_works() -> None:
+def test_the_registry_has_one_name_everywhere() -> None:
     taking = [name for name, parser in parsers() if "--registry" in parser.format_help()]
     assert set(taking) == {
         "swap", "rebase", "push", "pull", "eval", "ask", "serve",
         "adapters list", "adapters show", "adapters verify", "adapters rm", "adapters import",
     }  # fmt: skip
-    assert not [name for name, parser in parsers() if "--root" in parser.format_help()]
-    for option in ("--registry", "--root"):
-        assert build_parser().parse_args(["adapters", "list", option, "x"]).registry == Path("x")
-        assert build_parser().parse_args(["pull", "a/b", option, "x"]).registry == Path("x")
+    assert build_parser().parse_args(["pull", "a/b", "--registry", "x"]).registry == Path("x")
     assert build_parser().parse_args(["adapters", "list"]).registry == Path("adapters")
 
 

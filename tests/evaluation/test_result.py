@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from teamtr_lora.cli.text.evaluation import print_comparison, print_evaluation
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.compare import compare
 from teamtr_lora.evaluation.outcome import Outcome, problem_digest
 from teamtr_lora.evaluation.result import EvaluationResult, make_result
-from teamtr_lora.report.evaluation import print_comparison, print_evaluation
 from teamtr_lora.tasks import Item
 
 SETTINGS: dict[str, Any] = {"k": 4, "split": "test", "temperature": 0.8, "policy": {"kind": "team"}}

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import ColumnSumTaskSection, DatasetTaskSection, Recipe, dump_recipe, first_difference, load_recipe
+from teamtr_lora.recipe import Recipe, dump_recipe, first_difference, load_recipe
 from teamtr_lora.recipe.yaml_text import MAX_BYTES, parse, write
+from teamtr_lora.tasks.dataset import DatasetSettings
+from teamtr_lora.tasks.generated.column_sum import ColumnSumSettings
 
 Write = Callable[..., Path]
 
@@ -28,7 +30,7 @@ def test_defaults_are_the_documented_ones(recipe_file: Write) -> None:
     assert recipe.base.source == "nano"
     assert [agent.name for agent in recipe.team.agents] == ["planner", "solver"]
     assert (recipe.team.agents[0].lora.rank, recipe.team.agents[0].lora.alpha) == (8, 16.0)
-    assert recipe.task == ColumnSumTaskSection(digits=3)
+    assert recipe.task == ColumnSumSettings(digits=3)
     assert (recipe.rollout.items_per_stage, recipe.rollout.episodes_per_item, recipe.training.stages) == (16, 8, 8)
     assert (recipe.trust_region.delta, recipe.trust_region.confidence) == (0.01, 0.95)
     assert Variants.of(recipe).data_use.judging_items(recipe.rollout.items_per_stage) == 4
@@ -68,7 +70,7 @@ def test_overrides_reach_sections_lists_and_agents_by_name(recipe_file: Write) -
         ["team.agents.0.lora.rank=4", "team.agents.solver.lora.rank=2", "training.stages=3", "task.digits=5"],
     )
     assert [agent.lora.rank for agent in recipe.team.agents] == [4, 2]
-    assert (recipe.training.stages, recipe.task) == (3, ColumnSumTaskSection(digits=5))
+    assert (recipe.training.stages, recipe.task) == (3, ColumnSumSettings(digits=5))
 
 
 def test_override_values_are_yaml_but_a_colon_does_not_make_a_mapping(recipe_file: Write) -> None:
@@ -126,7 +128,7 @@ def test_extends_merges_deeply_and_lists_replace(recipe_file: Write) -> None:
 def test_child_may_choose_another_task_than_its_parent(recipe_file: Write) -> None:
     recipe_file("task: {name: column_sum, digits: 4}\n", name="parent.yaml")
     child = recipe_file("extends: parent.yaml\ntask: {name: dataset, path: a.csv, reward: 'm:f'}\n", team="")
-    assert load_recipe(child).task == DatasetTaskSection(name="dataset", path="a.csv", reward="m:f")
+    assert load_recipe(child).task == DatasetSettings(name="dataset", path="a.csv", reward="m:f")
 
 
 def test_extends_in_a_circle_is_named(recipe_file: Write) -> None:
@@ -136,15 +138,54 @@ def test_extends_in_a_circle_is_named(recipe_file: Write) -> None:
     assert "circle (self.yaml -> self.yaml)" in error_of(recipe_file("extends: self.yaml\n", name="self.yaml"))
 
 
-@pytest.mark.parametrize("named", ["https://example.org/a.yaml", "file:///a.yaml", "//host/a.yaml", "3", "[a.yaml]", "''"])
+@pytest.mark.parametrize("named", ["https://example.org/a.yaml", "file:///a.yaml", "//host/a.yaml", "3", "[]", "''", "{a: b}"])
 def test_extends_must_be_a_local_file(recipe_file: Write, named: str) -> None:
+    recipe_file(name="good.yaml")
     assert "extends = " in error_of(recipe_file(f"extends: {named}\n"))
+    assert "extends = " in error_of(recipe_file(f"extends: [good.yaml, {named}]\n"))
 
 
 def test_endless_chain_of_parents_stops(recipe_file: Write) -> None:
     for i in range(30):
         recipe_file(f"extends: r{i + 1}.yaml\n", name=f"r{i}.yaml")
     assert "more than 16 recipes in a chain" in error_of(recipe_file("extends: r0.yaml\n"))
+
+
+def test_of_several_parents_the_later_win_and_the_file_over_all(recipe_file: Write, tmp_path: Path) -> None:
+    recipe_file("training: {stages: 2, inner_epochs: 2, order: fixed}\nseed: 5\n", name="base.yaml")
+    recipe_file("training: {stages: 3, inner_epochs: 3}\ntask: {name: countdown, numbers: 4}\n", name="task.yaml", team="")
+    child = recipe_file("extends: [base.yaml, task.yaml]\ntraining: {stages: 4}\n", name="here/../child.yaml", team="")
+    recipe = load_recipe(child)
+    assert (recipe.training.stages, recipe.training.inner_epochs, recipe.training.order, recipe.seed) == (4, 3, "fixed", 5)
+    assert recipe.task.name == "countdown"
+    swapped = load_recipe(recipe_file("extends: [task.yaml, base.yaml]\n", name="swapped.yaml", team=""))
+    assert (swapped.training.stages, swapped.training.inner_epochs) == (2, 2)
+    both = load_recipe([tmp_path / "base.yaml", tmp_path / "task.yaml"], ["training.stages=4"])
+    assert both == recipe, "several files are one that extends them"
+    assert load_recipe([child]) == load_recipe(str(child)) == recipe
+    with pytest.raises(UserError, match="name at least one recipe"):
+        load_recipe([])
+
+
+def test_of_several_files_the_last_ones_folder_counts_and_problems_name_them_all(recipe_file: Write, tmp_path: Path) -> None:
+    base, task = recipe_file(name="bases/b.yaml"), recipe_file("task: {name: countdown}\n", name="tasks/t.yaml", team="")
+    assert load_recipe([base, task]).folder == (tmp_path / "tasks").resolve()
+    with pytest.raises(UserError) as caught:
+        load_recipe([base, task], ["training.stages=0"])
+    assert str(caught.value).startswith(f"{base} + {task}: training.stages = 0")
+
+
+def test_a_recipe_may_come_in_by_two_parents_but_not_by_itself_or_without_end(recipe_file: Write) -> None:
+    recipe_file("seed: 3\n", name="grand.yaml")
+    recipe_file("extends: grand.yaml\ntraining: {stages: 2}\n", name="left.yaml", team="")
+    recipe_file("extends: grand.yaml\ntraining: {order: fixed}\n", name="right.yaml", team="")
+    recipe = load_recipe(recipe_file("extends: [left.yaml, right.yaml]\n", team=""))
+    assert (recipe.seed, recipe.training.stages, recipe.training.order) == (3, 2, "fixed")
+    assert "circle (me.yaml -> me.yaml)" in error_of(recipe_file("extends: [left.yaml, me.yaml]\n", name="me.yaml", team=""))
+    for i in range(14):
+        recipe_file(f"extends: [d{i + 1}.yaml, d{i + 1}.yaml]\n", name=f"d{i}.yaml", team="")
+    recipe_file(name="d14.yaml")
+    assert "more than 64 recipe files" in error_of(recipe_file("extends: d0.yaml\n", team=""))
 
 
 def test_missing_file_suggests_its_neighbours(recipe_file: Write, tmp_path: Path) -> None:

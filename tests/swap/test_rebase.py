@@ -23,7 +23,6 @@ from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.runs.stored_run import read_run
 from teamtr_lora.swap.compatibility import compare_vocabularies
 from teamtr_lora.swap.probe_contexts import play_probe
-from teamtr_lora.tasks import build_task
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -173,7 +172,7 @@ def test_ids_that_a_narrower_head_lacks_are_left_out(
     recipe = load_recipe(trained / "recipe.yaml").model_copy(update={"output_dir": None})
     wide = recipe.model_copy(update={"base": recipe.base.model_copy(update={"source": str(wide_base)})}).placed_in(recipe.folder)
     playable = open_team(wide.base, wide.team, wide.rollout, seed=0, folder=trained)
-    task = build_task(wide.task, Path(json.loads((trained / "origin.json").read_text())["recipe_folder"]))
+    task = wide.task.build(Path(json.loads((trained / "origin.json").read_text())["recipe_folder"]))
     probe = play_probe(playable, task, wide, ["left", "right"], 30, ids=272)
     everything = play_probe(playable, task, wide, ["left", "right"], 30)
     playable.close()

@@ -24,7 +24,6 @@ from teamtr_lora.swap.stage0 import (
     read_half,
     teacher_states,
 )
-from teamtr_lora.tasks import build_task
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def played(trained: Path) -> tuple[PlayableTeam, Probe]:
     extra = {"candidate": LoraSection(rank=3, alpha=6.0)}
     playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=0, folder=recipe.folder, extra=extra)
     load_versions(playable, versions, trained / "adapters")
-    return playable, play_probe(playable, build_task(recipe.task, recipe.folder), recipe, ["left"], 10)
+    return playable, play_probe(playable, recipe.task.build(recipe.folder), recipe, ["left"], 10)
 
 
 def test_held_out_kl_is_that_of_whole_distributions(trained: Path, played: tuple[PlayableTeam, Probe]) -> None:

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.tasks import DataOrder, Item, Rewards, build_task
-from teamtr_lora.tasks.dataset import DatasetTask, read_rows
+from teamtr_lora.tasks import DataOrder, Item, Rewards
+from teamtr_lora.tasks.dataset import DatasetTask
+from teamtr_lora.tasks.machinery.data_files import read_rows
 from teamtr_lora.team import Episode, Message, build_router
 
 ROWS = [{"prompt": f"question {i}", "answer": f"{i}", "level": i} for i in range(20)]
@@ -316,19 +317,19 @@ def test_without_a_reader_of_answers_nothing_is_known_of_a_message() -> None:
         task.check_router(debate)
 
 
-def test_build_task_looks_beside_the_recipe(tmp_path: Path) -> None:
-    from teamtr_lora.recipe import DatasetTaskSection as Section
+def test_build_looks_beside_the_recipe(tmp_path: Path) -> None:
+    from teamtr_lora.tasks.dataset import DatasetSettings as Section
 
     write_jsonl(tmp_path / "rows.jsonl")
     (tmp_path / "my_rewards_beside.py").write_text("def f(prompts, level, **_):\n    return [float(n) for n in level]\n")
     section = Section(name="dataset", path="rows.jsonl", reward="my_rewards_beside:f", test_path="rows.jsonl", on_overlap="allow")
-    task = build_task(section, tmp_path)
+    task = section.build(tmp_path)
     from teamtr_lora.team import Episode
 
     item = task.items("test")[7]
     assert task.score([Episode(item.id, 0, item.prompt, 0, item)]) == [7.0]
     with pytest.raises(UserError, match=r"task\.reward = 'my_rewards_beside:g'.*it defines f"):
-        build_task(section.model_copy(update={"reward": "my_rewards_beside:g"}), tmp_path)
+        section.model_copy(update={"reward": "my_rewards_beside:g"}).build(tmp_path)
 
 
 class _Finite:

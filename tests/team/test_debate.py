@@ -104,14 +104,14 @@ def test_in_a_round_nobody_sees_the_others_words_of_that_round(tokenizer: Any) -
     views: dict[tuple[int, str], str] = {}
     for round_ in (1, 2):
         for agent in DEBATERS:
-            views[round_, agent] = protocol._plain(transcript.prompt_for(agent))
+            views[round_, agent] = protocol.raw_text(transcript.prompt_for(agent))
             transcript.add_message(agent, protocol.chat.encode(f"{agent}-says-{round_}") + protocol.end_ids[:1])
     for agent in DEBATERS:
         assert "-says-" not in views[1, agent]
         for other in DEBATERS:
             assert f"{other}-says-1" in views[2, agent], "the round before is heard, and one's own words are remembered"
             assert f"{other}-says-2" not in views[2, agent]
-    judge = protocol._plain(transcript.prompt_for("judge"))
+    judge = protocol.raw_text(transcript.prompt_for("judge"))
     assert all(f"{agent}-says-{round_}" in judge for agent in DEBATERS for round_ in (1, 2))
     assert judge.count("-says-") == 6
 
@@ -120,10 +120,10 @@ def test_feedback_to_a_round_comes_after_it(tokenizer: Any) -> None:
     protocol = TeamProtocol(tokenizer, dict.fromkeys(DEBATERS, ""), view="per_agent", round_messages=3)
     transcript = protocol.begin("the question")
     for agent in DEBATERS:
-        assert "warm" not in protocol._plain(transcript.prompt_for(agent))
+        assert "warm" not in protocol.raw_text(transcript.prompt_for(agent))
         transcript.add_message(agent, protocol.chat.encode("a guess") + protocol.end_ids[:1])
         transcript.add_feedback(f"warm {agent}")
-    assert all(f"warm {agent}" in protocol._plain(transcript.prompt_for("cat")) for agent in DEBATERS[:2])
+    assert all(f"warm {agent}" in protocol.raw_text(transcript.prompt_for("cat")) for agent in DEBATERS[:2])
 
 
 def test_views_of_a_debate_only_grow(tokenizer: Any) -> None:

@@ -223,7 +223,9 @@ def high_tokens() -> Task:
 def start(make_team: Any, config: Any, accelerator: Accelerator, high_tokens: Task) -> Callable[..., TrainingRun]:
     """A run of three agents, ready for `train`; `stop_after` ends it after so many updates, as an interrupt would."""
 
-    def make(folder: Path, *, stop_after: int | None = None, resume: bool = False, **values: Any) -> TrainingRun:
+    def make(
+        folder: Path, *, stop_after: int | None = None, resume: bool = False, task: Task = high_tokens, **values: Any
+    ) -> TrainingRun:
         small = {"stages": 1, "items": 3, "items_per_stage": 6, "holdout": 0.34, "learning_rate": 2e-3, "delta": 0.1,
                  "every_stages": 0, "temperature": 0.3, "order": "fixed"}  # fmt: skip
         settings = config(**(small | values))
@@ -231,7 +233,7 @@ def start(make_team: Any, config: Any, accelerator: Accelerator, high_tokens: Ta
         three = [{"name": name, "lora": {"rank": 2, "alpha": 4.0}} for name in ("one", "two", "three")]
         context = RunContext(
             playable=make_team(agents=three),
-            task=high_tokens,
+            task=task,
             config=settings,
             run_dir=RunDir(folder),
             accelerator=accelerator,

@@ -88,9 +88,7 @@ def test_a_task_that_draws_at_random_is_repeated_too(start: Start, high_tokens: 
 
     def go(folder: Path, process: int, **how: Any) -> list[dict[str, Any]]:
         random.seed(process), np.random.seed(process), torch.manual_seed(process)
-        run = start(folder, resampling=resampling, inner_epochs=1, **how)
-        run.task = Noisy()
-        train(run)
+        train(start(folder, resampling=resampling, inner_epochs=1, task=Noisy(), **how))
         return plain(folder)
 
     whole = go(tmp_path / "whole", 1)

@@ -362,7 +362,7 @@ def test_metrics_cut_off_after_a_kill_and_refused_when_shortened(tmp_path: Path,
     with open(path, "ab") as file:
         file.write(b'{"kind": "upd')
     log.truncate(size)
-    assert read_rows(path) == rows_of(finished)
+    assert read_rows(tmp_path) == rows_of(finished)
     with pytest.raises(UserError, match="shorter"):
         log.truncate(size + 1)
 

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,7 +19,15 @@ from pydantic import Field, model_validator
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.machinery.bench import BenchTask, field
 from teamtr_lora.tasks.machinery.forms import Form
-from teamtr_lora.tasks.machinery.responder import Responder, Silent, Turn, needs_somebody, tidy
+from teamtr_lora.tasks.machinery.responder import (
+    ConversationSettings,
+    Responder,
+    Silent,
+    Turn,
+    build_responder,
+    needs_somebody,
+    tidy,
+)
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, item_of
 from teamtr_lora.team import Episode, Message
 
@@ -307,3 +316,32 @@ def _case(known: Mapping[str, Any]) -> str:
         *(f"- {suspect['name']}: {suspect['introduction']}" for suspect in known["suspect"]),
     ]
     return "\n".join(lines)
+
+
+class DetectiveSettings(ConversationSettings):
+    """Find the murderer by questioning suspects, whom the responder plays; AR-Bench's detective cases, scored by index."""
+
+    name: Literal["arbench_dc"] = Field(description="Rows need initial_information, suspects and label. A message is a turn.")
+    turns: int = Field(default=25, ge=1, description="Questions; one answer follows. A message is a turn.")
+    answer_early: bool = Field(
+        default=True, description="An answer before the last turn ends the episode; false plays all turns, as AR-Bench does."
+    )
+
+    def make(self, folder: Path) -> DetectiveTask:
+        return DetectiveTask(build_responder(self.responder, folder), self.turns, self.answer_early)
+
+
+class SituationSettings(ConversationSettings):
+    """Find the story behind a situation by yes-or-no questions to a referee, the responder; AR-Bench's situation puzzles."""
+
+    name: Literal["arbench_sp"] = Field(description="Rows need surface and bottom. A message is a turn.")
+    turns: int = Field(default=25, ge=1, description="Questions; the story follows. A message is a turn.")
+    answer_early: bool = Field(
+        default=True, description="A story told before the last turn ends the episode; false plays all turns, as AR-Bench does."
+    )
+    reward: Literal["characters", "words"] = Field(
+        default="characters", description="F1 of the story told and the true one, over characters or over words."
+    )
+
+    def make(self, folder: Path) -> SituationTask:
+        return SituationTask(build_responder(self.responder, folder), self.turns, self.answer_early, self.reward)

@@ -8,10 +8,14 @@ sandbox, whoever wrote them.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.benchmarks.autologi_maker import LogicItems
@@ -20,13 +24,14 @@ from teamtr_lora.tasks.machinery.bench import BenchTask, field, turns_text
 from teamtr_lora.tasks.machinery.forms import Form
 from teamtr_lora.tasks.machinery.sandbox import Limits, run_checks
 from teamtr_lora.tasks.machinery.task import Item, Split, item_of
+from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated
 from teamtr_lora.team import Episode, Message
 
 FENCE = re.compile(r"```[ \t]*[a-zA-Z]*[ \t]*\n(.*?)```", re.DOTALL)
 BRACKETS = re.compile(r"[\[\]{}]")
 LONGEST = 20_000  # characters of an answer worth checking
 CHECK, CONSTRAINTS = "inputs_check", "constraint_list"
-PROCESSES = 2
+PROCESSES = min(8, os.cpu_count() or 1)  # checks at a time
 CHECK_KEYS = ("inputs_check_code", "inputs_check", "format_check", "check")
 CONSTRAINT_KEYS = ("constraint_list_code", "constraint_list", "constraints")
 FUNCTION = re.compile(r"^def[ \t]+([A-Za-z_]\w*)[ \t]*\(", re.MULTILINE)
@@ -109,7 +114,7 @@ class AutoLogi(BenchTask):
         return float(run_checks(source, [CHECK, CONSTRAINTS], answer, self._limits).accepted)
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
-        """Each check is a process of its own; a few run at once."""
+        """Each check is a process of its own; several run at once."""
         texts = [episode.messages[-1].text if episode.messages else "" for episode in episodes]
         with ThreadPoolExecutor(PROCESSES) as threads:
             return list(threads.map(self.verdict, map(item_of, episodes), texts))
@@ -133,3 +138,16 @@ def _programs(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if code is not None and not isinstance(code, Mapping):
         raise UserError(f"item {name}: code = {code!r:.60} is no object with inputs_check_code and constraint_list_code")
     return row if code is None else code
+
+
+class AutoLogiSettings(ItemsOrGenerated):
+    """Open puzzles checked by programs, in a sandbox; AutoLogi's items, or generated ones with at least one solution."""
+
+    name: Literal["autologi"] = Field(
+        description="Rows need prompt and code {Inputs_Check_code, Constraint_List_code}; without path or hub, items are made."
+    )
+    size: int = Field(default=4, ge=3, le=7, description="People or things in a generated puzzle; more are harder.")
+    check_seconds: float = Field(default=5.0, gt=0, description="Longest run of one item's checking programs, in seconds.")
+
+    def make(self, folder: Path) -> AutoLogi:
+        return AutoLogi(self.size, self.check_seconds)

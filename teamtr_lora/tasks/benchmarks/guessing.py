@@ -11,7 +11,8 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -19,6 +20,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.machinery.bench import BenchTask, field
 from teamtr_lora.tasks.machinery.forms import Form
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Split, item_of
+from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated
 from teamtr_lora.team import Episode, Message
 
 TEST_SHARE = 0.1
@@ -123,3 +125,16 @@ class GuessingItems:
             test = hashlib.sha256(number.encode()).digest()[0] < 256 * TEST_SHARE
             if test == (self._split == "test"):
                 return self._task._item(f"{self._split}:{position}", number)
+
+
+class GuessingSettings(ItemsOrGenerated):
+    """Guess a secret of four different digits from feedback; AR-Bench's items, or generated ones."""
+
+    name: Literal["arbench_gn"] = Field(description="Rows need number; without path or hub, items are generated.")
+    turns: int = Field(default=25, ge=1, description="Guesses with feedback; one final guess follows. A message is a turn.")
+    stop_when_right: bool = Field(
+        default=True, description="End the episode with the right guess; false plays all turns, as AR-Bench does."
+    )
+
+    def make(self, folder: Path) -> GuessingTask:
+        return GuessingTask(self.turns, self.stop_when_right)

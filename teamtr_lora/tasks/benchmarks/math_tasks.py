@@ -7,7 +7,10 @@ never looked at: a symbolic parser finds an answer in almost any prose.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.benchmarks import math_answer
@@ -16,6 +19,7 @@ from teamtr_lora.tasks.machinery.bench import BenchTask, field, turns_text
 from teamtr_lora.tasks.machinery.forms import Form, shown
 from teamtr_lora.tasks.machinery.overlap import bare_problem
 from teamtr_lora.tasks.machinery.task import Item, item_of
+from teamtr_lora.tasks.machinery.task_settings import ItemSource
 from teamtr_lora.team import Episode, Message
 
 READERS: dict[str, tuple[math_answer.Reader, ...]] = {
@@ -105,3 +109,21 @@ def _reward_model(row: Mapping[str, Any]) -> dict[str, Any]:
     """verl's layout keeps the answer one level down."""
     inner = row.get("reward_model")
     return {"ground_truth": inner.get("ground_truth")} if isinstance(inner, Mapping) else {}
+
+
+class MathSettings(ItemSource):
+    """Problems with one answer, in a box or after the benchmark's marker; compared symbolically by math-verify."""
+
+    name: Literal["gsm8k", "math500", "aime24", "aime25", "dapo_math"] = Field(
+        description="gsm8k: a number in a box or after ####; math500, aime24, aime25: in a box; dapo_math: in a box or on an "
+        "Answer: line. Rows need problem (or question) and answer."
+    )
+    instruction: str | None = Field(
+        default=None, description="Text after each problem that says how to answer; null takes the task's own, empty adds none."
+    )
+    answer_seconds: float = Field(
+        default=3.0, gt=0, description="Longest time to compare one answer, in seconds; one that takes longer is wrong."
+    )
+
+    def make(self, folder: Path) -> MathTask:
+        return MathTask(self.name, self.instruction, self.answer_seconds)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,6 +17,7 @@ from teamtr_lora.tasks.benchmarks.blocksworld import COLOURS, LETTERS, Fact, ach
 from teamtr_lora.tasks.machinery.bench import BenchTask, field
 from teamtr_lora.tasks.machinery.forms import Form, check_form
 from teamtr_lora.tasks.machinery.task import Item, Split, item_of
+from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated
 from teamtr_lora.team import Episode, Message
 
 TEST_SHARE = 0.2
@@ -165,3 +167,16 @@ def arrangement(towers: Iterable[Sequence[str]]) -> list[Fact]:
 
 def _key(init: Iterable[Sequence[str]], goal: Iterable[Sequence[str]]) -> str:
     return " / ".join(" ".join(sorted("-".join(f) for f in facts)) for facts in (init, goal))
+
+
+class BlocksworldSettings(ItemsOrGenerated):
+    """Plans in the blocks world, simulated with exact preconditions; PlanBench's items, or generated ones."""
+
+    name: Literal["planbench_blocksworld"] = Field(
+        description="Rows need objects, init, goal and query (PlanBench's fields); without path or hub, items are generated."
+    )
+    blocks: int = Field(default=4, ge=2, le=12, description="Blocks per generated item; more are harder.")
+    mystery: bool = Field(default=False, description="Generated items in PlanBench's mystery names (attack, feast, ...).")
+
+    def make(self, folder: Path) -> Blocksworld:
+        return Blocksworld(self.blocks, self.mystery)

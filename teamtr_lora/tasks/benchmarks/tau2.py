@@ -13,15 +13,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import DataFile, OnThisMachine, Text
 from teamtr_lora.tasks.benchmarks.tau2_files import KITS, DomainFiles
 from teamtr_lora.tasks.benchmarks.tau2_tools import Database, Toolkit
 from teamtr_lora.tasks.machinery.bench import BenchTask, field
 from teamtr_lora.tasks.machinery.forms import Form, check_form
-from teamtr_lora.tasks.machinery.responder import Responder, Silent, Turn, needs_somebody, tidy
+from teamtr_lora.tasks.machinery.responder import (
+    ConversationSettings,
+    Responder,
+    Silent,
+    Turn,
+    build_responder,
+    needs_somebody,
+    tidy,
+)
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, item_of, settled
+from teamtr_lora.tasks.machinery.task_settings import beside
 from teamtr_lora.team import Episode, Message
 from teamtr_lora.team.protocol import without_reasoning
 from teamtr_lora.team.tool_calls import ToolCall, read_calls
@@ -255,3 +268,40 @@ def _same(action: Mapping[str, Any], call: ToolCall) -> bool:
     keys = set(call.arguments if action.get("compare_args") is None else action["compare_args"])
     sides = [{key: value for key, value in side.items() if key in keys} for side in (action["arguments"], call.arguments)]
     return bool(action["name"] == call.name and sides[0] == sides[1])
+
+
+class Tau2Settings(ConversationSettings):
+    """Serve a customer, whom the responder plays, with tools over a database; tau2-bench's tasks and rewards."""
+
+    name: Literal["tau2_retail", "tau2_airline"] = Field(
+        description="path is the domain's tasks file; database, policy and split are looked for beside it."
+    )
+    database: Annotated[DataFile | None, OnThisMachine("file")] = Field(
+        default=None, description="The domain's database (.json or .json.gz), relative to the recipe; null looks beside path."
+    )
+    policy: Annotated[Text | None, OnThisMachine("file")] = Field(
+        default=None, description="The domain's policy.md, relative to the recipe; null looks beside path."
+    )
+    split: Annotated[DataFile | None, OnThisMachine("file")] = Field(
+        default=None,
+        description="Official {train: [ids], test: [ids]}, relative to the recipe; null looks beside path, and holds out "
+        "test_fraction where there is none.",
+    )
+    max_errors: int = Field(default=10, ge=1, description="Tool calls that may fail in a conversation before it ends with 0.")
+    judge_assertions: bool = Field(
+        default=False,
+        description="Let the responder judge natural-language assertions where they are in a task's reward basis (retail); false "
+        "looks for the required outputs in what the agent said instead.",
+    )
+
+    def make(self, folder: Path) -> Tau2Task:
+        given = (self.database, self.policy, self.split)
+        database, policy, split = (beside(folder, path) if path else None for path in given)
+        files = DomainFiles(
+            domain=self.name.removeprefix("tau2_"),
+            beside=beside(folder, self.path).parent if self.path else folder,
+            database=database,
+            policy=policy,
+            split=split,
+        )
+        return Tau2Task(self.name, files, build_responder(self.responder, folder), self.max_errors, self.judge_assertions)

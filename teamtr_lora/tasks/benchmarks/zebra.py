@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,6 +16,7 @@ from teamtr_lora.tasks.benchmarks.zebra_maker import make_grid
 from teamtr_lora.tasks.machinery.bench import BenchTask, field
 from teamtr_lora.tasks.machinery.forms import Form, check_form
 from teamtr_lora.tasks.machinery.task import Item, Split
+from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated
 from teamtr_lora.team import Message
 
 TEST_SHARE = 0.2
@@ -137,3 +139,19 @@ class ZebraItems:
             digest = hashlib.sha256(" ".join(sorted(grid.clues)).encode()).digest()
             if (digest[0] < 256 * TEST_SHARE) == (self._split == "test"):
                 return self._task.make(f"{self._split}:{position}", grid.text, grid.header, grid.rows)
+
+
+class ZebraSettings(ItemsOrGenerated):
+    """Logic grids answered with a JSON table, scored as in ZeroEval; ZebraLogic's items, or generated ones with one solution."""
+
+    name: Literal["zebralogic", "zebra"] = Field(
+        description="Rows need puzzle and solution {header, rows}; without path or hub, items are generated."
+    )
+    houses: int = Field(default=3, ge=2, le=6, description="Houses per generated grid.")
+    attributes: int = Field(default=3, ge=2, le=6, description="Attributes per house of a generated grid, names included.")
+    reward: Literal["puzzle", "cells"] = Field(
+        default="puzzle", description="puzzle: 1 if every cell is right, else 0; cells: the share of cells that are right."
+    )
+
+    def make(self, folder: Path) -> ZebraTask:
+        return ZebraTask(self.name, self.houses, self.attributes, self.reward)

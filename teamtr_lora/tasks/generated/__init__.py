@@ -1,6 +1,7 @@
 """Tasks that make their own items.
 
-column_sum      adding by columns, one a message: the embedded task
-countdown       reach a target with the given numbers
-small           arithmetic, products, largest, letter_count
+Modules:
+    column_sum      adding by columns, one a message: the embedded task
+    countdown       reach a target with the given numbers
+    small           arithmetic, products, largest, letter_count
 """

@@ -14,10 +14,15 @@ import hashlib
 import random
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.machinery.forms import Form
 from teamtr_lora.tasks.machinery.task import Item, Split, Task, item_of
+from teamtr_lora.tasks.machinery.task_settings import TaskSettings
 from teamtr_lora.team import Episode, Message
 
 TOTAL = re.compile(r"=\s*([0-9]+)")
@@ -69,7 +74,7 @@ class ColumnSum(Task):
     data_form = ColumnData
 
     def __init__(self, digits: int = 3, credit: str = "all") -> None:
-        self.digits, self.credit = digits, credit
+        self.digits, self._reward = digits, credit
         self.needs_every_message = digits > 1
 
     def check_item(self, item: Item) -> None:
@@ -83,7 +88,7 @@ class ColumnSum(Task):
     def score(self, episodes: Sequence[Episode]) -> list[float]:
         """The last word on each column counts, so a team with several rounds may correct itself."""
         shares = [self._share_right(episode) for episode in episodes]
-        return shares if self.credit == "columns" else [float(share == 1) for share in shares]
+        return shares if self._reward == "columns" else [float(share == 1) for share in shares]
 
     def _share_right(self, episode: Episode) -> float:
         expected = [str(total) for total in item_of(episode).data["totals"]]
@@ -119,3 +124,18 @@ class ColumnSum(Task):
                 f"task.digits = {self.digits}: the team speaks {max_messages} messages an episode and each column needs one; "
                 f"set task.digits={max_messages} or add agents or rounds"
             )
+
+
+class ColumnSumSettings(TaskSettings):
+    """Add two numbers column by column: generated, seeded, and solved only if every agent's message is right."""
+
+    name: Literal["column_sum"] = Field(default="column_sum", description="The generated addition task of the quickstart.")
+    digits: int = Field(default=3, ge=1, le=8, description="Digits per number.")
+    credit: Literal["all", "columns"] = Field(
+        default="all",
+        description="all: 1 where every column is right, else 0; columns: the share of columns that are right, without which "
+        "long numbers are hardly learned. Only a whole sum counts as a success either way.",
+    )
+
+    def make(self, folder: Path) -> ColumnSum:
+        return ColumnSum(self.digits, self.credit)

@@ -7,9 +7,14 @@ import random
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from teamtr_lora.tasks.machinery.forms import Form
 from teamtr_lora.tasks.machinery.task import Item, Split, Task, item_of
+from teamtr_lora.tasks.machinery.task_settings import TaskSettings
 from teamtr_lora.team import Episode, Message
 
 TEST_SHARE = 0.2
@@ -141,3 +146,14 @@ class CountdownItems:
 
 def _question(numbers: Sequence[int], target: int) -> str:
     return f"Numbers {', '.join(map(str, numbers))}; target {target}:"
+
+
+class CountdownSettings(TaskSettings):
+    """Reach a target with the given numbers, each once, by + - * /; generated, checked exactly."""
+
+    name: Literal["countdown"] = Field(description="The last expression in the last message is the answer.")
+    numbers: int = Field(default=3, ge=2, le=6, description="Numbers per item; more are harder.")
+    shots: int = Field(default=2, ge=0, description="Solved examples before the question.")
+
+    def make(self, folder: Path) -> Countdown:
+        return Countdown(self.numbers, self.shots)

@@ -11,9 +11,14 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from teamtr_lora.tasks.machinery.forms import Form
 from teamtr_lora.tasks.machinery.task import Item, Split, Task, item_of
+from teamtr_lora.tasks.machinery.task_settings import TaskSettings
 from teamtr_lora.team import Episode
 
 # Everything that hangs together with a digit, so that 12.34, 7/34 or 34th is not taken for 34
@@ -113,3 +118,16 @@ class SmallTask(Task):
         found = NUMBER.findall(text)
         whole = INTEGER.fullmatch(found[-1]) if found and len(found[-1]) < LONGEST else None
         return str(int(whole[1].replace(",", ""))) if whole else None
+
+
+class SmallSettings(TaskSettings):
+    """Generated questions with a number for an answer, a few solved examples before each; the last message answers."""
+
+    name: Literal["arithmetic", "products", "largest", "letter_count"] = Field(
+        description="arithmetic: sums of three numbers; products: of a small and a two-digit number; largest: of four numbers; "
+        "letter_count: how often a letter is in a word."
+    )
+    shots: int = Field(default=4, ge=0, description="Solved examples before the question.")
+
+    def make(self, folder: Path) -> SmallTask:
+        return SmallTask(self.name, self.shots)

@@ -17,12 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
+from pydantic import Field, model_validator
+
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe.responder import ResponderSection
-from teamtr_lora.tasks.dataset import read_rows
+from teamtr_lora.common.settings import SERVER_URL, ApiKeyVariable, DataFile, OnThisMachine, Section, Text, refuse
+from teamtr_lora.tasks.machinery.data_files import read_rows
+from teamtr_lora.tasks.machinery.task_settings import ItemSource
 from teamtr_lora.team.protocol import without_reasoning
 
 T = TypeVar("T")
@@ -35,6 +38,50 @@ MOST_BYTES = 4_000_000  # of one answer
 CHARACTERS_PER_TOKEN = 8  # a reply longer than its tokens could be is cut
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+
+
+class ResponderSettings(Section):
+    """Suspects, a referee or a customer, played by a model behind an OpenAI-compatible server, or by a file of replies."""
+
+    url: Annotated[Annotated[str, Field(pattern=SERVER_URL)] | None, OnThisMachine("choice")] = Field(
+        default=None,
+        description="Address of any OpenAI-compatible server, such as http://localhost:8000/v1. Give either url or script.",
+    )
+    model: Annotated[Text | None, OnThisMachine("path or name")] = Field(
+        default=None, description="Model to ask; null takes the first that the server lists."
+    )
+    script: Annotated[DataFile | None, OnThisMachine("file")] = Field(
+        default=None,
+        description="File of replies instead of a server, relative to the recipe: rows {when, reply}; the first whose `when` is "
+        "in what was said, or that has none, answers.",
+    )
+    api_key_variable: Annotated[ApiKeyVariable, OnThisMachine("choice")] = Field(
+        default="RESPONDER_API_KEY",
+        description="Environment variable that holds the server's API key, if it asks for one; its name ends in API_KEY.",
+    )
+    timeout_seconds: float = Field(default=120.0, gt=0, description="Longest wait for one reply, in seconds.")
+    retries: int = Field(default=4, ge=0, description="Further tries when the server fails or is busy, after growing pauses.")
+    requests: int = Field(default=32, ge=1, description="Most requests in flight at a time.")
+    context_characters: int = Field(
+        default=40_000,
+        ge=1000,
+        description="Longest conversation that is sent, in characters; beyond it the oldest turns are left out, so that one that "
+        "goes on and on does not overflow the model's context.",
+    )
+    max_tokens: int = Field(default=256, ge=1, description="Longest reply in tokens.")
+    temperature: float = Field(default=0.7, ge=0, description="The responder's sampling temperature.")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if self.url is not None and self.script is not None:
+            refuse("responder", [(("script",), self.script, "url is given too, and one of them answers", "keep either")])
+        return self
+
+
+class ConversationSettings(ItemSource):
+    """Tasks in which the team talks to somebody outside it."""
+
+    responder: ResponderSettings = Field(default_factory=ResponderSettings, description="Who answers the team.")
 
 
 class Responder:
@@ -69,7 +116,7 @@ class Scripted(Responder):
 class Endpoint(Responder):
     """An OpenAI-compatible chat server, asked from a few threads; daemons, so that a run that ends never waits for them."""
 
-    def __init__(self, section: ResponderSection) -> None:
+    def __init__(self, section: ResponderSettings) -> None:
         assert section.url is not None
         self._section, self._model = section, section.model
         self._where = f"task.responder.url = {section.url!r}"
@@ -206,7 +253,7 @@ def tidy(reply: str, longest: int) -> str:
     return _CONTROLS.sub("", without_reasoning(reply)).strip()[:longest].rstrip()
 
 
-def build_responder(section: ResponderSection, folder: Path) -> Responder:
+def build_responder(section: ResponderSettings, folder: Path) -> Responder:
     """`folder` is the recipe's. Nobody answers where the section names nobody; a task refuses to be played so."""
     if section.url is not None:
         return Endpoint(section)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from teamtr_lora.common.code_paths import user_code
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.tasks.machinery.task import item_of
+from teamtr_lora.tasks.machinery.task import item_of, settled
 from teamtr_lora.team import Episode
 
 logger = logging.getLogger(__name__)
@@ -140,19 +138,7 @@ def _name(function: RewardFunction) -> str:
 
 def _called(function: RewardFunction, columns: dict[str, Any]) -> Any:
     with user_code():
-        return _settled(function(**_accepted(function, columns)))
-
-
-def _settled(value: Any) -> Any:
-    """What an async reward function returns, awaited; in a thread of its own, since a notebook's loop is already running."""
-    if not inspect.isawaitable(value):
-        return value
-
-    async def wait() -> Any:
-        return await value
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, wait()).result()
+        return settled(function(**_accepted(function, columns)))
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,83 +1,82 @@
-"""Runs inside the sandbox process, as a script of its own, which sandbox_start.py becomes.
+"""Runs one checking program, in a process that ends with it. sandbox_start.py calls `main` there.
 
-Layers, each of which holds when another is missing: no network and no other processes in sight (namespaces, where the kernel
-lends them), rlimits, a list of modules that may be imported, and an audit hook that ends the process at the first event that a
-checking program has no need of (sockets, processes, files outside the working folder). ctypes is never loaded here.
+The kernel keeps the program from everything outside its process (sandbox_filter.py). What this file adds is manners: a list of
+modules, and an audit hook that ends the process with a status of its own where a program reaches for what it cannot have.
+
+The program runs in a thread of its own. When that has ended, the main thread says so, is sent a random number by the trainer, and
+writes the verdict behind it. So no frame that the program can reach is able to write a verdict, and nothing in this process knows
+the number while the program runs. What the program's functions return is its own affair: it is the judge of its item.
 """
 
 from __future__ import annotations
 
+import _thread
 import ast
 import builtins
 import copy
+import gc
+import io
 import json
 import os
-import resource
+import random
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 USEFUL = ["bisect", "calendar", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools"]
 USEFUL += ["heapq", "itertools", "json", "math", "numbers", "operator", "random", "re", "statistics", "string", "time", "typing"]
 HIDDEN = ["_strptime", "locale", "collections.abc", "encodings.idna"]  # what the useful ones load late
-# no import: what a program may have is loaded before; no code or function from parts: crafted bytecode reaches any memory
+# Audit events of honest programs. `import` is not among them: what a program may import is loaded before.
 HARMLESS = {"compile", "exec", "object.__getattr__", "object.__setattr__", "object.__delattr__", "builtins.id"}
-HARMLESS |= {"sys._getframe", "sys._getframemodulename", "time.sleep", "cpython.run_string"}
-BREACH = 77  # exit status of a program that reached for something it must not have
+HARMLESS |= {"sys._getframe", "sys._getframemodulename", "sys.unraisablehook", "time.sleep", "cpython.run_string"}
+BREACH, UNSEALED = 77, 78  # exit status: the program reached for something it must not have; the filter was refused
+NONCE_BYTES = 16
+STACK_BYTES = 16 * 2**20
 
 
-def limit(cpu_seconds: int, memory_bytes: int, file_bytes: int) -> None:
-    for what, most in (
-        (resource.RLIMIT_CPU, cpu_seconds),
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_FSIZE, file_bytes),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, 16),
-        (resource.RLIMIT_NPROC, 1),
-    ):
-        hard = resource.getrlimit(what)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
+class Nowhere(io.TextIOBase):
+    """What a program prints."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def prepare() -> None:
+    """Before any program: loads what it may import; what it prints goes nowhere."""
+    for module in (*USEFUL, *HIDDEN):
+        __import__(module)
+    sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = Nowhere()  # type: ignore[assignment,misc]
+    sys.stdin = sys.__stdin__ = io.StringIO()  # type: ignore[assignment,misc]
+    sys.unraisablehook = lambda *_: None
+    time.tzset()
 
 
 def guard() -> None:
-    # what raises no audit event: these write, make modules that were not imported (_posixsubprocess starts programs), or run a
-    # function in the middle of the hook
-    makers = [name for name in vars(sys.modules["_imp"]) if name.startswith(("create_", "exec_", "init_"))]
-    files = ["mkfifo", "mknod"]
-    for module, names in (("os", files), ("posix", files), ("_imp", makers), ("_signal", ["signal"])):
-        for name in names:
-            delattr(sys.modules[module], name)
+    """Ends the process where the program reaches for something; the kernel would, with less to say about why."""
+    for name in ("os", "posix"):  # their functions have no use under the filter; the two that are left serve other modules
+        functions = vars(sys.modules[name])
+        for one in [n for n, value in functions.items() if type(value) is type(len) and n not in ("fspath", "urandom")]:
+            del functions[one]
+    leave, harmless = _leave, frozenset(HARMLESS)
 
-    def hook(
-        event: str,
-        args: tuple[Any, ...],
-        leave: Any = os._exit,
-        status: int = BREACH,
-        exactly: Any = type,
-        text: Any = str,
-        harmless: frozenset[str] = frozenset(HARMLESS),
-        folders: frozenset[str] = frozenset({"", ".", ".."}),
-    ) -> None:
-        """Looks nothing up and calls nothing written in Python: the program may replace what is in any module."""
-        try:
-            if event in harmless:
-                return
-            if event == "open" and exactly(args[0]) is text and "/" not in args[0] and args[0] not in folders:
-                return  # in the working folder, which it cannot leave
-        except:  # noqa: E722 - no more stack, for example: whatever it is, the program ends
-            leave(status)
-        leave(status)  # not an exception: the program could catch that
+    def hook(event: str, args: tuple[Any, ...], exactly: Any = type, text: Any = str) -> None:
+        """Looks nothing up that the program may have replaced, and raises nothing that it could catch."""
+        if event in harmless or (event == "open" and exactly(args[0]) is text and args[0][:1] == "<"):
+            return  # where there is an error in <string>, the compiler looks for a file of that name
+        leave(BREACH)
 
     sys.addaudithook(hook)
 
 
+_leave = os._exit
+_import = builtins.__import__
+
+
 def checked_import(name: str, *rest: Any) -> Any:
     if name.split(".")[0] not in USEFUL and name not in HIDDEN:
-        os._exit(BREACH)
+        _leave(BREACH)
     return _import(name, *rest)
-
-
-_import = builtins.__import__
 
 
 def read(text: str) -> Any:
@@ -119,45 +118,73 @@ def literal_of(text: str) -> Any:
     return found[-1]
 
 
-def run(request: dict[str, Any]) -> dict[str, Any]:
+def judge(request: dict[str, Any]) -> bytes:
+    """`+` and the verdicts, such as +1,101 for two names; or `-` and why there are none."""
     namespace: dict[str, Any] = {"__name__": "checks", "__builtins__": {**vars(builtins), "__import__": checked_import}}
     try:
         value = read(request["argument"])
     except Exception as error:
-        return {"problem": f"the answer cannot be read: {type(error).__name__}"}
+        return f"-the answer cannot be read: {type(error).__name__}".encode()
     try:
-        exec(compile(request["source"], "checks", "exec", dont_inherit=True), namespace)  # not this file's __future__
+        exec(compile(request["source"], "<checks>", "exec", dont_inherit=True), namespace)  # not this file's __future__
     except BaseException as error:
-        return {"problem": f"the program failed: {type(error).__name__}"}
-    verdicts: dict[str, list[bool]] = {}
+        return f"-the program failed: {type(error).__name__}".encode()
+
+    def said(function: Any) -> str:
+        try:
+            return "1" if function(copy.deepcopy(value)) else "0"
+        except BaseException:  # a check that cannot judge the answer has not accepted it
+            return "0"
+
+    groups = []
     for name in request["names"]:
         functions = namespace.get(name)
         if functions is None:
-            return {"problem": f"the program defines no {name}"}
-        verdicts[name] = []
-        for function in functions if isinstance(functions, list | tuple) else [functions]:
-            try:
-                verdicts[name].append(bool(function(copy.deepcopy(value))))
-            except BaseException:  # a check that cannot judge the answer has not accepted it
-                verdicts[name].append(False)
-    return {"verdicts": verdicts}
+            return f"-the program defines no {name}".encode()
+        groups.append("".join(map(said, functions if isinstance(functions, list | tuple) else [functions])))
+    return b"+" + ",".join(groups).encode()
 
 
-def main() -> None:
-    request = json.loads(sys.stdin.buffer.read())
-    out = os.dup(1)
-    for module in (*USEFUL, *HIDDEN):
-        __import__(module)
-    limit(**request["limits"])
-    guard()
+def work(box: list[Any], running: Any, begin: Any, over: Any, stop_collecting: Callable[[], None] = gc.disable) -> None:
+    """The thread of the program."""
+    running.release()
+    begin.acquire()
     try:
-        answer = run(request)
+        box.append(judge(box.pop()))
     except MemoryError:
-        answer = {"problem": "out of memory"}
-    sys.stdout.flush()
-    os.write(out, (request["token"] + json.dumps(answer) + "\n").encode())
-    os._exit(0)
+        box.append(b"-out of memory")
+    finally:
+        stop_collecting()  # or the main thread could be made to run a destructor of the program's
+        over.release()
 
 
-if __name__ == "__main__":
-    main()
+def main(seal: Callable[[], None]) -> None:
+    """Runs the program that descriptor 0 brings, writes its verdict there and ends the process.
+
+    While the program runs it may replace anything in any module; so what is needed afterwards is held in local variables.
+    """
+    read_bytes, write, leave, threads, rest, exactly = os.read, os.write, os._exit, _thread._count, time.sleep, type
+    box: list[Any] = []
+    running, begin, over = (_thread.allocate_lock() for _ in range(3))
+    for lock in (running, begin, over):
+        lock.acquire()
+    _thread.stack_size(STACK_BYTES)
+    _thread.start_new_thread(work, (box, running, begin, over))
+    running.acquire()  # a thread that starts needs calls that the filter forbids
+    seal()
+    length, request = int.from_bytes(read_bytes(0, 8), "little"), b""
+    while len(request) < length:
+        request += read_bytes(0, length - len(request)) or leave(1)
+    box.append(json.loads(request))
+    guard()
+    random.seed(0)  # the same verdict every time
+    begin.release()
+    over.acquire()
+    while threads():  # the program could release the lock; its thread has ended when it is not counted any more
+        rest(0)
+    reply = box.pop()
+    if exactly(reply) is not bytes:
+        leave(1)
+    write(0, b".")
+    write(0, read_bytes(0, NONCE_BYTES) + reply)
+    leave(0)

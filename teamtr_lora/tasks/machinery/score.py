@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import DatasetTaskSection, ItemSource, RecipeError
-from teamtr_lora.recipe.problems import check
-from teamtr_lora.recipe.task_sections import FAMILIES, OptionalSource, names_of
-from teamtr_lora.recipe.yaml_text import parse
-from teamtr_lora.tasks.build import bare_task, build_task
-from teamtr_lora.tasks.dataset import read_rows
 from teamtr_lora.tasks.machinery.bench import BenchTask
+from teamtr_lora.tasks.machinery.data_files import read_rows
 from teamtr_lora.tasks.machinery.forms import shown
 from teamtr_lora.tasks.machinery.recorded import said_turns
 from teamtr_lora.tasks.machinery.task import Item, Split, Task, settled
+from teamtr_lora.tasks.machinery.task_settings import TaskSettings
 from teamtr_lora.team import Episode, Message
 
 logger = logging.getLogger(__name__)
@@ -54,36 +50,9 @@ class Scores:
         }
 
 
-def task_section(name: str, settings: Sequence[str] = (), path: Path | None = None) -> Any:
-    """The recipe section of a task by its name and `key=value` settings; `path` stands in where it needs items."""
-    data: dict[str, Any] = {"name": name}
-    family = next((f for f in FAMILIES if name in names_of(f)), None)
-    if path is not None and family is not None and issubclass(family, ItemSource) and not issubclass(family, OptionalSource):
-        data["path"] = str(path)
-    for text in settings:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UserError(f"{text!r}: settings are key=value, for example houses=4")
-        *sections, last = key.strip().removeprefix("task.").split(".")
-        place = data
-        for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
-                raise UserError(f"{text!r}: {section} is set to a value already; it has no keys")
-        place[last] = parse(value, f"setting {key}")
-    recipe, problems = check({"team": {"agents": [{"name": "agent"}]}, "task": data})
-    if recipe is None:
-        raise RecipeError(problems, "the task")
-    return recipe.task
-
-
-def score_file(name: str, items: Path, responses: Path, settings: Sequence[str] = ()) -> Scores:
+def score_file(settings: TaskSettings, items: Path, responses: Path) -> Scores:
     """`responses` holds rows {"id", "response"}, or {"id", "messages"} with the team's turns in order."""
-    if name in names_of(DatasetTaskSection):
-        raise UserError(
-            "score dataset: rewards of your own are run by `teamtr-lora eval RUN`; score is for tasks with a verifier"
-        )
-    task = bare_task(task_section(name, settings, items), Path.cwd())
+    task = settings.make(Path.cwd())
     task.use_recorded()
     known, ids = read_items(task, read_rows(items, "--items"), f"--items = {str(items)!r}")
     episodes = []
@@ -97,21 +66,29 @@ def score_file(name: str, items: Path, responses: Path, settings: Sequence[str] 
     played = [play(task, item, turns) for item, turns in episodes]
     scored = list(zip([e.item_id for e in played], total_rewards(task, played), strict=True))
     unanswered = len(known.keys() - {name for name, _ in scored})
-    return Scores(name, scored, unanswered, [task.measures(episode) for episode in played], ids)
+    return Scores(
+        task=settings.name,
+        items=scored,
+        unanswered=unanswered,
+        measures=[task.measures(episode) for episode in played],
+        ids=ids,
+    )
 
 
-def sample_items(name: str, settings: Sequence[str], split: Split, count: int) -> list[Item]:
+def sample_items(settings: TaskSettings, split: Split, count: int) -> list[Item]:
     """The first items of a split; `path` among the settings is relative to the working folder."""
-    items = build_task(task_section(name, settings), Path.cwd()).items(split)
+    items = settings.build(Path.cwd()).items(split)
     return [items[i] for i in range(count if items.size is None else min(count, items.size))]
 
 
 def play(task: Task, item: Item, turns: Sequence[str]) -> Episode:
     """The episode in which the team says `turns`, up to where the task ends it."""
     interaction = task.open(item)
-    episode = Episode(item.id, 0, settled(interaction.first()), 0, item)
+    episode = Episode(item_id=item.id, group=0, prompt=settled(interaction.first()), seed=0, item=item)
     for turn, text in enumerate(turns):
-        message = Message("agent", turn, [], [], [], "", "stop", text)
+        message = Message(
+            agent="agent", turn=turn, prompt_ids=[], token_ids=[], sampler_logprobs=[], version="", finish="stop", text=text
+        )
         feedback = settled(interaction.feed(message))
         episode.messages.append(message)
         episode.rewards.append(feedback.reward)

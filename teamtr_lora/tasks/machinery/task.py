@@ -1,13 +1,29 @@
-"""The Task contract: items, an interaction over each, a verifier. One file a task family implements it."""
+"""The Task contract: items, an interaction over each, a verifier. Every environment implements it, ours and yours.
+
+A task that needs nothing but a verifier is a few lines:
+
+    class Doubling(Task):
+        def items(self, split):
+            numbers = range(split == "test", 100, 2)
+            return [Item(id=f"{split}-{n}", prompt=str(n), data={"answer": 2 * n}) for n in numbers]
+
+        def score(self, episodes):
+            return [float(e.messages[-1].text.strip() == str(e.item.data["answer"])) for e in episodes]
+
+`TeamTRTrainer(task=Doubling(), ...)` trains on it; a recipe names a function that returns it (`task: {name: custom, callable:
+"my_env:make_task"}`). Where the environment answers back, `open` returns an Interaction of your own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from functools import wraps
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, Union
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.machinery.background import as_future
 from teamtr_lora.tasks.machinery.forms import Form, check_form
 from teamtr_lora.team import Episode, Message, Router
 
@@ -20,7 +36,12 @@ CATEGORIES = ("category", "subject", "level", "type", "difficulty", "size", "kin
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One problem. `data` holds what the verifier needs (the answer, dataset columns) and is never shown to the team."""
+    """One problem.
+
+    id:      names the item in errors and transcripts; no two items of a split have the same
+    prompt:  what the team reads first (an Interaction may open with something else)
+    data:    what the verifier needs, such as the answer; the team never sees it
+    """
 
     id: str
     prompt: str
@@ -29,45 +50,105 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What the environment answers to a message: text for the transcript (or nothing), a reward, whether it is over."""
+    """What the environment answers to one message.
+
+    text:    what all agents read next; None adds nothing to the transcript (nobody reads the text of the last feedback)
+    reward:  what the team earned by this message; an episode's reward is the sum of these and of `Task.score`
+    done:    whether the episode is over; else it goes on until the router has no next speaker
+    credit:  which agent earned what by this message, in units of reward, such as {"solver": 1.0}; an agent that is not named
+             earned 0, and {} says that nobody earned anything. None (the default) in a whole rollout: the task does not tell
+             agents apart, and each learns from the team's reward.
+
+    Where a task gives credit, an agent's update learns from that agent's credit alone; accuracies, reports and certificates go on
+    with the team's reward.
+    """
 
     text: str | None = None
     reward: float = 0.0
     done: bool = False
+    credit: Mapping[str, float] | None = None
 
 
 class Items(Protocol):
-    """A split, read by position so that a run resumes by a number. `size` is None where items never run out."""
+    """A split, read by position so that a run resumes by a number. `size` is None where items never run out: a generator of items
+    makes item `position` from a random generator that is seeded by the position."""
 
-    size: int | None
+    @property
+    def size(self) -> int | None: ...
 
-    def __getitem__(self, position: int) -> Item: ...
+    def __getitem__(self, position: int, /) -> Item: ...
+
+
+class ItemList(list[Item]):
+    """A split whose items are all there; `Task` makes it of a plain list."""
+
+    @property
+    def size(self) -> int | None:
+        return len(self)
+
+
+def _sized(items: Callable[[Any, Split], Any]) -> Callable[[Any, Split], Any]:
+    @wraps(items)
+    def sized(task: Any, split: Split) -> Any:
+        found = items(task, split)
+        return ItemList(found) if isinstance(found, (list, tuple)) else found
+
+    return sized
+
+
+Answer: TypeAlias = Union[T, Future[T], Coroutine[Any, Any, T]]  # noqa: UP007
+"""What an environment gives back: at once, or later."""
 
 
 class Interaction:
-    """The trivial one: the team talks, nobody answers, the reward comes at the end from `Task.score`.
+    """One episode as the environment sees it. A new one is opened for every episode, so its attributes are the episode's state.
 
-    `first` and `feed` may return a future where somebody else has to be asked: the collector plays other episodes meanwhile,
-    and comes back with the next message only when this one is answered.
+    This base class is the trivial one: the team talks, nobody answers, and the reward comes at the end from `Task.score`.
+    Override `feed` (and `first`, where the opening is not the item's prompt):
+
+        class Guessing(Interaction):
+            def feed(self, message):
+                right = message.text.strip() == self.item.data["answer"]
+                return Feedback("right" if right else "wrong, try again", reward=float(right), done=right)
+
+    `message` has `.agent`, `.turn` and `.text`. Tool calls in a text are read by `teamtr_lora.team.tool_calls.read_calls(text)`;
+    what a tool returns is the feedback's text.
+
+    Where somebody else has to be asked (a server, a simulator), write `async def feed`, or return a concurrent.futures.Future:
+    the collector plays other episodes meanwhile. Coroutines run together on one event loop in a thread of its own, so they share
+    loop-bound objects such as HTTP sessions and must never block; a blocking call belongs into an executor, whose Future you
+    return. What they draw from the process's random generators depends on timing: draw from `random.Random(...)` seeded by the
+    item instead.
     """
 
     def __init__(self, item: Item) -> None:
         self.item = item
 
-    def first(self) -> str | Future[str]:
+    def first(self) -> Answer[str]:
+        """The text that the team reads first."""
         return self.item.prompt
 
-    def feed(self, message: Message) -> Feedback | Future[Feedback]:
+    def feed(self, message: Message) -> Answer[Feedback]:
+        """The answer to the team's latest message."""
         return Feedback()
 
 
-def settled(answer: T | Future[T]) -> T:
-    """What `first` or `feed` returned, waited for where it is a future."""
-    return answer.result() if isinstance(answer, Future) else answer
+def settled(answer: Answer[T]) -> T:
+    """What `first` or `feed` returned, waited for where it comes later."""
+    now = as_future(answer)
+    return now.result() if isinstance(now, Future) else now
 
 
 class Task:
-    """Base class: override `items` and `score`, and `open` where the environment answers back.
+    """An environment: override `items` and `score`, and `open` where the environment answers back.
+
+    items(split)         the problems of the split "train" or "test": a list of Item, or any object with `size` and indexing
+    open(item)           an Interaction, for one episode; by default the trivial one
+    score(episodes)      the rewards that come at the end, one for each finished episode; default: none
+    credit(episodes)     the same by agent, where it is known who earned it; default: not known
+    success(reward)      whether an episode with this total counts as right in accuracies; default: the highest reward
+    reward_range         the lowest and the highest total reward of an episode, for `certify` and `success`
+    answer(text)         the answer that a message states, for votes and coordination; default: cannot be read
 
     What is said of single messages (an agent's own answer, coordination) and of votes (maj@k, self-consistency, a debate without
     a judge) needs a way to read an answer: a task that overrides `answer`, `vote` or `message_correct` has one. A score alone
@@ -80,20 +161,32 @@ class Task:
     data_form: type[Form] = Form  # what the verifier needs in the data of an item
     needs_every_message = False  # the score is made of several messages: none of them answers alone
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "items" in vars(cls):  # a plain list is all that most tasks need, and readers of items ask for their `size`
+            cls.items = _sized(cls.items)  # type: ignore[method-assign, assignment]
+
     @property
     def reads_answers(self) -> bool:
         """Whether there are answers to compare and to vote over."""
         return type(self).answer is not Task.answer or type(self).vote is not Task.vote
 
     def items(self, split: Split) -> Items:
+        """The problems of a split: the same ones, in the same order, at every call."""
         raise TypeError(f"{type(self).__name__} defines no items")
 
     def open(self, item: Item) -> Interaction:
+        """What answers the team in one episode on this item."""
         return Interaction(item)
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
         """Terminal rewards of finished episodes, in one call so that a reward function sees a whole batch."""
         return [0.0] * len(episodes)
+
+    def credit(self, episodes: Sequence[Episode]) -> Sequence[Mapping[str, float] | None]:
+        """Which agent earned what at the end of each episode, such as {"planner": 0.5}; it adds to the credit of the feedbacks.
+        As there, an agent that is not named earned 0; None everywhere: the task does not tell agents apart."""
+        return [None] * len(episodes)
 
     def success(self, reward: float) -> bool:
         """Whether an episode's total reward counts as right in accuracy, pass@k and coordination."""

@@ -27,18 +27,18 @@ def test_who_may_not_is_told_in_one_line(
 ) -> None:
     here = store(tmp_path / "a", identity)
     hub.add("alice/secret", {"README.md": b"x"}, private=True)
-    upload = ["push", "pair", "--repo", REPO, "--root", here.root]
+    upload = ["push", "pair", "--repo", REPO, "--registry", here.root]
     for token, status in (("", "401"), ("hf_wrong", "401"), (STRANGER, "403")):
         monkeypatch.setenv("HF_TOKEN", token)
         line = said(*upload)
         assert status in line and ("hf auth login" in line and "HF_TOKEN" in line) == (status == "401"), line
         assert hub.repos.keys() == {"alice/secret"}
-        line = said("pull", "alice/secret", "--root", tmp_path / "b")
+        line = said("pull", "alice/secret", "--registry", tmp_path / "b")
         assert "hf auth login" in line
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     for words in (["alice/nothing"], ["alice/secret", "--revision", "nowhere"]):
-        assert "not on the hub" in said("pull", *words, "--root", tmp_path / "b")
-    assert "user/name" in said("pull", "../team", "--root", tmp_path / "b")
+        assert "not on the hub" in said("pull", *words, "--registry", tmp_path / "b")
+    assert "user/name" in said("pull", "../team", "--registry", tmp_path / "b")
     assert files(tmp_path / "b") == {} if (tmp_path / "b").exists() else True
     assert main([str(word) for word in upload]) == 0 and len(hub.commits(REPO)) == 1
 
@@ -64,7 +64,7 @@ def test_a_failure_in_the_middle_of_a_push_leaves_no_commit(
     way: Any,
 ) -> None:
     here = store(tmp_path / "a", identity)
-    words = ["push", "pair", "--repo", REPO, "--root", str(here.root)]
+    words = ["push", "pair", "--repo", REPO, "--registry", str(here.root)]
     hub.break_at(STEPS[step], way, times=2)
     if step == "look":
         hub.add(REPO, {})
@@ -113,7 +113,7 @@ def test_an_answer_that_is_lost(
     hub.break_at("/commit/", way, after=True)
     gone = hub.break_at("GET /api/models", way, times=0)
     hub.broken[-2].on_reached = lambda: setattr(gone, "times", 1000)
-    line = said("push", "pair", "--repo", REPO, "--root", here.root)
+    line = said("push", "pair", "--repo", REPO, "--registry", here.root)
     assert "whole or not at all" in line
     hub.broken.clear()
     assert push("pair", REPO, root=here.root).unchanged and len(hub.commits(REPO)) == 2
@@ -125,7 +125,7 @@ def test_somebody_elses_commit_in_between_is_kept(
     here = store(tmp_path / "a", identity)
     push("pair", REPO, root=here.root)
     swapped(here, identity, 9)
-    race, words = hub.break_at("preupload", "pause"), ["push", "pair", "--repo", REPO, "--root", str(here.root)]
+    race, words = hub.break_at("preupload", "pause"), ["push", "pair", "--repo", REPO, "--registry", str(here.root)]
     race.on_reached = lambda: hub.add(REPO, {**hub.files(REPO), "notes.md": b"theirs"})
     race.release.set()
     line = said(*words)
@@ -141,11 +141,11 @@ def test_a_truncated_download(
     push("pair", REPO, root=here.root)
     pattern, root = ("GET /storage" if large else "GET /.*/manifest.json"), tmp_path / "b"
     hub.break_at(pattern, "truncate", keep=100, shorten=True, times=1000)
-    line = said("pull", REPO, "--root", root)
+    line = said("pull", REPO, "--registry", root)
     assert "run the command again" in line and files(root) == {} and Registry(root).teams() == []
     hub.broken.clear()
     hub.break_at(pattern, "truncate", keep=100)  # a connection that breaks once: the client goes on from there
-    assert main(["pull", REPO, "--root", str(root)]) == 0 and files(root) == files(here.root)
+    assert main(["pull", REPO, "--registry", str(root)]) == 0 and files(root) == files(here.root)
 
 
 @pytest.mark.parametrize("pattern", ["GET /api/models", "(HEAD|GET) /alice", "GET /storage"])
@@ -155,17 +155,17 @@ def test_a_failure_in_the_middle_of_a_pull_stores_nothing(
     hub.add(REPO, pushed)
     for way in ("status", "drop"):
         hub.break_at(pattern, way, times=1000)
-        line = said("pull", REPO, "--root", tmp_path / "b")
+        line = said("pull", REPO, "--registry", tmp_path / "b")
         assert REPO in line and "run the command again" in line and files(tmp_path / "b") == {}
         hub.broken.clear()
-    assert main(["pull", REPO, "--root", str(tmp_path / "b")]) == 0 and Registry(tmp_path / "b").verify() == []
+    assert main(["pull", REPO, "--registry", str(tmp_path / "b")]) == 0 and Registry(tmp_path / "b").verify() == []
 
 
 def test_no_network_and_offline_mode(
     hub: Any, store: Any, said: Any, identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = store(tmp_path / "a", identity)
-    commands = [["push", "pair", "--repo", REPO, "--root", here.root], ["pull", REPO, "--root", tmp_path / "b"]]
+    commands = [["push", "pair", "--repo", REPO, "--registry", here.root], ["pull", REPO, "--registry", tmp_path / "b"]]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for words in commands:
         assert "HF_HUB_OFFLINE" in said(*words)
@@ -193,7 +193,7 @@ def killed(hub: Any, pattern: str, words: list[str]) -> None:
 def test_kill_during_push(hub: Any, store: Any, files: Any, identity: Identity, tmp_path: Path, pattern: str) -> None:
     here = store(tmp_path / "a", identity)
     before = files(here.root)
-    killed(hub, pattern, ["push", "pair", "--repo", REPO, "--root", str(here.root)])
+    killed(hub, pattern, ["push", "pair", "--repo", REPO, "--registry", str(here.root)])
     assert hub.commits(REPO) == [] and files(here.root) == before and here.verify() == []
     push("pair", REPO, root=here.root)
     assert len(hub.commits(REPO)) == 1 and pull(REPO, root=tmp_path / "b").status == "new"
@@ -221,7 +221,7 @@ def test_kill_between_adapters_and_team(hub: Any, pushed: dict[str, bytes], tmp_
 def test_kill_during_pull(hub: Any, store: Any, files: Any, identity: Identity, tmp_path: Path, pattern: str) -> None:
     here, there = store(tmp_path / "a", identity), Registry(tmp_path / "b")
     push("pair", REPO, root=here.root)
-    killed(hub, pattern, ["pull", REPO, "--root", str(there.root)])
+    killed(hub, pattern, ["pull", REPO, "--registry", str(there.root)])
     assert there.verify() == [] and there.teams() == []
     pull(REPO, root=there.root)
     assert files(there.root) == files(here.root) and there.verify() == []

@@ -77,10 +77,10 @@ def test_another_team_of_the_same_name_needs_another_name(
     push("pair", REPO, root=store(tmp_path / "a", identity).root)
     mine = store(tmp_path / "b", identity, seed=50)
     before = files(mine.root)
-    line = said("pull", REPO, "--root", mine.root)
+    line = said("pull", REPO, "--registry", mine.root)
     assert "--name pair-2" in line and files(mine.root) == before
     swapped(mine, identity, 60)  # a longer line of its own is no reason to mix them either
-    line = said("pull", REPO, "--root", mine.root)
+    line = said("pull", REPO, "--registry", mine.root)
     assert "--name pair-2" in line
     assert pull(REPO, root=mine.root, name="pair-2").status == "new"
     assert mine.verify() == [] and mine.team("pair-2").agents == Registry(tmp_path / "a").team("pair").agents
@@ -88,7 +88,7 @@ def test_another_team_of_the_same_name_needs_another_name(
     swapped(Registry(tmp_path / "a"), identity, 70)
     push("pair", REPO, root=tmp_path / "a")
     assert pull(REPO, root=mine.root, name="pair-2").status == "updated" and mine.verify() == []
-    line = said("pull", REPO, "--root", mine.root, "--name", "../x")
+    line = said("pull", REPO, "--registry", mine.root, "--name", "../x")
     assert "--name" in line
 
 
@@ -100,12 +100,12 @@ def test_branches_and_private_repositories(
     assert hub.repos[REPO].private and not hub.commits(REPO) and len(hub.commits(REPO, "next/try")) == 1
     assert pull(REPO, revision="next/try", root=tmp_path / "b").status == "new"
     assert files(tmp_path / "b") == files(here.root)
-    line = said("pull", REPO, "--root", tmp_path / "c")
+    line = said("pull", REPO, "--registry", tmp_path / "c")
     assert "no team was pushed there" in line
     hub.add("alice/open", {"README.md": b"x"})
-    line = said("push", "pair", "--repo", "alice/open", "--private", "--root", here.root)
+    line = said("push", "pair", "--repo", "alice/open", "--private", "--registry", here.root)
     assert "is public" in line and len(hub.commits("alice/open")) == 1
-    line = said("push", "pair", "--repo", REPO, "--revision", "0" * 40, "--root", here.root)
+    line = said("push", "pair", "--repo", REPO, "--revision", "0" * 40, "--registry", here.root)
     assert "a push goes to a branch" in line
 
 
@@ -151,10 +151,10 @@ def test_a_repository_holds_one_thing(hub: Any, store: Any, said: Any, identity:
     push("pair", REPO, root=here.root)
     push("pair", "alice/solver", agent="solver", root=here.root)
     for words in (["pair", "--agent", "solver", "--repo", REPO], ["pair", "--repo", "alice/solver"], ["other", "--repo", REPO]):
-        line = said("push", *words, "--root", here.root)
+        line = said("push", *words, "--registry", here.root)
         assert "choose another --repo" in line
     assert len(hub.commits(REPO)) == len(hub.commits("alice/solver")) == 1
-    line = said("pull", "alice/solver", "--root", tmp_path / "b")
+    line = said("pull", "alice/solver", "--registry", tmp_path / "b")
     assert "one agent's adapter" in line
 
 
@@ -186,7 +186,7 @@ def test_what_a_repository_ignores_is_not_left_out_silently(
     hub: Any, store: Any, said: Any, identity: Identity, tmp_path: Path
 ) -> None:
     hub.add(REPO, {".gitignore": b"*.json\n"})
-    line = said("push", "pair", "--repo", REPO, "--root", store(tmp_path / "a", identity).root)
+    line = said("push", "pair", "--repo", REPO, "--registry", store(tmp_path / "a", identity).root)
     assert ".gitignore" in line and len(hub.commits(REPO)) == 1
 
 
@@ -196,13 +196,13 @@ def test_a_hub_that_lists_no_sizes(hub: Any, said: Any, pushed: dict[str, bytes]
     assert pull(REPO, root=tmp_path / "b").status == "new"
     hub.add(REPO, {**pushed, "team.json": pushed["team.json"] + b" " * (5 << 20)})
     hub.sent.clear()
-    assert "bytes" in said("pull", REPO, "--root", tmp_path / "c") and hub.sent == []
+    assert "bytes" in said("pull", REPO, "--registry", tmp_path / "c") and hub.sent == []
 
 
 def test_two_pulls_at_once(hub: Any, pushed: dict[str, bytes], tmp_path: Path) -> None:
     hub.add(REPO, pushed)
     start = multiprocessing.get_context("fork").Process
-    both = [start(target=lambda: sys.exit(main(["pull", REPO, "--root", str(tmp_path / "b")]))) for _ in range(2)]
+    both = [start(target=lambda: sys.exit(main(["pull", REPO, "--registry", str(tmp_path / "b")]))) for _ in range(2)]
     for process in both:
         process.start()
     for process in both:
@@ -215,10 +215,10 @@ def test_a_dry_run_asks_nobody(
     hub: Any, store: Any, identity: Identity, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = store(tmp_path / "a", identity)
-    assert main(["push", "pair", "--repo", REPO, "--dry-run", "--root", str(here.root)]) == 0
+    assert main(["push", "pair", "--repo", REPO, "--dry-run", "--registry", str(here.root)]) == 0
     text = capsys.readouterr().out
     assert f"planner/{WEIGHTS}" in text and "11 files" in text and REPO in text
-    assert main(["push", "pair", "--repo", REPO, "--dry-run", "--json", "--root", str(here.root)]) == 0
+    assert main(["push", "pair", "--repo", REPO, "--dry-run", "--json", "--registry", str(here.root)]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["commit"] is None and hub.asked == [] and hub.repos == {}
     assert push("pair", REPO, root=here.root).files == shown["files"]
@@ -232,13 +232,13 @@ def test_a_damaged_version_is_not_pushed(hub: Any, store: Any, said: Any, identi
         good = (folder / name).read_bytes()
         (folder / name).write_bytes(good[:-3] + b"999")
         for extra in ([], ["--dry-run"]):
-            line = said("push", "pair", "--repo", REPO, "--root", here.root, *extra)
+            line = said("push", "pair", "--repo", REPO, "--registry", here.root, *extra)
             assert name in line
         (folder / name).write_bytes(good)
     assert hub.asked == [] and here.verify() == []
     for words, about in ((["nobody", "--repo", REPO], "no team"), (["pair", "--repo", "alice"], "user/name"),
                          (["pair", "--agent", "solvr", "--repo", REPO], "'solver'")):  # fmt: skip
-        assert about in said("push", *words, "--root", here.root)
+        assert about in said("push", *words, "--registry", here.root)
     (tmp_path / "run" / "adapters").mkdir(parents=True)
     (tmp_path / "run" / "recipe.yaml").write_text("")
     assert f"adapters import {tmp_path / 'run'} --team run`" in said("push", tmp_path / "run", "--repo", REPO)
@@ -320,9 +320,9 @@ def test_a_password_in_the_endpoint_is_not_shown(
     secret = hub.address.replace("://", "://alice:open-sesame@")
     monkeypatch.setattr(constants, "ENDPOINT", secret)
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", secret)
-    assert main(["push", "pair", "--repo", REPO, "--root", str(here.root), "--dry-run", "--json"]) == 0
+    assert main(["push", "pair", "--repo", REPO, "--registry", str(here.root), "--dry-run", "--json"]) == 0
     hub.break_at("GET /api/models", status=400, times=10)
-    assert main(["push", "pair", "--repo", REPO, "--root", str(here.root), "--debug"]) == 2
+    assert main(["push", "pair", "--repo", REPO, "--registry", str(here.root), "--debug"]) == 2
     output = capsys.readouterr()
     assert json.loads(output.out)["url"].endswith(REPO) and "400" in output.err
     assert "open-sesame" not in output.out + output.err
@@ -341,11 +341,11 @@ def test_the_token_is_in_no_output_log_or_file(
     with caplog.at_level(logging.DEBUG):
         for words in (["push", "pair", "--repo", REPO, "--debug"], ["push", "pair", "--repo", "alice/s", "--agent", "solver"],
                       ["pull", REPO, "--name", "twin", "--json"]):  # fmt: skip
-            assert main([*words, "--root", str(here.root)]) == 0
+            assert main([*words, "--registry", str(here.root)]) == 0
         hub.echo_token = True  # a hub that sends back what it was sent
         for status in (400, 403, 500):
             hub.break_at("GET /api/models", status=status, times=10)
-            assert main(["pull", REPO, "--debug", "--root", str(here.root)]) == 2
+            assert main(["pull", REPO, "--debug", "--registry", str(here.root)]) == 2
             hub.broken.clear()
     output = capsys.readouterr()
     everything = [output.out, output.err, caplog.text, *map(str, hub.asked)]

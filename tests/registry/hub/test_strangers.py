@@ -15,13 +15,14 @@ from safetensors.torch import save as save_tensors
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
+from teamtr_lora.common.settings import Section
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.recipe.task_sections import FAMILIES, LOCAL_CHOICES, LOCAL_FILES, PATHS_OR_NAMES
-from teamtr_lora.recipe.team_sections import Section
+from teamtr_lora.recipe.named import LOCAL_CHOICES, LOCAL_FILES, PATHS_OR_NAMES
 from teamtr_lora.registry.hub import pull, push
 from teamtr_lora.registry.identity import Identity
 from teamtr_lora.registry.manifest import own_hash
 from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.tasks.table import FAMILIES
 
 TOKEN, STRANGER = "hf_aSecretThatNobodyMaySee", "hf_anotherAccount"  # as in conftest.py
 REPO = "alice/team"
@@ -176,7 +177,7 @@ def test_a_repository_that_was_tampered_with_stores_nothing(
     ATTACKS[attack](repo)
     hub.add(REPO, repo)
     root = tmp_path / "outer" / "b"
-    line = said("pull", REPO, "--root", root)
+    line = said("pull", REPO, "--registry", root)
     assert line.startswith(f"teamtr-lora: {REPO}") and "\x1b" not in line
     assert files(tmp_path / "outer") == {} and Registry(root).teams() == []
     assert sorted(p.name for p in root.iterdir()) in ([], [".pull"]), "nothing is left behind"
@@ -213,7 +214,7 @@ def test_a_strangers_recipe_chooses_nothing_for_this_machine(
     repo = dict(pushed)
     replaced(f"recipe.{where}", value)(repo)
     hub.add(REPO, repo)
-    line = said("pull", REPO, "--root", tmp_path / "b")
+    line = said("pull", REPO, "--registry", tmp_path / "b")
     assert f"its recipe sets {key} to " in line and "for this machine to choose" in line
     assert Registry(tmp_path / "b").teams() == []
 

@@ -1,0 +1,13 @@
+"""What the commands print: the results of the rooms below as text and tables on a terminal.
+
+Modules:
+    summary        what `train`, `ask` and `plan` print when they are done; a progress bar for the rest
+    evaluation     `eval`
+    certificates   `certify`
+    diagnostics    `diagnose`
+    swap           `swap` and `rebase`, at work and done
+    registry       `adapters`
+    hub_transfers  `push` and `pull`
+    tasks          `tasks` and `score`
+    keys           `keys`: the recipe's keys
+"""

@@ -1,0 +1,145 @@
+"""What `certify` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from teamtr_lora.algorithm.calibration import Calibration
+from teamtr_lora.algorithm.certificate import Certificate
+from teamtr_lora.study.certified import Certified, RunCertificates, StageCertificate, UpdateCertificate
+
+
+def print_certificates(run: RunCertificates, *, updates: bool = False) -> None:
+    """Of its stages, or of single updates."""
+    rows: Sequence[Certified] = run.updates if updates else run.stages
+    title = f"certificates in raw reward, discounted by gamma = {run.gamma:.4g}; A_max = {run.advantage_bound:g}"
+    certain = f"at {run.confidence:.0%}"
+    table = _table(title, "L", "penalty", "bound", certain, first="update" if updates else "stage")
+    for r in rows:
+        bound = r.certificate
+        shown = (_signed(bound.surrogate), _size(bound.penalty), _signed(bound.bound), _signed(r.high_probability.bound))
+        _add(table, r, shown, bound, (r.return_improvement, r.return_improvement_standard_error, r.slack))
+    console = Console()
+    console.print(table)
+    console.print(_legend(run, certain, updates))
+    for r in rows:
+        console.print(f"{_what(r)}: {_penalties(r)}")
+    if any(r.by_turns for r in rows):
+        console.print(_by_turns(rows))
+    if updates:
+        _print_calibrations(console, run, run.update_calibration, run.update_by_turns_calibration, "update")
+        return
+    for s in run.stages:
+        if s.achievable:
+            console.print(
+                f"stage {s.stage}: some update in each trust region gains {s.achievable.surrogate:+.4f} (thm:info-lower-stage), "
+                f"which certifies {s.achievable.bound:+.4f}"
+            )
+    for swap in run.replacements:
+        found = "" if swap.change is None else f"; measured {swap.change:+.4f} ± {swap.change_standard_error or 0:.4f}"
+        what = f"{swap.agent} was replaced ({swap.how}): {swap.old} -> {swap.new}"
+        console.print(f"after stage {swap.after_stage} {what}; not certified{found}")
+    _print_calibrations(console, run, run.calibration, run.by_turns_calibration, "stage")
+
+
+def _print_calibrations(
+    console: Console, run: RunCertificates, bound: Calibration | None, by_turns: Calibration | None, unit: str
+) -> None:
+    for name, calibration in (("bound", bound), ("by turns", by_turns)):
+        if calibration:
+            console.print(f"{name}{run.since and ', ' + run.since}: {_words(calibration, unit)}")
+    if run.since and not bound:
+        console.print(f"bound: no {unit} {run.since} has a measured improvement")
+
+
+def _name(row: Certified) -> str:
+    return f"{row.stage}.{row.update}" if isinstance(row, UpdateCertificate) else str(row.stage)
+
+
+def _what(row: Certified) -> str:
+    if isinstance(row, UpdateCertificate):
+        return f"{_name(row)} {row.agent}, {row.decision} (thm:single)"
+    assert isinstance(row, StageCertificate)
+    return f"stage {row.stage} ({row.theorem})"
+
+
+def _table(title: str, *columns: str, first: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for name in (first, *columns, "vacuous", "gain", "error", "slack"):
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def _add(table: Table, row: Certified, shown: Sequence[str], bound: Certificate, measured: Sequence[float | None]) -> None:
+    gain, error, slack = measured
+    table.add_row(_name(row), *shown, "yes" if bound.vacuous else "no", _signed(gain), _size(error), _signed(slack))
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.4f}"
+
+
+def _size(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _legend(run: RunCertificates, certain: str, updates: bool) -> str:
+    words = (
+        f"bound = L - penalty; {certain}: with the sampling error of L charged too, by its standard error. A bound of "
+        f"-{run.return_range:.4g} or less is vacuous: nothing is excluded."
+    )
+    if updates:
+        words += (
+            " gain: mean return of the next update's episodes less that of this one's; a stage's last update has none. These are "
+            "the accepted updates that learned from episodes of their own; others are certified with their stage."
+        )
+    elif all(s.improvement is None for s in run.stages):
+        words += " No stage was evaluated at both of its ends, so no gain is known; train with evaluation.every_stages=1."
+    elif run.gamma < 1:
+        words += " gain: measured mean discounted return, after less before"
+        words += "." if run.end_discount is None else f"; every reward counts {run.end_discount:.4g}."
+    return words
+
+
+def _penalties(s: Certified) -> str:
+    """Each penalty of the bound at the confidence, with its share."""
+    if s.high_probability.penalty == math.inf:
+        return "penalties are infinite without a discount: only the bounds by turns say something"
+    shares = s.high_probability.shares()
+    found = [
+        f"{name.replace('_', ' ')} {getattr(s.high_probability, name):.4f} ({part:.0%})" for name, part in shares.items() if part
+    ]
+    words = f"penalties {', '.join(found) or 'none: nothing moved'}"
+    if s.distribution_free is not None:
+        words += f"; without assuming a distribution (thm:stage-hp) the bound is {_signed(s.distribution_free.bound)}"
+    if isinstance(s, StageCertificate) and s.stale is not None:
+        words += f"; thm:stage_stale would charge {s.stale.penalty:.4f}, {s.stale.staleness:.4f} of it for staleness"
+    return words
+
+
+def _by_turns(rows: Sequence[Certified]) -> Table:
+    title = "the same by turns: undiscounted, charged only for an agent's own later messages, with its sampling error"
+    first = "update" if isinstance(rows[0], UpdateCertificate) else "stage"
+    table = _table(title, "L", "shift", "noise", "bound", first=first)
+    for r in rows:
+        if r.by_turns:
+            bound = r.by_turns
+            shown = (_signed(bound.surrogate), _size(bound.occupancy), _size(bound.concentration), _signed(bound.bound))
+            _add(table, r, shown, bound, (r.improvement, r.improvement_standard_error, r.by_turns_slack))
+    return table
+
+
+def _words(c: Calibration, unit: str) -> str:
+    correlation = "-" if c.rank_correlation is None else f"{c.rank_correlation:+.2f}"
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in c.penalty_shares.items() if share)
+    counted = f"{c.rows} {unit}{'' if c.rows == 1 else 's'}"
+    return (
+        f"{counted} with a measured improvement; vacuous {c.vacuous_rate:.0%}, could certify {c.can_certify_rate:.0%}, "
+        f"violated {c.violation_rate:.0%} ({c.significant_violation_rate:.0%} beyond the noise of the measurement); mean slack "
+        f"{c.mean_slack:.4f}; rank correlation {correlation}; penalties: {shares or 'none'}"
+    )

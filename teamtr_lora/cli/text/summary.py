@@ -1,0 +1,121 @@
+"""What the commands print when they are done."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from teamtr_lora.common.program import program
+from teamtr_lora.rollout.collector import Progress as ProgressCall
+from teamtr_lora.team import Episode
+
+if TYPE_CHECKING:  # what trains takes seconds to import, and `ask` needs none of it
+    from teamtr_lora.study.plan import Plan
+    from teamtr_lora.training.trainer import TrainSummary
+
+
+def print_next_steps(console: Console, summary: TrainSummary, example: str) -> None:
+    minutes, seconds = divmod(round(summary.seconds), 60)
+    console.print()
+    measured = f"on {summary.episodes_evaluated} episodes" if summary.episodes_evaluated else "(this team was not evaluated)"
+    console.print(
+        f"[bold]held-out accuracy {_share(summary.accuracy_before)} -> {_share(summary.accuracy_after)}[/] {measured}, in "
+        f"{minutes} min {seconds} s"
+    )
+    console.print(
+        f"{summary.updates} updates: {summary.accepted} accepted ({summary.shrunk} of them shrunk), {summary.rejected} rejected, "
+        f"{summary.skipped} skipped; accepted outside the trust region: {summary.out_of_region_accepted}"
+    )
+    if summary.updates and summary.skipped == summary.updates:
+        console.print(
+            "[yellow]nothing was learned: in too many groups all episodes earned the same, so none was better than another; read "
+            f"{escape(summary.run_dir)}/episodes, check task.reward and rollout.max_message_tokens, or raise "
+            "rollout.items_per_stage[/]"
+        )
+    run = shlex.quote(summary.run_dir)
+    console.print(f"run directory: {escape(summary.run_dir)}\n\nnext:")
+    typed = program()
+    console.print(f"  {typed} ask {run} {escape(shlex.quote(example))}")
+    console.print(f"  {typed} eval {run} --k 4")
+    if not Path("my-team").exists():
+        console.print(f"  {typed} init my-team        # a recipe, a dataset and a reward function to change")
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def print_transcript(episode: Episode) -> None:
+    console = Console(highlight=False, emoji=False)
+    console.print(f"[bold]question[/]\n{escape(episode.prompt)}")
+    for message in episode.messages:
+        cut = " [yellow](cut off by the token limit)[/]" if message.truncated else ""
+        console.print(f"\n[bold]{message.agent}[/] [dim]{message.version}, {len(message.token_ids)} tokens[/]{cut}")
+        console.print(escape(message.text))
+
+
+def print_plan(plan: Plan) -> None:
+    console = Console(highlight=False)
+    for title, rows in _plan_tables(plan).items():
+        table = Table(title=title, title_justify="left", show_header=False)
+        table.add_column()
+        table.add_column(justify="right")
+        for name, value in rows:
+            table.add_row(escape(name), escape(value))
+        console.print(table)
+    console.print(plan.trust_region)
+
+
+def _plan_tables(plan: Plan) -> dict[str, list[tuple[str, str]]]:
+    return {
+        "base": [(plan.base, f"{plan.parameters / 1e6:,.1f}M parameters, {plan.precision} on {plan.device}")],
+        "each stage": [
+            ("updates", f"{plan.updates_per_stage}"),
+            (
+                "episodes (rollouts x episodes)",
+                f"{plan.episodes_per_stage:,} = {plan.rollouts_per_stage} x {plan.episodes_per_update:,}",
+            ),
+            ("messages per episode, at most", f"{plan.messages_per_episode}"),
+            ("prompt tokens of a first message", f"{plan.prompt_tokens:,}"),
+            ("sampled tokens, at most", f"{plan.sampled_tokens_per_stage_at_most:,}"),
+        ],
+        "the run": [
+            ("stages", f"{plan.stages}"),
+            ("updates", f"{plan.stages * plan.updates_per_stage:,}"),
+            ("sampled tokens, at most", f"{plan.stages * plan.sampled_tokens_per_stage_at_most:,}"),
+            ("episodes of one evaluation", f"{plan.evaluation_episodes:,}"),
+        ],
+        "adapters (float32)": [
+            (agent, f"{count:,} parameters, {_size(plan.adapter_bytes[agent])}")
+            for agent, count in plan.adapter_parameters.items()
+        ],
+        "memory, estimated": [
+            *((name, _size(size)) for name, size in plan.memory_bytes.items()),
+            ("peak", _size(plan.memory_total_bytes)),
+        ],
+    }
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return ""
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[ProgressCall]:
+    """A bar on stderr, so that stdout stays what was asked for."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(label, total=None)
+        yield lambda done, total, tokens: progress.update(bar, completed=done, total=total)

@@ -1,0 +1,92 @@
+"""What `tasks` and `score` print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from teamtr_lora.common.code_paths import offered_tasks
+from teamtr_lora.recipe.words import describe, resolve
+from teamtr_lora.tasks.machinery.score import Scores
+from teamtr_lora.tasks.machinery.task import Item
+from teamtr_lora.tasks.machinery.task_settings import TaskSettings
+from teamtr_lora.tasks.table import BY_NAME, SCRIPT
+
+
+def task_rows() -> list[dict[str, str]]:
+    """Every task: its name, where its items come from, and a line about it; those that trusted packages offer come last."""
+    rows = [
+        {"name": name, "items": family.items_from, "about": (family.__doc__ or "").split("\n")[0]}
+        for name, family in BY_NAME.items()
+        if name != SCRIPT
+    ]
+    return rows + [
+        {
+            "name": name,
+            "items": path.partition(":")[0],
+            "about": f"Use it by task: {{name: custom, callable: {name}}}.",
+        }
+        for name, path in offered_tasks(trusted=True).items()
+    ]
+
+
+def print_tasks() -> None:
+    table = Table("task", "items", "about", box=None, pad_edge=False)
+    for row in task_rows():
+        table.add_row(row["name"], row["items"], row["about"])
+    Console(highlight=False).print(table)
+
+
+def task_keys(family: type[TaskSettings]) -> list[dict[str, Any]]:
+    return [row for row in _keys(family.model_json_schema(), "") if row["key"] != "name"]
+
+
+def _keys(section: dict[str, Any], prefix: str) -> Iterator[dict[str, Any]]:
+    """A section inside the section by its own keys."""
+    for key, node in section["properties"].items():
+        inner = resolve(node)
+        if "properties" in inner:
+            yield from _keys(inner, f"{prefix}{key}.")
+        else:
+            about = node.get("description", "")
+            yield {"key": prefix + key, "takes": describe(node), "default": node.get("default"), "about": about}
+
+
+def print_task(name: str) -> None:
+    family = BY_NAME[name]
+    console = Console(highlight=False)
+    console.print(f"{name}: {family.__doc__}\n{family.model_fields['name'].description}\n", markup=False)
+    table = Table("key", "default", "about", box=None, pad_edge=False)
+    for row in task_keys(family):
+        table.add_row(*(escape(cell) for cell in (row["key"], json.dumps(row["default"]), row["about"])))
+    console.print(table)
+
+
+def print_items(items: list[Item], as_json: bool) -> None:
+    """JSON: one item a line, which `score --items` reads back."""
+    for item in items:
+        if as_json:
+            print(json.dumps({"id": item.id, "prompt": item.prompt, "data": item.data}, ensure_ascii=False))
+        else:
+            print(f"--- {item.id}\n{item.prompt}\n")
+
+
+def print_scores(scores: Scores) -> None:
+    kinds = list(scores.measures[0])
+    table = Table("item", "score", *kinds, box=None, pad_edge=False)
+    for (name, score), more in zip(scores.items, scores.measures, strict=True):
+        table.add_row(escape(name), f"{score:g}", *(f"{more[kind]:g}" for kind in kinds))
+    console = Console(highlight=False)
+    console.print(table)
+    error = "" if scores.standard_error is None else f" ± {scores.standard_error:.4f} (standard error)"
+    console.print(f"{scores.task}: n = {len(scores.items)}, mean = {scores.mean:.4f}{error}", markup=False)
+    for kind in kinds:
+        console.print(f"{kind}: mean = {fmean(more[kind] for more in scores.measures):.4f}", markup=False)
+    if scores.unanswered:
+        console.print(f"{scores.unanswered} items have no response and are not in the mean", markup=False)

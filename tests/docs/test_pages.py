@@ -1,0 +1,357 @@
+"""The README and every page of teamtr_lora/docs are true: code runs, recipes load, commands parse, keys and paths exist.
+
+A fence's first line says how its block is treated; teamtr_lora/docs/contributing.md has the table. Nothing may be left out: a
+block in another language, or a command of an unknown program, is a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import teamtr_lora
+from teamtr_lora.cli import build_parser, main
+from teamtr_lora.cli.docs_command import TOPICS
+from teamtr_lora.recipe import check_named, load_recipe
+from teamtr_lora.recipe.reference import recipe_keys
+from teamtr_lora.recipe.template import write_starter
+
+ROOT = Path(teamtr_lora.__file__).resolve().parent.parent
+PAGES = {"README": ROOT / "README.md", **{topic: ROOT / "teamtr_lora" / "docs" / f"{topic}.md" for topic in TOPICS}}
+LANGUAGES = {"python", "bash", "yaml", "text", "toml"}
+TEAM = {"team": {"agents": [{"name": "planner"}, {"name": "solver"}, {"name": "checker"}]}}
+# Commands that only read or write a small file: these are run, the others parsed.
+HARMLESS = {"docs", "init", "keys", "tasks", "validate"}
+
+_FENCE = re.compile(r"((?:^<!-- small: [^\n]*-->\n)*)^```([^\n]*)\n(.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    line: int
+    language: str
+    words: tuple[str, ...]  # what follows the language: no-run, file=NAME
+    text: str
+    small: tuple[tuple[str, str], ...]  # replacements that make it quick
+
+    @property
+    def file(self) -> str | None:
+        return next((word.removeprefix("file=") for word in self.words if word.startswith("file=")), None)
+
+    @property
+    def quick(self) -> str:
+        text = self.text
+        for old, new in self.small:
+            assert old in text, f"{self}: {old!r} is not in the block"
+            text = text.replace(old, new)
+        return text
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks(page: str) -> list[Block]:
+    text, found = PAGES[page].read_text(encoding="utf-8"), []
+    for match in _FENCE.finditer(text):
+        remarks, info, body = match.groups()
+        language, *words = info.split() or [""]
+        small = [remark.split(" => ") for remark in re.findall(r"small: (.*?) -->", remarks)]
+        line = text.count("\n", 0, match.start(2)) + 1
+        found.append(Block(page, line, language, tuple(words), body, tuple((old, new) for old, new in small)))
+    return found
+
+
+def all_blocks(language: str) -> list[Block]:
+    return [block for page in PAGES for block in blocks(page) if block.language == language]
+
+
+def prose(page: str) -> str:
+    return _FENCE.sub("", PAGES[page].read_text(encoding="utf-8"))
+
+
+def inline() -> list[tuple[str, str]]:
+    """(page, inline code) of all prose."""
+    return [(page, " ".join(code.split())) for page in PAGES for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose(page))]
+
+
+def of(start: str) -> list[tuple[str, str]]:
+    return [(page, code) for page, code in inline() if re.match(start, code)]
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in as a user would, with the repository's recipes and registry beside it."""
+    for name in ("recipes", "adapters", "tools"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def write_files(page: str, folder: Path) -> None:
+    for block in blocks(page):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+
+
+# Blocks
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_how_it_is_treated(page: str) -> None:
+    for block in blocks(page):
+        assert block.language in LANGUAGES, f"{block}: a block in {block.language or 'no language'}"
+        assert all(word == "no-run" or word.startswith("file=") for word in block.words), f"{block}: {block.words}"
+    assert PAGES[page].read_text().count("\n```") == 2 * len(blocks(page)), f"{page}: a fence is not closed"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "python" and not b.words for b in blocks(page))])
+def test_the_python_of_a_page_runs(page: str, desk: Path) -> None:
+    """In order, in one namespace, as if it were one script. Tables of variants and engines are put back afterwards."""
+    write_files(page, desk)
+    before = [dict(table) for table in _tables()]
+    namespace: dict[str, Any] = {"__name__": f"docs_{page}"}
+    try:
+        for block in blocks(page):
+            if block.language == "python" and not block.words:
+                exec(compile(block.quick, str(block), "exec", dont_inherit=True), namespace)
+    finally:
+        for table, was in zip(_tables(), before, strict=True):
+            table.clear()
+            table.update(was)
+
+
+def _tables() -> list[dict[str, Any]]:
+    from teamtr_lora.recipe.engine_facts import ENGINES
+
+    from teamtr_lora.algorithm.variants.region import REGIONS
+    from teamtr_lora.rollout.engines import SAMPLERS
+
+    return [REGIONS, ENGINES, SAMPLERS]
+
+
+@pytest.mark.parametrize("block", [b for b in all_blocks("python") if b.words], ids=str)
+def test_python_that_is_not_run_compiles_and_its_imports_exist(block: Block, desk: Path) -> None:
+    write_files(block.page, desk)
+    tree = compile(block.text, str(block), "exec", ast.PyCF_ONLY_AST)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module or "")
+            assert all(hasattr(module, alias.name) for alias in node.names), f"{block}: {ast.unparse(node)}"
+
+
+def test_example_environments_are_those_that_ship() -> None:
+    """Each is named on the page, and one that is shown there is the shipped text."""
+    shown = {block.file: block.text for block in blocks("environments") if block.file}
+    shipped = {path.name: path.read_text() for path in (ROOT / "teamtr_lora" / "docs" / "examples").glob("*.py")}
+    assert "number_vault.py" in shipped.keys() & shown.keys()
+    for name, text in shipped.items():
+        assert f"docs/examples/{name}`" in prose("environments") and len(text.splitlines()) < 80
+        assert shown.get(name, text) == text, f"{name} is not what the page shows"
+
+
+def test_examples_of_extending_are_short() -> None:
+    sections = re.split(r"^## ", PAGES["extending"].read_text(), flags=re.M)[1:]
+    assert [title.splitlines()[0] for title in sections] == [
+        "A task", "A router", "A kind of trust region", "A figure", "An engine",
+    ]  # fmt: skip
+    for section in sections:
+        lengths = [len(body.splitlines()) for _, info, body in _FENCE.findall(section) if info.startswith("python")]
+        assert 0 < sum(lengths) < 50 and max(lengths) < 40, f"{section.splitlines()[0]}: {lengths} lines"
+
+
+@pytest.mark.parametrize("block", all_blocks("yaml"), ids=str)
+def test_yaml_is_a_recipe_or_a_part_of_one(block: Block, desk: Path) -> None:
+    write_files(block.page, desk)
+    data = yaml.safe_load(block.text)
+    text = block.text
+    if "team" not in data and "extends" not in data:
+        text += yaml.safe_dump(TEAM)
+    for name in ("bases", "tasks"):
+        (desk / name).symlink_to(ROOT / "recipes" / name)
+    path = desk / "recipe.yaml"
+    path.write_text(text)
+    check_named(load_recipe(path), str(block))
+
+
+# Commands
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """(where, line) of every command: lines of bash blocks, and inline code that begins with a program of ours."""
+    for block in all_blocks("bash"):
+        for offset, line in enumerate(block.text.splitlines(), start=1):
+            if line.strip():
+                yield f"{block.page}:{block.line + offset}", line
+    yield from of(r"(teamtr-lora|python tools/|tools/\w+(\.py)?) ")
+
+
+@pytest.mark.parametrize(("where", "line"), commands())
+def test_a_command_can_be_given(where: str, line: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = re.split(r" > | \| ", line)[0]
+    words = shlex.split(line, comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):  # a variable for this command
+        words.pop(0)
+    program = Path(words[0]).name
+    if program == "teamtr-lora":
+        _give(words[1:], where)
+    elif words[0] == "bash" or re.match(r"tools/\w+$", words[0]):
+        script = words[1] if words[0] == "bash" else words[0]
+        assert (ROOT / script).is_file(), f"{where}: {script}"
+        _options_in(ROOT / script, [word for word in words[1:] if word.startswith("--")], where)
+    elif program == "python" and words[1] == "-m":
+        assert words[2] == "pytest" and all((ROOT / word).exists() for word in words[3:] if word.startswith("tests"))
+    elif program == "python" or words[0].startswith("tools/"):
+        script, *rest = words[1:] if program == "python" else words
+        _parse_tool(Path(script).stem, rest, monkeypatch)
+    else:
+        assert program == "pip" and words[1] == "install", f"{where}: {words[0]} is no program that the tests know"
+        _extras_exist(words[-1], where)
+
+
+def _give(words: Sequence[str], where: str) -> None:
+    """Runs a harmless command; of any other, parses it and loads its recipe with its overrides."""
+    if len(words) == 1:  # only mentioned
+        parser = build_parser()
+        known = [name for action in parser._actions for name in (action.choices or action.option_strings)]
+        assert words[0] in known, f"{where}: there is no command {words[0]}"
+        return
+    if words[0] in HARMLESS:
+        assert main(words) == 0, f"{where}: {shlex.join(words)}"
+        return
+    args, rest = build_parser().parse_known_args(words)
+    given = [*getattr(args, "overrides", []), *rest]
+    assert all("=" in word or word.endswith(".yaml") for word in given), f"{where}: {given}"
+    recipes = [word for word in [getattr(args, "recipe", None) or getattr(args, "team", None), *given] if _is_recipe(word)]
+    if recipes:
+        if str(recipes[0]).startswith("my-team/"):
+            write_starter(Path("my-team"))
+        load_recipe(recipes if len(recipes) > 1 else recipes[0], _settings(given))
+    elif settings := _settings(given):  # of a run that the reader has made: its keys must exist
+        load_recipe(ROOT / "recipes" / "quickstart.yaml", settings)
+
+
+def _is_recipe(word: Any) -> bool:
+    return str(word).endswith(".yaml") and "=" not in str(word)
+
+
+def _settings(words: Sequence[str]) -> list[str]:
+    return [word for word in words if not _is_recipe(word)]
+
+
+class _ParsedError(Exception):
+    """Raised in place of the rest of a tool, once its options are parsed."""
+
+
+def _parse_tool(name: str, words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls the tool's own main up to where its options are parsed. Words that are no options are recipes or settings."""
+    parse = argparse.ArgumentParser.parse_known_args
+    seen: list[argparse.Namespace] = []
+
+    def stop(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
+        parsed, rest = parse(self, args, namespace)
+        assert not any(word.startswith("-") for word in rest), rest
+        seen.append(parsed)
+        raise _ParsedError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
+    monkeypatch.setattr(sys, "argv", [f"tools/{name}.py", *words])
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    with pytest.raises(_ParsedError):
+        importlib.import_module(name).main()
+    settings = [word for word in words if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+=.*", word)]
+    recipes = [ROOT / word for word in words if _is_recipe(word)] or [ROOT / "recipes" / "quickstart.yaml"]
+    for recipe in recipes:
+        load_recipe(recipe, settings)
+    for _, _, varied in (text.partition(": ") for text in getattr(seen[0], "vary", None) or []):
+        load_recipe(recipes[0], varied.split())
+
+
+def _options_in(script: Path, options: Sequence[str], where: str) -> None:
+    text = script.read_text()
+    assert all(option in text for option in options), f"{where}: {script.name} has no {options}"
+
+
+def _extras_exist(requirement: str, where: str) -> None:
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = re.search(r"\[(.*)\]", requirement)
+    assert asked and set(asked[1].split(",")) <= set(extras), f"{where}: {requirement}"
+
+
+# Names in the prose
+
+
+def test_recipe_keys_in_the_prose_exist() -> None:
+    known = {key.name.replace(".*", "") for key in recipe_keys()}
+    sections = {name.split(".")[0] for name in known if "." in name}
+    wrong = []
+    for page, code in inline():
+        found = re.fullmatch(r"([a-z_]+)((?:\.[a-z_0-9]+)+)(?:[:=] ?.*)?", code)
+        if found and found[1] in sections and not code.endswith((".md", ".py", ".yaml", ".json", ".jsonl")):
+            name = found[1] + found[2]
+            if name not in known:
+                wrong.append(f"{page}: {code}")
+    assert not wrong
+
+
+def test_paths_in_the_prose_exist() -> None:
+    paths = [(page, code) for page, code in of(r"(teamtr_lora|tests|tools|recipes)/[\w./-]*$")]
+    assert len(paths) > 20
+    assert not [f"{page}: {code}" for page, code in paths if not (ROOT / code).exists()]
+
+
+def test_links_lead_somewhere() -> None:
+    for page, path in PAGES.items():
+        for target in re.findall(r"\]\(([^)#]+)", prose(page)):
+            assert (path.parent / target).exists(), f"{page}: {target}"
+
+
+def test_topics_in_the_prose_exist() -> None:
+    for page in PAGES:
+        for topic in re.findall(r"[Tt](?:he )?(?:topic|page) `(\w+)`", prose(page)):
+            assert topic in TOPICS, f"{page}: there is no topic {topic}"
+
+
+def test_the_table_of_engines_is_the_programs() -> None:
+    from teamtr_lora.recipe.engine_facts import engine_table
+
+    (shown,) = re.findall(r"<!-- table: engine_table -->\n(.*?)<!-- end -->", PAGES["rollouts"].read_text(), re.S)
+    columns = list(zip(*engine_table(), strict=True))
+    head = ["", *(f"`{name}`" for name in columns[0][1:])]
+    rows = [head, *columns[1:]]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    expected = [lines[0].replace("|  |", "| |"), "|" + "---|" * len(head), *lines[1:]]
+    assert shown.splitlines() == expected, "\n".join(expected)
+
+
+def test_the_rooms_of_contributing_are_the_packages() -> None:
+    named = re.findall(r"^\| `(\w+)` \|", PAGES["contributing"].read_text().partition("## Rooms")[2].partition("## ")[0], re.M)
+    there = {p.name for p in (ROOT / "teamtr_lora").iterdir() if p.is_dir() and not p.name.startswith("__")}
+    assert sorted(named) == sorted(there)
+
+
+def test_the_readme_is_short() -> None:
+    lines = PAGES["README"].read_text().splitlines()
+    assert len(lines) <= 120 and max(map(len, lines)) <= 140
+
+
+def test_nothing_cites_what_is_not_in_the_repository() -> None:
+    for page, path in PAGES.items():
+        assert not re.search(r"ALGORITHM\.md|ARCHITECTURE\.md|FACTS\.md|/work/", path.read_text()), page
