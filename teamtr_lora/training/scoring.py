@@ -20,7 +20,6 @@ from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import TokenSequence
 from teamtr_lora.training.batches import MessageBatch, Microbatch, message_batch
 
-
 Kept = Tensor | HeadStatistics  # of one policy at the message tokens: its hidden states, or what a training pass made of them
 
 
