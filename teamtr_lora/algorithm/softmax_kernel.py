@@ -5,7 +5,6 @@ Imported only where there is a GPU: Triton comes with torch only there.
 
 from __future__ import annotations
 
-from typing import Any
 
 import torch
 import triton
@@ -16,7 +15,7 @@ BLOCK = 4096
 
 
 @triton.jit
-def _softmax(logits: Any, probabilities: Any, normalisers: Any, width, inverse_t, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _softmax(logits, probabilities, normalisers, width, inverse_t, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
     probabilities += row * width
