@@ -84,8 +84,8 @@ class Published:
 
 
 class SamplerBase(Sampler):
-    """What every engine needs and none should write again: tickets, the checking of requests, and which
-    version of an agent is sampled.
+    """What every engine needs and none should write again: tickets, the checking of requests, and which version of an agent is
+    sampled.
 
     An engine implements `close`, `_accept` (a checked request, to be queued) and `_work` (return when at least one more
     completion is in `self._done`, or when nothing is queued). One with weights of its own also implements `_put` and `_drop`, and
