@@ -31,14 +31,6 @@ _PICKLES = (b"\x80", b"PK\x03\x04")
 
 
 @dataclass(frozen=True)
-class StoredTensor:
-    """One entry of a safetensors header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class LoraMatrix:
     """Where a tensor of a LoRA adapter belongs."""
 
@@ -116,8 +108,8 @@ def _no_constant(name: str) -> Any:
 
 def read_header(
     data: bytes | memoryview, where: str, *, size: int | None = None
-) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """Tensors and metadata that a safetensors file declares; they must fill the file exactly, without gaps or overlaps.
+) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Shapes of tensors and metadata that a safetensors file declares; they must fill the file exactly, without gaps or overlaps.
 
     `data` holds at least the header; `size` is the length of the whole file, where that is more.
     """
@@ -131,9 +123,9 @@ def read_header(
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise UserError(f"{where}: its header's metadata is no mapping of text")
-    spans, tensors = [], {}
+    spans, shapes = [], {}
     for name, entry in entries.items():
-        tensors[name], span = _entry(name, entry, where)
+        shapes[name], span = _entry(name, entry, where)
         spans.append(span)
     end = 0
     for start, stop in sorted(spans):
@@ -142,10 +134,11 @@ def read_header(
         end = stop
     if end != size - 8 - length:
         raise UserError(f"{where}: its header describes {end} bytes of tensors, the file holds {size - 8 - length}")
-    return tensors, metadata
+    return shapes, metadata
 
 
-def _entry(name: str, entry: Any, where: str) -> tuple[StoredTensor, tuple[int, int]]:
+def _entry(name: str, entry: Any, where: str) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """The shape of a tensor, and the bytes it lies in."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise UserError(f"{where}: the header's entry for {show(name)} is malformed")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -155,30 +148,27 @@ def _entry(name: str, entry: Any, where: str) -> tuple[StoredTensor, tuple[int, 
         raise UserError(f"{where}: {show(name)} has shape {show(shape)} at {show(offsets)}, which no LoRA matrix has")
     if offsets[1] - offsets[0] != math.prod(shape) * WIDTHS[dtype]:
         raise UserError(f"{where}: {show(name)} has shape {show(shape)} but {offsets[1] - offsets[0]} bytes")
-    return StoredTensor(dtype, tuple(shape)), (offsets[0], offsets[1])
+    return tuple(shape), (offsets[0], offsets[1])
 
 
 def _naturals(value: Any) -> bool:
     return isinstance(value, list) and all(type(number) is int and 0 <= number < 1 << 48 for number in value)
 
 
-def read_matrices(tensors: Mapping[str, StoredTensor], rank: int, where: str, *, dora: bool = False) -> dict[str, LoraMatrix]:
+def read_matrices(shapes: Mapping[str, tuple[int, ...]], rank: int, where: str, *, dora: bool = False) -> dict[str, LoraMatrix]:
     """What each tensor is to a LoRA of this rank: every module has A and B (and, with DoRA, a magnitude), and nothing else."""
-    if not tensors:
+    if not shapes:
         raise UserError(f"{where}: holds no tensors")
     found: dict[str, LoraMatrix] = {}
     parts: dict[str, set[str]] = {}
-    for name, tensor in tensors.items():
+    for name, shape in shapes.items():
         match = _TENSOR.fullmatch(name)
         if match is None:
             raise UserError(f"{where}: {show(name)} is no LoRA matrix of a linear layer{_named_feature(name)}")
         part = {"lora_A.weight": "A", "lora_B.weight": "B"}.get(match["part"], "magnitude")
-        if part == "magnitude":
-            fits = dora and len(tensor.shape) == 1
-        else:
-            fits = len(tensor.shape) == 2 and tensor.shape[0 if part == "A" else 1] == rank
-        if not fits:
-            raise UserError(f"{where}: {show(name)} has shape {list(tensor.shape)}, the config says rank {rank}, use_dora {dora}")
+        fits = {"A": shape[:1] == (rank,), "B": shape[1:] == (rank,), "magnitude": dora}[part]
+        if not fits or len(shape) != (1 if part == "magnitude" else 2):
+            raise UserError(f"{where}: {show(name)} has shape {list(shape)}, the config says rank {rank}, use_dora {dora}")
         found[name] = LoraMatrix(match["module"], part)
         parts.setdefault(match["module"], set()).add(part)
     wanted = {"A", "B"} | ({"magnitude"} if dora else set())

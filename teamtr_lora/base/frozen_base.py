@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from teamtr_lora.base.precision import HALF_DTYPES, keep_activations_unquantised
-from teamtr_lora.base.source import Progress, cache_root, one_line, quiet_transformers, resolve
+from teamtr_lora.base.source import Progress, cache_root, file_sha256, one_line, quiet_transformers, resolve
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import write_atomic
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import, and commands that onl
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-QUANTIZATIONS = ("none", "4bit", "8bit")
 
 # One of these holds the vocabulary; without it transformers may quietly build an empty tokenizer.
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
@@ -133,15 +132,11 @@ def resolve_dtype(precision: str, device: torch.device) -> torch.dtype:
     """`auto` is fp32 on a CPU and fp16 on a GPU: as fast as bf16, with an eighth of its noise in the log-probabilities."""
     if precision == "auto":
         return torch.float32 if device.type == "cpu" else torch.float16
-    if precision not in PRECISIONS:
-        raise UserError(f"base.precision: '{precision}' is not one of auto, {', '.join(PRECISIONS)}")
     return PRECISIONS[precision]
 
 
 def quantization_config(quantization: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
     """NF4 with quantised block scales (QLoRA), or int8 weights. The output head stays as it is."""
-    if quantization not in QUANTIZATIONS:
-        raise UserError(f"base.quantization: '{quantization}' is not one of {', '.join(QUANTIZATIONS)}")
     if quantization == "none":
         return None
     _need_bitsandbytes(quantization)
@@ -183,7 +178,8 @@ def base_facts(folder: Path) -> BaseFacts:
         # The same code that builds the real model, so that no architecture's shapes are written down twice.
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     model.tie_weights()
-    heads = text.num_attention_heads
+    heads, output_head = text.num_attention_heads, model.get_output_embeddings()
+    linears = [item for item in model.named_modules() if isinstance(item[1], nn.Linear) and item[1] is not output_head]
     return BaseFacts(
         hidden_size=text.hidden_size,
         layers=text.num_hidden_layers,
@@ -194,19 +190,17 @@ def base_facts(folder: Path) -> BaseFacts:
         context_tokens=_context_tokens(config),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         stored_quantization=_merged_quantization("none", config, source),
-        linears=tuple(_linears(model)),
+        linears=tuple(LinearShape(name, linear.in_features, linear.out_features) for name, linear in linears),
     )
 
 
-def base_identity(folder: Path, name: str | None = None) -> dict[str, str]:
+def base_identity(folder: Path) -> dict[str, str]:
     """What a base is, for adapters to say what they were trained on: equal hashes mean the same stored policy.
 
     Hashes are over (file name, content) in order of the names; a process reads each file once while it does not change.
     """
-    folder = Path(folder)
     tokenizer_files = [folder / name for name in _TOKENIZER_FILES] + list(folder.glob("*.tiktoken"))
     return {
-        "name": name or folder.name,
         "weights_sha256": _hash_of_files(list(folder.glob("*.safetensors"))),
         "tokenizer_sha256": _hash_of_files([path for path in tokenizer_files if path.is_file()]),
     }
@@ -329,13 +323,6 @@ def _check_finite(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.d
         raise UserError(f"base.precision: {name} gives infinite or NaN activations with this base; {fix}")
 
 
-def _linears(model: nn.Module) -> Iterator[LinearShape]:
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and module is not head:
-            yield LinearShape(name, module.in_features, module.out_features)
-
-
 def _hash_of_files(files: list[Path]) -> str:
     total = hashlib.sha256()
     for path in sorted(files):
@@ -347,16 +334,14 @@ def _hash_of_files(files: list[Path]) -> str:
 @lru_cache(maxsize=512)
 def _file_sha256(path: str, size: int, mtime_ns: int) -> str:
     if size < _LARGE_FILE:
-        with open(path, "rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return file_sha256(Path(path))
     # Reading tens of gigabytes takes minutes: other processes find the hash of the same file in the cache.
     change_ns = os.stat(path).st_ctime_ns
     key = hashlib.sha256(f"{path} {size} {mtime_ns} {change_ns}".encode()).hexdigest()
     note = cache_root() / "sha256" / key
     if note.is_file() and len(known := note.read_text()) == 64:
         return known
-    with open(path, "rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = file_sha256(Path(path))
     with suppress(UserError):  # a cache that cannot be written costs time only
         write_atomic(note, digest)
     return digest

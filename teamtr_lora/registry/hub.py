@@ -10,16 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from teamtr_lora.base.adapter_files import MAX_JSON_BYTES
-from teamtr_lora.base.versions import WEIGHTS, version_number
+from teamtr_lora.base.versions import WEIGHTS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import nearest
 from teamtr_lora.registry.fit import check_lora
 from teamtr_lora.registry.hub_client import COMMIT, HubRepo, Remote
-from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, manifest_bytes, sealed
-from teamtr_lora.registry.pulled_files import advice, check_listing, fetch_team, fetch_version, lora_of, staged_contents, staging
-from teamtr_lora.registry.pushed_files import TEAM_FILE, VERSION_FILES, Parcel, agent_parcel, fingerprint, team_parcel
-from teamtr_lora.registry.reader import DEFAULT_ROOT, parse_team, read_file, safe
+from teamtr_lora.registry.manifest import TeamManifest, manifest_bytes, sealed
+from teamtr_lora.registry.pulled_files import advice, check_listing, fetch_team, fetch_version, fetched, lora_of, staging
+from teamtr_lora.registry.pushed_files import TEAM_FILE, Parcel, agent_parcel, fingerprint, team_parcel
+from teamtr_lora.registry.reader import DEFAULT_ROOT, VERSION_FILES, parse_team, read_file, safe
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.registry.stored import locate
 
@@ -107,11 +106,14 @@ def pull(repo: str, *, revision: str | None = None, name: str | None = None, roo
         team = sealed(sent.model_copy(update={"team": name or sent.team}))
         status = _status(registry, team, history, hub)
         missing = [agent for agent in team.agents if not _here(registry, team, agent)]
-        _check_numbers(registry, team, missing, hub)
+        for agent in missing:  # before anything is stored: a refused pull stores nothing
+            registry.check_number_is_free(team.team, agent, team.agents[agent], hub.where)
         check_listing(hub, remote, sent, missing)
-        fetched = {agent: _renamed(fetch_version(hub, remote, sent, agent, folder), team.team) for agent in missing}
-        for agent, manifest in fetched.items():
-            registry.adopt_adapter(staged_contents(folder, agent, manifest), f"{hub.where}/{agent}")
+        for agent in missing:
+            fetch_version(hub, remote, sent, agent, folder)
+        for agent in missing:
+            contents = {file: read_file(folder / agent / file, limit) for file, limit in VERSION_FILES.items()}
+            registry.adopt_adapter(contents, f"{hub.where}/{agent}", team.team)
         if status != "already here":
             registry.adopt_team(manifest_bytes(team), f"{hub.where}/{TEAM_FILE}")
     current = registry.numbers(team.team)[-1]
@@ -172,11 +174,8 @@ def _check_target(hub: HubRepo, head: Remote, team: TeamManifest, agent: str | N
         raise UserError(f"{hub.where}: holds a single adapter, not a team; {other}")
     if agent is not None or TEAM_FILE not in head.files:
         return None
-    if head.files[TEAM_FILE].size > MAX_JSON_BYTES:
-        raise UserError(f"{hub.where}: holds a {TEAM_FILE} of another program; {other}")
     with tempfile.TemporaryDirectory() as folder:
-        data = read_file(hub.fetch(TEAM_FILE, head, Path(folder)), MAX_JSON_BYTES)
-    there = parse_team(data, f"{hub.where}/{TEAM_FILE}")
+        there = parse_team(fetched(hub, head, TEAM_FILE, Path(folder)), f"{hub.where}/{TEAM_FILE}")
     if there.team != team.team:
         raise UserError(f"{hub.where}: holds the team {there.team!r}, not {team.team!r}; {other}")
     return there
@@ -217,19 +216,3 @@ def _here(registry: Registry, team: TeamManifest, agent: str) -> bool:
     registry.contents(team.team, agent, version)
     check_lora(registry.lora(team.team, agent, version), lora_of(team, agent), f"{team.team}/{agent}/{version}")
     return True
-
-
-def _check_numbers(registry: Registry, team: TeamManifest, agents: list[str], hub: HubRepo) -> None:
-    """Refuses version numbers that are taken here, before anything is stored: a refused pull stores nothing."""
-    for agent in agents:
-        number = version_number(team.agents[agent])
-        for have in registry.versions(team.team, agent):
-            if version_number(have) == number:
-                raise UserError(
-                    f"{hub.where}: {team.team}/{agent} has another version {number} in {registry.root} ({have}); pull the team "
-                    f"under another name, such as --name {team.team[:29]}-2"
-                )
-
-
-def _renamed(manifest: AdapterManifest, team: str) -> AdapterManifest:
-    return sealed(manifest.model_copy(update={"team": team}))

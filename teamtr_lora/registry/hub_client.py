@@ -32,6 +32,15 @@ REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,199}", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 AGAIN = "nothing was committed or stored: run the command again"
+# What an answer of the hub means to the user, by its status.
+ANSWERS = {
+    401: f"the hub does not know you (401); {LOG_IN}",
+    403: "your account may not do this there (403: {words}); use a token that may write, or another repository",
+    404: f"not on the hub, or private (404); check the name and the revision, or {LOG_IN}",
+    409: "somebody changed it at the same time (409); nothing of yours was committed: run the command again",
+    412: "somebody changed it at the same time (412); nothing of yours was committed: run the command again",
+    429: "too many requests for the hub (429); wait some minutes, then run the command again",
+}
 WAITS = (1.0, 2.0, 4.0)  # seconds before each further try of a step that the client itself tries once
 TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 # What the client's HTTP library raises; which library that is differs from version to version.
@@ -180,20 +189,10 @@ class HubRepo:
             text = "the hub is not asked in offline mode; unset HF_HUB_OFFLINE"
         elif any(isinstance(e, errors.GatedRepoError) for e in chain):
             text = f"is gated: accept its terms on the hub, then {LOG_IN}"
-        elif status == 401:
-            text = f"the hub does not know you (401); {LOG_IN}"
-        elif status == 403:
-            text = f"your account may not do this there (403: {_words(error)}); use a token that may write, or another repository"
-        elif status == 404:
-            text = f"not on the hub, or private (404); check the name and the revision, or {LOG_IN}"
-        elif status in (409, 412):
-            text = f"somebody changed it at the same time ({status}); nothing of yours was committed: run the command again"
-        elif status == 429:
-            text = "too many requests for the hub (429); wait some minutes, then run the command again"
+        elif status in ANSWERS:
+            text = ANSWERS[status].format(words=_words(error))
         elif status is not None and status >= 500:
-            text = (
-                f"the hub failed ({status}: {_words(error)}) in every try; nothing was committed or stored: run the command again"
-            )
+            text = f"the hub failed ({status}: {_words(error)}) in every try; {AGAIN}"
         elif status is not None:
             text = f"the hub refused ({status}: {_words(error)})"
         elif full:

@@ -36,7 +36,7 @@ def identify(source: str, revision: str | None = None, progress: Progress | None
 
 
 def identify_folder(folder: Path, source: str, revision: str | None = None) -> Identity:
-    hashes = base_identity(folder, source)
+    hashes = base_identity(folder)
     base = BaseIdentity(source=source, revision=revision, weights_hash=hashes["weights_sha256"])
     return Identity(base, _tokenizer_hash_of(folder, source, hashes["tokenizer_sha256"]))
 

@@ -21,11 +21,10 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptSettings, TeamSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.words import RecipeError
-from teamtr_lora.registry.fit import Adapter, check_lora, modules_of, open_contents, understand
+from teamtr_lora.registry.fit import Adapter, check_lora, modules_of, open_contents, pickles, refuse_pickles, understand
 from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
 from teamtr_lora.registry.local_keys import local_files, put
 from teamtr_lora.registry.manifest import AdapterManifest, MadeBy, Replaced, TeamManifest, one_line
-from teamtr_lora.registry.pickles import pickles, refuse_pickles
 from teamtr_lora.registry.reader import entries, safe
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.runs.history import Replaced as RunReplaced

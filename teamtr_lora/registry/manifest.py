@@ -42,26 +42,31 @@ class BaseIdentity(_Strict):
     weights_hash: Hash
 
 
-class AdapterManifest(_Strict):
-    """manifest.json of one adapter version."""
+class _Manifest(_Strict):
+    """What both kinds say."""
 
     format: Literal[1] = FORMAT
     team: Name
-    agent: Name
     number: Number
-    version: VersionName
     base: BaseIdentity
     tokenizer_hash: Hash
     protocol_hash: Hash
+    metrics: Metrics = Field(default_factory=dict)
+    created: Time
+    manifest_hash: Hash = Field(description="over everything else: what the other hashes do not cover cannot be altered unseen")
+
+
+class AdapterManifest(_Manifest):
+    """manifest.json of one adapter version."""
+
+    agent: Name
+    version: VersionName
     parent: Line | None = Field(default=None, description="the version it was made from: VERSION, or TEAM/AGENT/VERSION")
     made_by: MadeBy
-    metrics: Metrics = Field(default_factory=dict)
     content_hash: Hash
     files: dict[Literal["adapter_model.safetensors", "adapter_config.json", "README.md"], Hash] = Field(
         min_length=3, description="sha256 of every file beside the manifest"
     )
-    created: Time
-    manifest_hash: Hash = Field(description="over everything above: what the other hashes do not cover cannot be altered unseen")
 
     @model_validator(mode="after")
     def _name_is_the_contents(self) -> Self:
@@ -82,23 +87,14 @@ class Replaced(_Strict):
     how: Line
 
 
-class TeamManifest(_Strict):
+class TeamManifest(_Manifest):
     """team-NNNN.json: one immutable version of a team. The highest number is the current team."""
 
-    format: Literal[1] = FORMAT
-    team: Name
-    number: Number
     recipe: dict[str, Any] = Field(description="the resolved recipe")
     agents: dict[Name, VersionName] = Field(min_length=1)
-    base: BaseIdentity
-    tokenizer_hash: Hash
-    protocol_hash: Hash
     parent: Number | None = Field(default=None, description="number of the team version this one was made from")
     made_by: MadeBy | Literal["undo"]
     lineage: list[Replaced] = Field(default_factory=list, max_length=10_000, description="what was replaced in the parent")
-    metrics: Metrics = Field(default_factory=dict)
-    created: Time
-    manifest_hash: Hash = Field(description="over everything above")
 
     @model_validator(mode="after")
     def _parent_is_older(self) -> Self:

@@ -15,22 +15,20 @@ from typing import Any
 
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, parse_json, show
 from teamtr_lora.base.lora_config import read_lora_config
-from teamtr_lora.base.versions import MANIFEST, WEIGHTS
+from teamtr_lora.base.source import is_shared_name
+from teamtr_lora.base.versions import WEIGHTS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import TEMPORARY, disk_errors
 from teamtr_lora.common.locks import locked
 from teamtr_lora.recipe import LoraSection
-from teamtr_lora.registry.fit import check_lora, open_contents
-from teamtr_lora.registry.hub_card import is_shared_name
+from teamtr_lora.registry.fit import check_lora, pickles
 from teamtr_lora.registry.hub_client import HubRepo, Remote
-from teamtr_lora.registry.identity import protocol_hash
 from teamtr_lora.registry.local_keys import leaves_its_folder, local_choices, local_files, local_paths, named_code
-from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, manifest_bytes
-from teamtr_lora.registry.pickles import pickles
+from teamtr_lora.registry.manifest import TeamManifest
 from teamtr_lora.registry.pushed_files import HISTORY_FILE, TEAM_FILE
-from teamtr_lora.registry.reader import FILES, check_belongs, check_hashes, parse_adapter, parse_team, read_file
+from teamtr_lora.registry.reader import VERSION_FILES, check_belongs, checked_recipe, open_version, parse_team, read_file
 
-LIMITS = {**FILES, MANIFEST: MAX_JSON_BYTES, TEAM_FILE: MAX_JSON_BYTES, HISTORY_FILE: MAX_JSON_BYTES}
+LIMITS = {**VERSION_FILES, TEAM_FILE: MAX_JSON_BYTES, HISTORY_FILE: MAX_JSON_BYTES}
 MAX_TOTAL_BYTES = 64 << 30
 _STAGING = f"{TEMPORARY}pull"
 
@@ -60,17 +58,15 @@ def fetch_team(hub: HubRepo, remote: Remote, folder: Path) -> tuple[TeamManifest
         )
         raise UserError(f"{hub.where}: holds no {TEAM_FILE}; {hint}")
     where = f"{hub.where}/{TEAM_FILE}"
-    team = parse_team(_fetched(hub, remote, TEAM_FILE, folder), where)
+    team = parse_team(fetched(hub, remote, TEAM_FILE, folder), where)
     try:
-        recipe = team.load_recipe()
+        checked_recipe(team)
     except UserError as error:
         raise UserError(f"{where}: {' '.join(str(error).split())}") from error
-    if protocol_hash(recipe.team) != team.protocol_hash:
-        raise UserError(f"{where}: protocol_hash is not the recipe's; the file was altered")
     _check_recipe(team.recipe, where)
     history: dict[int, str] = {}
     if HISTORY_FILE in remote.files:
-        said = parse_json(_fetched(hub, remote, HISTORY_FILE, folder), f"{hub.where}/{HISTORY_FILE}")
+        said = parse_json(fetched(hub, remote, HISTORY_FILE, folder), f"{hub.where}/{HISTORY_FILE}")
         for number, fingerprint in said.items():
             if not re.fullmatch(r"[1-9][0-9]{0,8}", number) or not re.fullmatch(r"[0-9a-f]{64}", str(fingerprint)):
                 raise UserError(f"{hub.where}/{HISTORY_FILE}: {show(number)} is no team version with its hash")
@@ -88,7 +84,7 @@ def check_listing(hub: HubRepo, remote: Remote, team: TeamManifest, agents: list
             raise UserError(f"{hub.where}: {show(path)} is a pickle, which can run code when loaded; not pulled")
     total = 0
     for agent in agents:
-        for file, limit in {**FILES, MANIFEST: MAX_JSON_BYTES}.items():
+        for file, limit in VERSION_FILES.items():
             path = f"{agent}/{file}"
             if path not in remote.files:
                 raise UserError(f"{hub.where}: {path} is missing")
@@ -97,28 +93,17 @@ def check_listing(hub: HubRepo, remote: Remote, team: TeamManifest, agents: list
         raise UserError(f"{hub.where}: team {team.team!r} has {total} bytes; more than {MAX_TOTAL_BYTES} are not pulled")
 
 
-def fetch_version(hub: HubRepo, remote: Remote, team: TeamManifest, agent: str, folder: Path) -> AdapterManifest:
+def fetch_version(hub: HubRepo, remote: Remote, team: TeamManifest, agent: str, folder: Path) -> None:
     """One agent's files in `folder`/AGENT, every hash computed: they are what team.json names, or nothing is taken."""
     where, expected = f"{hub.where}/{agent}", (team.team, agent, team.agents[agent])
-    manifest = parse_adapter(_fetched(hub, remote, f"{agent}/{MANIFEST}", folder), f"{where}/{MANIFEST}", expected)
+    contents = {file: fetched(hub, remote, f"{agent}/{file}", folder) for file in VERSION_FILES}
+    manifest, _, config = open_version(contents, where, expected)
     check_belongs(manifest, team, where)
-    contents = {file: _fetched(hub, remote, f"{agent}/{file}", folder) for file in FILES}
-    check_hashes(manifest, contents, where)
-    _, config = open_contents(contents, where, manifest.content_hash)
     check_lora(read_lora_config(config, where), lora_of(team, agent), where)
-    return manifest
 
 
 def lora_of(team: TeamManifest, agent: str) -> LoraSection:
     return next(member.lora for member in team.load_recipe().team.agents if member.name == agent)
-
-
-def staged_contents(folder: Path, agent: str, manifest: AdapterManifest) -> dict[str, bytes]:
-    """The checked files of an agent, with the manifest changed to the name that the team has here."""
-    contents = {file: read_file(folder / agent / file, limit) for file, limit in {**FILES, MANIFEST: MAX_JSON_BYTES}.items()}
-    if parse_adapter(contents[MANIFEST], str(folder)).team != manifest.team:
-        contents[MANIFEST] = manifest_bytes(manifest)
-    return contents
 
 
 def advice(team: TeamManifest) -> list[str]:
@@ -133,7 +118,7 @@ def advice(team: TeamManifest) -> list[str]:
     return notes
 
 
-def _fetched(hub: HubRepo, remote: Remote, path: str, folder: Path) -> bytes:
+def fetched(hub: HubRepo, remote: Remote, path: str, folder: Path) -> bytes:
     limit = LIMITS[path.rpartition("/")[2]]
     _size(hub, remote, path, limit)
     return read_file(hub.fetch(path, remote, folder), limit)

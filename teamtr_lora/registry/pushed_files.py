@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from teamtr_lora.base.lora_config import PlainLora, read_lora_config
+from teamtr_lora.base.source import is_shared_name
 from teamtr_lora.base.versions import CONFIG, MANIFEST, WEIGHTS
 from teamtr_lora.common.files import dump_json, sha256
-from teamtr_lora.registry.fit import open_contents
-from teamtr_lora.registry.hub_card import is_shared_name, repository_card
+from teamtr_lora.registry.card import repository_card
 from teamtr_lora.registry.local_keys import forget, local_choices, local_paths, put
 from teamtr_lora.registry.manifest import CARD, AdapterManifest, TeamManifest, manifest_bytes, sealed
-from teamtr_lora.registry.reader import FILES, RegistryReader
+from teamtr_lora.registry.reader import FILES, RegistryReader, open_version
 
 TEAM_FILE, HISTORY_FILE = "team.json", "history.json"
-VERSION_FILES = (*FILES, MANIFEST)
 _INSTEAD = {
     "rollout.server": "; whoever pulls the team samples with rollout.engine=transformers, or servers of their own",
     "task.responder": "; whoever pulls the team names a server of their own",
@@ -57,18 +56,17 @@ def agent_parcel(registry: RegistryReader, team: TeamManifest, agent: str, repo:
 
 
 def team_parcel(registry: RegistryReader, team: TeamManifest, repo: str) -> Parcel:
-    parcel, loras, licences = Parcel(), {}, set()
+    parcel, loras = Parcel(), {}
     registry.check_members(team)
     shared = portable(team, parcel)
     for agent in team.agents:
         contents, _, loras[agent] = _version(parcel, registry, team, agent)
-        licences.add(_licence(contents[CARD]))
         weights = _on_disk(registry, team, agent)
         parcel.files |= {f"{agent}/{file}": weights if file == WEIGHTS else data for file, data in contents.items()}
     earlier = [registry.team(team.team, number) for number in registry.numbers(team.team) if number <= team.number]
     parcel.files[TEAM_FILE] = manifest_bytes(shared)
     parcel.files[HISTORY_FILE] = dump_json({str(version.number): fingerprint(version) for version in earlier}).encode()
-    parcel.files[CARD] = repository_card(shared, loras, repo, licences.pop() if len(licences) == 1 else "other").encode()
+    parcel.files[CARD] = repository_card(shared, loras, repo).encode()
     return parcel
 
 
@@ -107,8 +105,7 @@ def _version(
     """An agent's files as they are, every hash checked, or with local paths cut to a name and the hashes made anew."""
     version = team.agents[agent]
     contents, where = registry.contents(team.team, agent, version), str(registry.folder(team.team, agent, version))
-    manifest = registry.manifest(team.team, agent, version)
-    _, config = open_contents(contents, where, manifest.content_hash)
+    manifest, _, config = open_version(contents, where)
     lora = read_lora_config(config, where)
     source, name = manifest.base.source, _cut(manifest.base.source, parcel)
     called = config.get("base_model_name_or_path")
@@ -121,13 +118,6 @@ def _version(
         manifest = manifest.model_copy(update={"base": manifest.base.model_copy(update={"source": name})})
         contents[MANIFEST] = _rehashed(manifest, contents)
     return contents, manifest, lora
-
-
-def _licence(card: bytes) -> str:
-    """The licence that an agent's card names."""
-    head = card.decode(errors="replace").partition("\n---\n")[0]
-    found = re.search(r"^license: ['\"]?([\w.-]+)", head, re.MULTILINE)
-    return found[1] if found else "other"
 
 
 def _rehashed(manifest: AdapterManifest, contents: dict[str, bytes]) -> bytes:

@@ -22,6 +22,7 @@ from teamtr_lora.registry.manifest import CARD, AdapterManifest, TeamManifest, r
 
 DEFAULT_ROOT = Path("adapters")
 FILES = {WEIGHTS: MAX_WEIGHT_BYTES, CONFIG: MAX_JSON_BYTES, CARD: MAX_JSON_BYTES}  # and the most bytes each may have
+VERSION_FILES = {**FILES, MANIFEST: MAX_JSON_BYTES}  # those that a manifest has hashes of, and itself
 TEAM_FILE = re.compile(r"team-([0-9]{4,9})\.json")
 
 
@@ -84,17 +85,15 @@ class RegistryReader:
     def contents(self, team: str, agent: str, version: str) -> dict[str, bytes]:
         """The files of a version, manifest included, each with the hash its manifest says."""
         folder = self.folder(team, agent, version)
-        found = {name: read_file(folder / name, limit) for name, limit in {**FILES, MANIFEST: MAX_JSON_BYTES}.items()}
+        found = {name: read_file(folder / name, limit) for name, limit in VERSION_FILES.items()}
         manifest = parse_adapter(found[MANIFEST], str(folder / MANIFEST), (team, agent, version))
         check_hashes(manifest, found, str(folder))
         return found
 
     def read(self, team: str, agent: str, version: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and PEFT config of a version, checked against every hash it has."""
-        where = str(self.folder(team, agent, version))
-        contents = self.contents(team, agent, version)
-        manifest = parse_adapter(contents[MANIFEST], where)
-        return open_contents(contents, where, manifest.content_hash)
+        _, tensors, config = open_version(self.contents(team, agent, version), f"{self.root / team}/{agent}/{version}")
+        return tensors, config
 
     def lora(self, team: str, agent: str, version: str) -> PlainLora:
         """Rank and scale of a version, by its own config."""
@@ -104,15 +103,22 @@ class RegistryReader:
             raise UserError(f"{path}: does not match its hash; the file was altered")
         return read_lora_config(parse_json(data, str(path)), str(path))
 
+    def check_number_is_free(self, team: str, agent: str, version: str, where: str) -> None:
+        """Refuses a version from elsewhere whose number another version has here."""
+        for have in self.versions(team, agent):
+            if have != version and version_number(have) == version_number(version):
+                raise UserError(
+                    f"{where}: {team}/{agent} has another version {version_number(have)} in {self.root} ({have}); use another "
+                    f"team name (pull: such as --name {team[:29]}-2)"
+                )
+
     def users(self, team: str, agent: str, version: str) -> list[int]:
         """Team versions that use an adapter version."""
         return [number for number in self.numbers(team) if self.team(team, number).agents.get(agent) == version]
 
     def check_members(self, manifest: TeamManifest) -> Recipe:
         """The recipe of a team whose adapters are here, belong to its base and are what the recipe says."""
-        recipe = manifest.load_recipe()
-        if protocol_hash(recipe.team) != manifest.protocol_hash:
-            raise UserError(f"{manifest.team} {team_file(manifest.number)}: protocol_hash is not the recipe's; it was altered")
+        recipe = checked_recipe(manifest)
         for member in recipe.team.agents:
             version = manifest.agents[member.name]
             where = f"{manifest.team}/{member.name}/{version}"
@@ -137,6 +143,23 @@ def parse_adapter(data: bytes, where: str, expected: tuple[str, str, str] | None
     if expected and (manifest.team, manifest.agent, manifest.version) != expected:
         raise UserError(f"{where}: is about {manifest.team}/{manifest.agent}/{manifest.version}; it was moved or altered")
     return manifest
+
+
+def open_version(
+    contents: Mapping[str, bytes], where: str, expected: tuple[str, str, str] | None = None
+) -> tuple[AdapterManifest, dict[str, Tensor], dict[str, Any]]:
+    """Manifest, tensors and PEFT config out of a version's files, wherever they come from: every hash is computed again."""
+    manifest = parse_adapter(contents[MANIFEST], f"{where}/{MANIFEST}", expected)
+    check_hashes(manifest, contents, where)
+    return manifest, *open_contents(contents, where, manifest.content_hash)
+
+
+def checked_recipe(team: TeamManifest) -> Recipe:
+    """A team's recipe, which must be the one that its protocol_hash was made of."""
+    recipe = team.load_recipe()
+    if protocol_hash(recipe.team) != team.protocol_hash:
+        raise UserError(f"{team.team} {team_file(team.number)}: protocol_hash is not the recipe's; the file was altered")
+    return recipe
 
 
 def parse_team(data: bytes, where: str, team: str | None = None, number: int | None = None) -> TeamManifest:

@@ -45,20 +45,11 @@ from teamtr_lora.registry.manifest import (
     make_manifest,
     manifest_bytes,
     now,
+    sealed,
     team_file,
 )
-from teamtr_lora.registry.reader import (
-    DEFAULT_ROOT,
-    FILES,
-    RegistryReader,
-    check_hashes,
-    parse_adapter,
-    parse_team,
-    safe,
-)
+from teamtr_lora.registry.reader import VERSION_FILES, RegistryReader, open_version, parse_team, safe
 from teamtr_lora.registry.verify import Problem, verify
-
-__all__ = ["DEFAULT_ROOT", "Problem", "Registry", "open_contents"]
 
 
 class Registry(RegistryReader):
@@ -77,9 +68,8 @@ class Registry(RegistryReader):
         parent: str | None = None,
         metrics: Mapping[str, float] | None = None,
         task: str = "",
-        licence: str = "",
     ) -> AdapterManifest:
-        """Stores an adapter as the agent's next version. `task` and `licence` are for the card."""
+        """Stores an adapter as the agent's next version. `task` is for the card."""
         safe(agent, "agent")
         cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         content = content_hash(cpu, dict(config))
@@ -92,7 +82,7 @@ class Registry(RegistryReader):
                 "base": identity.base, "tokenizer_hash": identity.tokenizer_hash, "protocol_hash": protocol_hash,
                 "parent": parent, "made_by": made_by, "metrics": dict(metrics or {}), "created": now(),
             }  # fmt: skip
-            files[CARD] = adapter_card(described, config, task, licence=licence).encode()
+            files[CARD] = adapter_card(described, config, task).encode()
             hashes = {name: sha256(data) for name, data in files.items()}
             manifest = make_manifest(AdapterManifest, {**described, "files": hashes}, f"{team}/{agent}")
             files[MANIFEST] = manifest_bytes(manifest)
@@ -161,23 +151,20 @@ class Registry(RegistryReader):
             metrics=before.metrics,
         )
 
-    def adopt_adapter(self, contents: Mapping[str, bytes], where: str) -> AdapterManifest:
-        """Stores a version exactly as another registry wrote it, bit for bit. One that is here already is left as it is."""
-        if contents.keys() != {*FILES, MANIFEST}:
-            odd = sorted(contents.keys() ^ {*FILES, MANIFEST})[0]
-            raise UserError(f"{where}: {odd!r} is missing or no file of an adapter version")
-        manifest = parse_adapter(contents[MANIFEST], f"{where}/{MANIFEST}")
-        check_hashes(manifest, contents, where)
-        open_contents(contents, where, manifest.content_hash)
+    def adopt_adapter(self, contents: Mapping[str, bytes], where: str, team: str = "") -> AdapterManifest:
+        """Stores a version exactly as another registry wrote it, bit for bit, or for a `team` of another name. One that is here
+        already is left as it is."""
+        if odd := sorted(contents.keys() ^ VERSION_FILES.keys()):
+            raise UserError(f"{where}: {odd[0]!r} is missing or no file of an adapter version")
+        manifest, _, _ = open_version(contents, where)
+        if team not in ("", manifest.team):
+            manifest = sealed(manifest.model_copy(update={"team": team}))
+            contents = {**contents, MANIFEST: manifest_bytes(manifest)}
         if folder := present(manifest.base.source, manifest.base.revision):  # else it is checked when the base is there
             understand(contents, where, base_facts(folder))
         team, agent, version = manifest.team, manifest.agent, manifest.version
         with self._writing(team):
-            for have in self.versions(team, agent):
-                if have != version and version_number(have) == manifest.number:
-                    raise UserError(
-                        f"{where}: {team}/{agent} has another version {manifest.number} here ({have}); use another team name"
-                    )
+            self.check_number_is_free(team, agent, version, where)
             if version not in self.versions(team, agent):
                 write_folder_atomic(self.root / team / agent / version, dict(contents))
             elif self.contents(team, agent, version) != dict(contents):

@@ -11,15 +11,15 @@ from typing import Any
 
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts
 from teamtr_lora.base.source import present
-from teamtr_lora.base.versions import MANIFEST, VERSION_NAME, version_number
+from teamtr_lora.base.versions import VERSION_NAME, version_number
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import SAFE_NAME
-from teamtr_lora.registry.fit import check_lora, open_contents, understand
-from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
+from teamtr_lora.registry.fit import understand
+from teamtr_lora.registry.identity import Identity, identify_folder
 from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, team_file
-from teamtr_lora.registry.reader import FILES, TEAM_FILE, RegistryReader, check_belongs, entries
+from teamtr_lora.registry.reader import TEAM_FILE, VERSION_FILES, RegistryReader, entries, open_version
 
-Adapters = dict[tuple[str, str], AdapterManifest]  # those without a fault, by agent and version
+Adapters = set[tuple[str, str]]  # those without a fault: agent and version
 # What was found of each base, by source and revision; None where it is not on this machine.
 Bases = dict[tuple[str, str | None], tuple[Identity, BaseFacts] | None]
 
@@ -79,7 +79,7 @@ def verify(registry: RegistryReader, team: str | None = None) -> Verified:
 def _verify_team(registry: RegistryReader, team: str, found: Verified, bases: Bases) -> None:
     folder = registry.team_folder(team)
     numbers = registry.numbers(team)  # before the adapters: one that is published meanwhile may name adapters not looked at
-    adapters: Adapters = {}
+    adapters: Adapters = set()
     for path in entries(folder):
         if path.name.startswith("."):
             continue  # unfinished work of a process that was killed; the next one that publishes clears it
@@ -94,29 +94,15 @@ def _verify_team(registry: RegistryReader, team: str, found: Verified, bases: Ba
         with found.finding(path):
             manifest = registry.team(team, number)
             _verify_base(manifest, path, found, bases)
-            _verify_members(registry, manifest, path, adapters, found)
-
-
-def _verify_members(registry: RegistryReader, manifest: TeamManifest, path: Path, adapters: Adapters, found: Verified) -> None:
-    for agent, version in manifest.agents.items():
-        adapter = adapters.get((agent, version))
-        if adapter is None:
-            found.add(path, f"its {agent} {version} is missing or damaged")
-        else:
-            with found.finding(path):
-                check_belongs(adapter, manifest, f"its {agent} {version}")
-    with found.finding(path):
-        recipe = manifest.load_recipe()
-        if protocol_hash(recipe.team) != manifest.protocol_hash:
-            found.add(path, "protocol_hash is not the hash of its recipe's protocol, router and roles")
-        for member in recipe.team.agents:
-            version = manifest.agents[member.name]
-            if (member.name, version) in adapters:
-                check_lora(registry.lora(manifest.team, member.name, version), member.lora, f"its {member.name} {version}")
+            missing = [f"{agent} {version}" for agent, version in manifest.agents.items() if (agent, version) not in adapters]
+            for name in missing:
+                found.add(path, f"its {name} is missing or damaged")
+            if not missing:
+                registry.check_members(manifest)
 
 
 def _verify_agent(registry: RegistryReader, team: str, folder: Path, found: Verified, bases: Bases) -> Adapters:
-    good: Adapters = {}
+    good: Adapters = set()
     numbers: dict[int, str] = {}
     for path in entries(folder):
         if path.name.startswith("."):
@@ -129,13 +115,12 @@ def _verify_agent(registry: RegistryReader, team: str, folder: Path, found: Veri
             found.add(path, f"has the number of {numbers[number]}")
         numbers.setdefault(version_number(path.name), path.name)
         for extra in entries(path):
-            if extra.name not in FILES and extra.name != MANIFEST:
+            if extra.name not in VERSION_FILES:
                 found.add(extra, "is not in the manifest")
         with found.finding(path):
-            manifest = registry.manifest(team, folder.name, path.name)
             contents = registry.contents(team, folder.name, path.name)
-            open_contents(contents, str(path), manifest.content_hash)
-            good[folder.name, path.name] = manifest
+            manifest, _, _ = open_version(contents, str(path))
+            good.add((folder.name, path.name))
             if base := _verify_base(manifest, path, found, bases):
                 understand(contents, str(path), base[1])
     return good

@@ -17,7 +17,6 @@ import contextlib
 import hashlib
 import hmac
 import json
-import math
 import os
 import re
 import shutil
@@ -26,7 +25,8 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.base.adapter_files import MAX_HEADER_BYTES, MAX_RANK, MAX_WEIGHT_BYTES, parse_json, read_header, read_matrices
+from teamtr_lora.base.adapter_files import MAX_HEADER_BYTES, MAX_WEIGHT_BYTES, parse_json, read_header, read_matrices
+from teamtr_lora.base.lora_config import read_lora_config
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import TEMPORARY, dump_json, sync_folder, write_synced
 
@@ -41,14 +41,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Every field of PEFT's config that plain LoRA needs, and no other: what is not listed could change the base or name code.
-_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "peft_type": lambda value: value == "LORA",
-    "r": lambda value: type(value) is int and 1 <= value <= MAX_RANK,
-    "lora_alpha": lambda value: type(value) in (int, float) and math.isfinite(value) and value > 0,
-    "use_rslora": lambda value: type(value) is bool,
-    "bias": lambda value: value == "none",
-    "target_modules": lambda value: isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value),
-}
+_FIELDS = ("peft_type", "r", "lora_alpha", "use_rslora", "bias", "target_modules")
 
 
 def config_for_upload(config: Mapping[str, Any]) -> str:
@@ -208,11 +201,12 @@ def _check(weights: Path) -> dict[str, Any]:
 
 def _check_config(text: str) -> dict[str, Any]:
     config = parse_json(text, f"the metadata key {CONFIG_KEY}")
-    if odd := sorted(config.keys() ^ _FIELDS.keys()):
+    if odd := sorted(config.keys() ^ set(_FIELDS)):
         raise _RefusedError(400, f"{CONFIG_KEY}: {odd[0][:64]!r} is missing or not a field of plain LoRA")
-    for key, allowed in _FIELDS.items():
-        if not allowed(config[key]):
-            raise _RefusedError(400, f"{CONFIG_KEY}: {key} is out of bounds")
+    read_lora_config(config, CONFIG_KEY)
+    modules = config["target_modules"]
+    if not modules or not isinstance(modules, list) or not all(isinstance(module, str) for module in modules):
+        raise _RefusedError(400, f"{CONFIG_KEY}: target_modules must be a list of names")
     return config
 
 

@@ -131,19 +131,15 @@ def _seated(team: Team, task: Task, plan: PlayPlan) -> list[_Player]:
         for (place, index), interaction, opening in zip(seats, interactions, openings, strict=True):
             with _of_the_task(task, plan.items[place].id):
                 prompt = settled(opening)
-            players.append(_seat(team, plan, place, index, interaction, prompt))
+            item, group = plan.items[place], plan.group(place)
+            seed = derive_seed(plan.purpose, group, item.id, index)
+            episode = Episode(item_id=item.id, group=group, prompt=prompt, seed=seed, item=item)
+            players.append(_Player(episode, team.protocol.begin(prompt), interaction))
         return players
     finally:
         for opening in openings:
             if isinstance(opening, Future):
                 opening.cancel()  # of no use, unless one of them failed
-
-
-def _seat(team: Team, plan: PlayPlan, place: int, index: int, interaction: Interaction, prompt: str) -> _Player:
-    item, group = plan.items[place], plan.group(place)
-    seed = derive_seed(plan.purpose, group, item.id, index)
-    episode = Episode(item_id=item.id, group=group, prompt=prompt, seed=seed, item=item)
-    return _Player(episode, team.protocol.begin(prompt), interaction)
 
 
 def _submit_next(team: Team, sampler: Sampler, plan: PlayPlan, player: _Player, waiting: dict[int, _Player]) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Collection
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe.engine_facts import ENGINES
@@ -41,23 +40,13 @@ class Completion:
     error: str | None = None  # this request failed alone; the others are not affected
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerStats:
-    """Of one engine since it was opened."""
-
-    requests: int  # accepted ones
-    prompt_tokens: int
-    sampled_tokens: int  # of completions that were fetched
-    seconds: float  # spent in poll
-
-
 class Sampler(Protocol):
     """What the collector and the trainer ask of an engine.
 
-    `publish`, `submit` and `poll` are the work: put an adapter version in place, queue a request, fetch what is done. `stats` and
-    `close` say what was done and end it. Two more things are true of some engines only, and have a default here: one that shares
-    the trainer's GPU may lend its memory during an update (`training_memory`), and one whose work was cut off in the middle
-    (`failed`) must be replaced by a new one.
+    `publish`, `submit`, `poll` and `close` are the work: put an adapter version in place, queue a request, fetch what is done,
+    end. Two more things are true of some engines only, and have a default here: one that shares the trainer's GPU may lend its
+    memory during an update (`training_memory`), and one whose work was cut off in the middle (`failed`) must be replaced by a new
+    one.
     """
 
     failed: BaseException | None = None
@@ -75,10 +64,6 @@ class Sampler(Protocol):
         """Finished requests; blocks until there is one as long as any is queued."""
         ...
 
-    def stats(self) -> SamplerStats:
-        """What was done so far."""
-        ...
-
     def close(self) -> None:
         """Ends the engine and forgets what is queued; a second call does nothing."""
         ...
@@ -88,24 +73,43 @@ class Sampler(Protocol):
         return nullcontext()
 
 
-class SamplerBase(Sampler):
-    """What every engine needs and none should write again: tickets, the checking of requests, and the counters.
+@dataclass(frozen=True, slots=True)
+class Published:
+    """An adapter version in an engine. No two have the same number, so that nothing which an engine caches by it (prefix blocks
+    above all) can belong to another version."""
 
-    An engine implements `publish`, `close`, `_accept` (a checked request, to be queued) and `_work` (return when at least one
-    more completion is in `self._done`, or when nothing is queued).
+    number: int
+    version: AdapterVersion
+    name: Any = None  # what the engine's requests call it by
+
+
+class SamplerBase(Sampler):
+    """What every engine needs and none should write again: tickets, the checking of requests, and which version of an agent is
+    sampled.
+
+    An engine implements `close`, `_accept` (a checked request, to be queued) and `_work` (return when at least one more
+    completion is in `self._done`, or when nothing is queued). One with weights of its own also implements `_put` and `_drop`, and
+    counts the unfinished requests of each version in `self._running`: a superseded one stays until its last request is done.
     """
 
     def __init__(self, engine: str, bank: AdapterBank, *, vocab_size: int, context_tokens: int) -> None:
         self.facts = ENGINES[engine]
         self._bank, self._vocab_size, self._context_tokens = bank, vocab_size, context_tokens
         self._done: list[Completion] = []
-        self._tickets = 0
-        self._requests = self._prompt_tokens = self._sampled_tokens = 0
-        self._seconds = 0.0
+        self._tickets = self._numbers = 0
+        self._live: dict[str, Published] = {}  # by agent
+        self._retired: dict[int, Published] = {}  # superseded, perhaps still sampling; by number
+        self._running: Counter[int] = Counter()  # unfinished requests, by the number of their version
 
-    def _agents(self) -> Collection[str]:
-        """The agents that have a published version."""
-        raise NotImplementedError
+    def _check_open(self) -> None:
+        """Raises after `close`, where an engine cannot go on."""
+
+    def _put(self, published: Published) -> Published:
+        """Brings a version into the engine; returns it with the name that requests call it by."""
+        return published
+
+    def _drop(self, published: Published) -> None:
+        """Takes a version out of the engine."""
 
     def _accept(self, ticket: int, request: Request) -> None:
         raise NotImplementedError
@@ -113,71 +117,57 @@ class SamplerBase(Sampler):
     def _work(self) -> None:
         raise NotImplementedError
 
+    def publish(self, version: AdapterVersion) -> None:
+        self._check_open()
+        if self._bank.version(version.agent) != version:  # engines read weights from the bank
+            raise RuntimeError(f"{version.agent} {version.name} was published, but the bank holds another version")
+        before = self._live.get(version.agent)
+        if before and before.version == version:
+            return
+        self._numbers += 1
+        self._live[version.agent] = self._put(Published(self._numbers, version))
+        if before:
+            self._retired[before.number] = before
+            self._release()
+
+    def _release(self) -> None:
+        """Drops superseded versions whose last request has finished."""
+        for number in [number for number in self._retired if not self._running[number]]:
+            del self._running[number]
+            self._drop(self._retired.pop(number))
+
     def submit(self, request: Request) -> int:
+        self._check_open()
         self._tickets += 1
-        problem = request_problem(
-            request,
-            self._agents(),
-            vocab_size=self._vocab_size,
-            context_tokens=self._context_tokens,
-            temperatures=self.facts.temperatures,
-        )
-        if problem:
+        if problem := self._problem(request):
             self._done.append(Completion(self._tickets, error=problem))
         else:
             self._accept(self._tickets, request)
-            self._requests += 1
-            self._prompt_tokens += len(request.prompt_ids)
         return self._tickets
 
     def poll(self) -> list[Completion]:
-        started = time.monotonic()
-        try:
-            if not self._done:
-                self._work()
-        finally:
-            self._seconds += time.monotonic() - started
+        if not self._done:
+            self._work()
         done, self._done = self._done, []
-        self._sampled_tokens += sum(len(completion.token_ids) for completion in done)
         return done
 
-    def stats(self) -> SamplerStats:
-        return SamplerStats(
-            requests=self._requests,
-            prompt_tokens=self._prompt_tokens,
-            sampled_tokens=self._sampled_tokens,
-            seconds=self._seconds,
-        )
-
-    def _check_in_bank(self, version: AdapterVersion) -> None:
-        """Engines read weights from the bank, so only the version that is there can be published."""
-        if self._bank.version(version.agent) != version:
-            raise RuntimeError(f"{version.agent} {version.name} was published, but the bank holds another version")
-
-
-def request_problem(
-    request: Request,
-    agents: Collection[str],
-    *,
-    vocab_size: int,
-    context_tokens: int,
-    temperatures: tuple[float, float],
-) -> str | None:
-    """Why the engine could not serve this request; it then fails alone."""
-    temperature, (low, high) = request.params.temperature, temperatures
-    if not (temperature == 0 or low <= temperature <= high):
-        return f"temperature {temperature:g} cannot be sampled at by this engine; use 0, or {low:g} to {high:g}"
-    if request.params.max_tokens < 1:
-        return f"a message of at most {request.params.max_tokens} tokens was asked for"
-    if request.agent not in agents:
-        return f"unknown agent {request.agent!r}; published: {', '.join(agents) or 'none'}"
-    if not isinstance(request.seed, int):
-        return f"the seed {request.seed!r} is no whole number"
-    if not request.prompt_ids or not all(isinstance(token, int) and 0 <= token < vocab_size for token in request.prompt_ids):
-        return f"the prompt is empty or has a token id outside 0..{vocab_size - 1}"
-    if len(request.prompt_ids) + request.params.max_tokens > context_tokens:
-        return f"{len(request.prompt_ids)} prompt + {request.params.max_tokens} new tokens exceed the context of {context_tokens}"
-    return None
+    def _problem(self, request: Request) -> str | None:
+        """Why the engine could not serve this request; it then fails alone."""
+        temperature, (low, high) = request.params.temperature, self.facts.temperatures
+        if not (temperature == 0 or low <= temperature <= high):
+            return f"temperature {temperature:g} cannot be sampled at by this engine; use 0, or {low:g} to {high:g}"
+        if request.params.max_tokens < 1:
+            return f"a message of at most {request.params.max_tokens} tokens was asked for"
+        if request.agent not in self._live:
+            return f"unknown agent {request.agent!r}; published: {', '.join(self._live) or 'none'}"
+        if not isinstance(request.seed, int):
+            return f"the seed {request.seed!r} is no whole number"
+        prompt, new, vocabulary = request.prompt_ids, request.params.max_tokens, self._vocab_size
+        if not prompt or not all(isinstance(token, int) and 0 <= token < vocabulary for token in prompt):
+            return f"the prompt is empty or has a token id outside 0..{vocabulary - 1}"
+        if len(prompt) + new > self._context_tokens:
+            return f"{len(prompt)} prompt + {new} new tokens exceed the context of {self._context_tokens}"
+        return None
 
 
 def derive_seed(*parts: object) -> int:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -23,14 +23,7 @@ from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import AdapterVersion, read_version, version_folder
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.rollout.vllm.start import (
-    DTYPES,
-    GRAPH_SIZES,
-    RANKS,
-    TOKENS_PER_STEP,
-    check_quantization,
-    default_environment,
-)
+from teamtr_lora.rollout.vllm.start import RANKS, check_quantization, common_options, default_environment, lora_options
 
 logger = logging.getLogger(__name__)
 
@@ -98,31 +91,16 @@ def plan_launch(team: ServedTeam, options: ServeOptions) -> Launch:
     agents = [agent.name for agent in recipe.team.agents]
     name = recipe.base.source + ("-base" if recipe.base.source in agents else "")
     context = min(recipe.team.protocol.context_tokens or facts.context_tokens, facts.context_tokens)
-    rows = recipe.rollout.requests_per_batch
     # One slot stays empty: on a CPU, vLLM applies whatever is in the last slot to tokens without an adapter. Uploads need a slot
     # for each agent, and one for the version that replaces another.
     slots = len(adapters) + 1 + (len(agents) + 1 if options.accept_adapters else 0)
     dtype = _dtype(recipe.base.precision, device)
-    # fmt: off
-    flags = [
-        "--model", str(folder), "--served-model-name", name, "--host", options.host, "--port", str(options.port),
-        "--dtype", DTYPES[dtype],
-        "--max-model-len", str(context), "--max-num-seqs", str(rows),
-        "--max-num-batched-tokens", str(max(TOKENS_PER_STEP, context, rows)),
-        "--enable-lora", "--max-loras", str(slots), "--max-cpu-loras", str(slots), "--max-lora-rank", str(rank),
-        "--logprobs-mode", "processed_logprobs",  # at the sampling temperature, which is the policy
-        "--generation-config", "vllm",  # the base's own sampling defaults are not what the team was trained with
-        "--disable-uvicorn-access-log",
-    ]
-    # fmt: on
-    if on_gpu:
-        sizes = sorted({*GRAPH_SIZES, rows})
-        flags += ["--gpu-memory-utilization", str(options.memory_share)]
-        flags += ["--compilation-config", json.dumps({"cudagraph_capture_sizes": sizes})]
-        flags += ["--quantization", "bitsandbytes"] if quantization == "4bit" else []
-    else:
-        # a seeded request whose prompt is cut into chunks fails there: CPU generators have no offset to turn back
-        flags += ["--enforce-eager", "--no-enable-chunked-prefill"]
+    engine = common_options(
+        folder, dtype, device, context_tokens=context, requests=recipe.rollout.requests_per_batch,
+        memory_share=options.memory_share, quantization=quantization,
+    )  # fmt: skip
+    http = {"served_model_name": name, "host": options.host, "port": options.port, "disable_uvicorn_access_log": True}
+    flags = _flags(engine | lora_options(slots, rank) | http)
     if options.accept_adapters or key:
         flags += ["--middleware", MIDDLEWARE + ("AdapterUpload" if options.accept_adapters else "RequireKey")]
     if adapters:
@@ -134,7 +112,7 @@ def plan_launch(team: ServedTeam, options: ServeOptions) -> Launch:
 
 
 def _read_adapters(team: ServedTeam, options: ServeOptions) -> tuple[dict[str, str], int]:
-    """Each agent's adapter folder (checked against its hash), and the rank that vLLM must make room for."""
+    """Each agent's adapter folder (checked against its hash), and the largest rank."""
     folders: dict[str, str] = {}
     agents = team.recipe.team.agents
     ranks = [agent.lora.rank for agent in agents]
@@ -151,7 +129,19 @@ def _read_adapters(team: ServedTeam, options: ServeOptions) -> tuple[dict[str, s
         raise UserError(f"{team.source}: an agent has a DoRA adapter, which vLLM cannot serve; use ask or eval")
     if max(ranks) > RANKS[-1]:
         raise UserError(f"{team.source}: an adapter has rank {max(ranks)}; vLLM serves ranks up to {RANKS[-1]}")
-    return folders, next(rank for rank in RANKS if rank >= max(ranks))
+    return folders, max(ranks)
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """vLLM's options as words of its command line."""
+    words: list[str] = []
+    for key, value in options.items():
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return words
 
 
 def _api_key(options: ServeOptions) -> str:

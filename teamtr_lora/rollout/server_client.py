@@ -19,7 +19,7 @@ from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.adapter_upload import PATH
-from teamtr_lora.rollout.sampler import Request
+from teamtr_lora.rollout.sampler import Request, SamplingParams
 
 CONNECT_SECONDS = 10.0
 OTHER_WEIGHTS = 0.5  # nats between two bases that are not one and the same, whatever precision each is in
@@ -49,11 +49,8 @@ class Server:
         self.outstanding = 0
         try:
             parts = urlsplit(self.url)
-        except ValueError as error:
-            raise UserError(f"rollout.server.urls: {url} is no address ({error}); write it like http://host:8000") from error
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._open = partial(kind, parts.netloc, timeout=min(CONNECT_SECONDS, timeout))
-        try:
+            kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+            self._open = partial(kind, parts.netloc, timeout=min(CONNECT_SECONDS, timeout))
             self._open()  # connects nowhere yet, but reads the host and the port
         except (HTTPException, ValueError) as error:
             raise UserError(f"rollout.server.urls: {url} is no address ({error}); write it like http://host:8000") from error
@@ -235,9 +232,8 @@ def _check_logprobs(server: Server, model: str, base: FrozenBase, temperature: f
     one), and less so at another temperature: only then is the temperature in the log-probabilities."""
     seen: list[dict[str, float]] = []
     for t in dict.fromkeys((1.0, temperature)):
-        body = {"model": model, "prompt": [base.eos_ids[0]], "max_tokens": 1, "temperature": t, "seed": 0, "logprobs": 5,
-                "top_p": 1.0, "top_k": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}  # fmt: skip
-        answer = server.expect("POST", "/v1/completions", body)
+        request = Request([base.eos_ids[0]], "", SamplingParams(t, 1, ()), seed=0)
+        answer = server.expect("POST", "/v1/completions", {**completion_body(request, model), "logprobs": 5})
         read_completion(answer)
         seen.append(answer["choices"][0]["logprobs"].get("top_logprobs", [{}])[0])
     where = f"rollout.server.urls: {server.url}"

@@ -7,7 +7,6 @@ rows as for 64, so a few requests of each agent are cheaper together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase
-from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerBase
 
@@ -36,18 +34,10 @@ class TransformersSampler(SamplerBase):
         super().__init__("transformers", bank, vocab_size=base.vocab_size, context_tokens=context_tokens)
         self._pad_id, self._rows = base.pad_id, (rollout or RolloutSection()).requests_per_batch
         self._queue: dict[int, Request] = {}
-        self._published: dict[str, AdapterVersion] = {}
-
-    def publish(self, version: AdapterVersion) -> None:
-        self._check_in_bank(version)
-        self._published[version.agent] = version
 
     def close(self) -> None:
         self._queue.clear()
         self._done.clear()
-
-    def _agents(self) -> Collection[str]:
-        return self._published
 
     def _accept(self, ticket: int, request: Request) -> None:
         self._queue[ticket] = request
@@ -67,8 +57,8 @@ class TransformersSampler(SamplerBase):
     @torch.inference_mode()
     def _generate(self, tickets: list[int], requests: list[Request]) -> list[Completion]:
         for agent in {r.agent for r in requests}:
-            if self._bank.version(agent) != self._published[agent]:
-                raise RuntimeError(f"{agent}: the bank's weights changed after {self._published[agent].name} was published")
+            if self._bank.version(agent) != self._live[agent].version:
+                raise RuntimeError(f"{agent}: the bank's weights changed after {self._live[agent].version.name} was published")
         batch = _Batch(self._bank, requests, self._pad_id)
         for _ in range(max(r.params.max_tokens for r in requests)):
             batch.sample()
@@ -80,7 +70,7 @@ class TransformersSampler(SamplerBase):
                 ticket=ticket,
                 token_ids=tokens,
                 logprobs=logps,
-                version=self._published[request.agent].name,
+                version=self._live[request.agent].version.name,
                 finish=finish,
             )
             for ticket, request, (tokens, logps, finish) in zip(tickets, requests, batch.results(), strict=True)
@@ -98,7 +88,7 @@ class _Batch:
         self._logps: list[list[float]] = [[] for _ in range(count)]
         self._stopped = [False] * count
         self._rows = list(range(count))
-        self._uniform = [_uniforms(r.seed, r.params.max_tokens) for r in requests]
+        self._uniform = [np.random.Generator(np.random.Philox(key=r.seed)).random(r.params.max_tokens) for r in requests]
         self._temperature = torch.tensor([r.params.temperature for r in requests], device=self._device)
         self._step = 0
         self._agents = [r.agent for r in requests]
@@ -184,7 +174,3 @@ class _Batch:
     def results(self) -> list[tuple[list[int], list[float], Any]]:
         finish = ["stop" if stopped else "length" for stopped in self._stopped]
         return list(zip(self._tokens, self._logps, finish, strict=True))
-
-
-def _uniforms(seed: int, count: int) -> np.ndarray:
-    return np.random.Generator(np.random.Philox(key=seed)).random(count)

@@ -13,11 +13,9 @@ import queue
 import secrets
 import shutil
 import threading
-from collections import Counter
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,11 +23,11 @@ from safetensors.torch import save as save_safetensors
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase
-from teamtr_lora.base.versions import AdapterVersion, version_folder, write_version
+from teamtr_lora.base.versions import version_folder, write_version
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.adapter_upload import CONFIG_KEY, PATH, config_for_upload
-from teamtr_lora.rollout.sampler import Completion, Request, SamplerBase
+from teamtr_lora.rollout.sampler import Completion, Published, Request, SamplerBase
 from teamtr_lora.rollout.server_client import (
     Server,
     ServerFailedError,
@@ -50,16 +48,10 @@ REFUSED = (400, 413, 422)  # what a server says of one request, not of itself
 
 
 @dataclass(frozen=True, slots=True)
-class _Published:
-    version: AdapterVersion
-    model: str  # the name by which requests ask for it
-
-
-@dataclass(frozen=True, slots=True)
 class _Job:
     ticket: int
     request: Request
-    published: _Published
+    published: Published  # its name is the model that requests ask for
 
 
 class ServerSampler(SamplerBase):
@@ -85,55 +77,37 @@ class ServerSampler(SamplerBase):
                 if server is self._servers[-1] and not any(not other.dead for other in self._servers[:-1]):
                     raise
                 self._bury(server, str(failed))
-        self._names = self._threads = 0
-        self._live: dict[str, _Published] = {}  # by agent
-        self._retired: dict[str, _Published] = {}  # superseded, perhaps still sampling; by model name
-        self._running: Counter[str] = Counter()  # unfinished requests by model name
+        self._threads = 0
         self._unfinished: dict[int, _Job] = {}
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[int, Completion | Exception]] = queue.SimpleQueue()
         atexit.register(self.close)  # however the run ends, the servers outlive it and should not keep its adapters
 
-    def publish(self, version: AdapterVersion) -> None:
-        self._refuse_if_closed()
-        self._check_in_bank(version)
-        before = self._live.get(version.agent)
-        if before and before.version == version:
-            return
-        self._names += 1
-        published = _Published(version, f"{version.agent}.{version.name}.{self._run}-{self._names}")
-        self._retired[published.model] = published  # until it is everywhere, so that an interrupted publish is taken off again
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise RuntimeError("the connection to the vLLM servers is closed")
+
+    def _put(self, published: Published) -> Published:
+        version = published.version
+        published = replace(published, name=f"{version.agent}.{version.name}.{self._run}-{published.number}")
+        self._retired[published.number] = published  # until it is everywhere, so that an interrupted publish is taken off again
         self._deliver_everywhere(published)
-        self._live[version.agent] = self._retired.pop(published.model)
-        if before:
-            self._retired[before.model] = before
-            self._unload_retired()
-
-    def submit(self, request: Request) -> int:
-        self._refuse_if_closed()
-        return super().submit(request)
-
-    def _agents(self) -> Collection[str]:
-        return self._live
+        return self._retired.pop(published.number)
 
     def _accept(self, ticket: int, request: Request) -> None:
         job = _Job(ticket, request, self._live[request.agent])
         self._unfinished[ticket] = job
-        self._running[job.published.model] += 1
+        self._running[job.published.number] += 1
         if self._threads < min(len(self._unfinished), IN_FLIGHT * len(self._servers)):
             self._threads += 1
             # daemon: a run that ends by an error must not wait for answers that nobody wants
             threading.Thread(target=self._serve_jobs, name=f"rollout-{self._threads}", daemon=True).start()
         self._jobs.put(job)
 
-    def _refuse_if_closed(self) -> None:
-        if self._closed.is_set():
-            raise RuntimeError("the connection to the vLLM servers is closed")
-
     def _work(self) -> None:
         while self._unfinished and (not self._done or not self._results.empty()):
             self._finish(*self._results.get())
-        self._unload_retired()
+        self._release()
 
     def close(self) -> None:
         """Gives up what is in flight and takes this run's adapters off the servers."""
@@ -157,7 +131,7 @@ class ServerSampler(SamplerBase):
 
     # --- adapters
 
-    def _deliver_everywhere(self, published: _Published) -> None:
+    def _deliver_everywhere(self, published: Published) -> None:
         """Returns when every server that counts as alive has the version."""
         version, agent = published.version, published.version.agent
         tensors, config = self._bank.tensors(agent), self._bank.config(agent)
@@ -172,7 +146,7 @@ class ServerSampler(SamplerBase):
             try:
                 self._deliver(server, published, source)
             except ServerFailedError as failed:
-                self._bury(server, f"adapter {published.model} did not reach it: {failed}")
+                self._bury(server, f"adapter {published.name} did not reach it: {failed}")
 
         servers = self._alive()
         with ThreadPoolExecutor(max(1, len(servers))) as pool:
@@ -180,15 +154,15 @@ class ServerSampler(SamplerBase):
         if not self._alive():
             raise self._all_dead()
 
-    def _deliver(self, server: Server, published: _Published, source: Path | bytes) -> None:
+    def _deliver(self, server: Server, published: Published, source: Path | bytes) -> None:
         """By path where there is a shared folder, else by upload; twice if need be."""
         for attempt in (1, 2):
             try:
                 path = str(source)
                 if isinstance(source, bytes):
-                    stored = server.expect("PUT", f"{PATH}/{published.model}", source)
+                    stored = server.expect("PUT", f"{PATH}/{published.name}", source)
                     path = stored["path"] if isinstance(stored, dict) and "path" in stored else ""
-                server.expect("POST", "/v1/load_lora_adapter", {"lora_name": published.model, "lora_path": path})
+                server.expect("POST", "/v1/load_lora_adapter", {"lora_name": published.name, "lora_path": path})
                 return
             except ServerFailedError as failed:
                 if not failed.final:
@@ -196,22 +170,19 @@ class ServerSampler(SamplerBase):
                 if attempt == 2 or failed.final or self._closed.wait(RETRY_SECONDS):
                     raise
 
-    def _unload_retired(self) -> None:
-        for model in [model for model in self._retired if not self._running[model]]:
-            del self._running[model]
-            published = self._retired.pop(model)
-            for server in self._alive():
-                self._forget(server, published)
-            still = {other.version for other in (*self._live.values(), *self._retired.values())}
-            if self._root is not None and published.version not in still:
-                shutil.rmtree(version_folder(self._root, published.version), ignore_errors=True)
+    def _drop(self, published: Published) -> None:
+        for server in self._alive():
+            self._forget(server, published)
+        still = {other.version for other in (*self._live.values(), *self._retired.values())}
+        if self._root is not None and published.version not in still:
+            shutil.rmtree(version_folder(self._root, published.version), ignore_errors=True)
 
-    def _forget(self, server: Server, *versions: _Published) -> None:
+    def _forget(self, server: Server, *versions: Published) -> None:
         with suppress(ServerFailedError):  # if the server is dead, a request will find out
             for published in versions:
-                server.call("POST", "/v1/unload_lora_adapter", {"lora_name": published.model}, timeout=UNLOAD_SECONDS)
+                server.call("POST", "/v1/unload_lora_adapter", {"lora_name": published.name}, timeout=UNLOAD_SECONDS)
                 if self._root is None:
-                    server.call("DELETE", f"{PATH}/{published.model}", timeout=UNLOAD_SECONDS)
+                    server.call("DELETE", f"{PATH}/{published.name}", timeout=UNLOAD_SECONDS)
 
     # --- requests
 
@@ -219,7 +190,7 @@ class ServerSampler(SamplerBase):
         job = self._unfinished.pop(ticket, None)
         if job is None:
             return
-        self._running[job.published.model] -= 1
+        self._running[job.published.number] -= 1
         if isinstance(result, Exception):
             raise result
         self._done.append(result)
@@ -253,7 +224,7 @@ class ServerSampler(SamplerBase):
             return self._ask_once(server, job)
 
     def _ask_once(self, server: Server, job: _Job) -> Completion:
-        model = job.published.model
+        model = job.published.name
         status, raw = server.call("POST", "/v1/completions", completion_body(job.request, model))
         if status in REFUSED:
             return Completion(job.ticket, error=f"{server.url} refused the request: {server.words(raw)}")

@@ -20,10 +20,10 @@ from teamtr_lora.base.versions import CONFIG, MANIFEST, VERSION_NAME, WEIGHTS, c
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import SAFE_NAME, nearest
 from teamtr_lora.recipe import LoraSection
+from teamtr_lora.registry.fit import refuse_pickles
 from teamtr_lora.registry.hub_client import REPO_NAME, HubRepo
 from teamtr_lora.registry.imports import read_folder, understand
 from teamtr_lora.registry.manifest import OWN_HASH, AdapterManifest
-from teamtr_lora.registry.pickles import refuse_pickles
 from teamtr_lora.registry.reader import FILES, check_hashes, parse_adapter
 from teamtr_lora.registry.registry_store import Registry
 

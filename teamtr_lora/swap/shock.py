@@ -13,7 +13,7 @@ from teamtr_lora.evaluation.statistics import standard_error
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.collector import Progress, play
 from teamtr_lora.rollout.playable import PlayableTeam
-from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplerStats
+from teamtr_lora.rollout.sampler import Completion, Request, Sampler
 from teamtr_lora.tasks import Task
 from teamtr_lora.team import Episode
 
@@ -62,9 +62,6 @@ class _StandIn(Sampler):
 
     def poll(self) -> list[Completion]:
         return self._sampler.poll()
-
-    def stats(self) -> SamplerStats:
-        return self._sampler.stats()
 
     def close(self) -> None:
         self._sampler.close()

@@ -113,8 +113,6 @@ def test_quantization_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"teamtr-lora\[quant\]"):
         quantization_config("4bit", torch.float32)
     assert quantization_config("none", torch.float32) is None
-    with pytest.raises(UserError, match="not one of none, 4bit, 8bit"):
-        quantization_config("2bit", torch.float32)
 
 
 def test_overflowing_activations_are_found_at_start_up(folder: Path) -> None:
@@ -143,8 +141,6 @@ def test_device_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_device("cuda:2")
     assert resolve_dtype("auto", torch.device("cpu")) == torch.float32
     assert resolve_dtype("auto", torch.device("cuda")) == torch.float16
-    with pytest.raises(UserError, match="fp8"):
-        resolve_dtype("fp8", torch.device("cpu"))
 
 
 def test_tokenizer_problems(folder: Path, made: Path) -> None:
@@ -220,9 +216,8 @@ def test_facts_read_no_weights(folder: Path) -> None:
 
 
 def test_identity_follows_the_content(folder: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = base_identity(folder, "mine")
-    assert first["name"] == "mine" and base_identity(folder)["name"] == "base"
-    assert base_identity(made, "mine") == first
+    first = base_identity(folder)
+    assert base_identity(made) == first
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert first["weights_sha256"] == hashlib.sha256(f"model.safetensors {digest}\n".encode()).hexdigest()
 
@@ -233,7 +228,7 @@ def test_identity_follows_the_content(folder: Path, made: Path, monkeypatch: pyt
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][0] += 1e-6
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    changed = base_identity(folder, "mine")
+    changed = base_identity(folder)
     assert changed["weights_sha256"] != first["weights_sha256"]
     assert changed["tokenizer_sha256"] == first["tokenizer_sha256"]
     (folder / "chat_template.jinja").write_text(TEMPLATE + " ")

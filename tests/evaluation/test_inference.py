@@ -15,7 +15,7 @@ from teamtr_lora.evaluation.inference import JUDGEMENT_TOKENS, Played, SelfConsi
 from teamtr_lora.evaluation.inference_baselines import BaselineOptions, resolve_baseline, solo_team
 from teamtr_lora.recipe import BaseSection, Recipe, RolloutSection, TeamSection
 from teamtr_lora.rollout.playable import PlayableTeam, open_team
-from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats
+from teamtr_lora.rollout.sampler import Completion, Request
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.tasks.benchmarks.guessing import GuessingTask
 from teamtr_lora.tasks.generated.column_sum import ColumnSum
@@ -55,9 +55,6 @@ class Scripted:
             done.append(Completion(ticket, ids, [0.0] * len(ids), "v0000-" + "0" * 12, "stop"))
         self.queue = {}
         return done
-
-    def stats(self) -> SamplerStats:
-        return SamplerStats(0, 0, 0, 0.0)
 
     def close(self) -> None: ...
 

@@ -13,7 +13,7 @@ import torch
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.rollout.collector import PlayPlan, check_prompts, play
-from teamtr_lora.rollout.sampler import Completion, Request, SamplerStats, derive_seed
+from teamtr_lora.rollout.sampler import Completion, Request, derive_seed
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
 from teamtr_lora.runs.transcripts import episode_record
 from teamtr_lora.tasks import Feedback, Interaction, Item, Task
@@ -52,9 +52,6 @@ class FakeSampler:
         ids = self.team.protocol.chat.encode(self.say(request))[: request.params.max_tokens - 1]
         ids = ids + list(request.params.stop_ids[:1])
         return [Completion(ticket, ids, [-1.0] * len(ids), self.versions[request.agent], "stop")]
-
-    def stats(self) -> SamplerStats:
-        return SamplerStats(0, 0, 0, 0.0)
 
     def close(self) -> None:
         self.queue.clear()

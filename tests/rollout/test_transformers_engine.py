@@ -234,15 +234,6 @@ def test_a_new_version_is_not_sampled_before_it_is_published(bank: AdapterBank, 
         bank.load(version, before)
 
 
-def test_stats_count_what_was_done(make_sampler: MakeSampler) -> None:
-    sampler = make_sampler()
-    done = run(sampler, [request(p, max_tokens=5) for p in PROMPTS] + [request([])])
-    stats_now = sampler.stats()
-    assert (stats_now.requests, stats_now.prompt_tokens) == (4, sum(map(len, PROMPTS)))
-    assert stats_now.sampled_tokens == sum(len(c.token_ids) for c in done) == 20
-    assert stats_now.seconds > 0
-
-
 def test_close_forgets_what_is_queued(make_sampler: MakeSampler) -> None:
     sampler = make_sampler()
     sampler.submit(request([1, 70]))

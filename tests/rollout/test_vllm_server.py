@@ -256,8 +256,6 @@ def test_requests_are_shared_by_least_outstanding(start: Callable[..., Fake], op
     assert [c.token_ids for c in done] == [expected(seed, 4) for seed in range(40)]
     assert [c.version for c in done] == [bank.version(r.agent).name for r in requests]
     assert done[0].logprobs == [-0.25, -0.5, -0.75, -1.0] and done[0].finish == "length" and done[0].error is None
-    stats = sampler.stats()
-    assert (stats.requests, stats.prompt_tokens, stats.sampled_tokens) == (40, 120, 160) and stats.seconds > 0
 
 
 def test_a_request_says_the_whole_policy(start: Callable[..., Fake], open_sampler: Any) -> None:

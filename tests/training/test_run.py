@@ -18,7 +18,7 @@ from teamtr_lora.algorithm.variants.ordering import ordering
 from teamtr_lora.base.versions import AdapterVersion, read_version
 from teamtr_lora.common import files
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplerStats
+from teamtr_lora.rollout.sampler import Completion, Request, Sampler
 from teamtr_lora.runs.metrics import TIME_FIELDS, MetricsLog, StageRow, UpdateRow, read_rows
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.tasks import Item, Task
@@ -77,9 +77,6 @@ class SlowSampler(Sampler):
 
     def poll(self) -> list[Completion]:
         return self.inner.poll()
-
-    def stats(self) -> SamplerStats:
-        return self.inner.stats()
 
     def close(self) -> None:
         self.inner.close()

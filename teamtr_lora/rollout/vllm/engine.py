@@ -1,34 +1,23 @@
 """Sampler `vllm`: an engine in this process, every agent a LoRA on one copy of the base.
 
 `submit` and `poll` drive the engine's own step loop, so an episode goes on to its next agent as soon as its message is done and
-all agents share every batch. Each adapter version has its own id and name, never used again: nothing that vLLM caches by name
-(prefix blocks above all) can belong to another version.
+all agents share every batch.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase
-from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import RolloutSection
-from teamtr_lora.rollout.sampler import Completion, Request, SamplerBase
+from teamtr_lora.rollout.sampler import Completion, Published, Request, SamplerBase
 from teamtr_lora.rollout.vllm.gpu_lending import SharedMemory
 from teamtr_lora.rollout.vllm.public_interface import EngineParts, Sampled
 from teamtr_lora.rollout.vllm.start import close_engine, start_engine
-
-
-@dataclass(frozen=True, slots=True)
-class _Published:
-    version: AdapterVersion
-    lora_id: int
-    lora_request: Any
-
 
 # A step that takes in new prompts costs more than one that only decodes, so new requests wait for company: until they are this
 # share of those running, or for this share of the steps that a message takes.
@@ -45,11 +34,7 @@ class VllmSampler(SamplerBase):
         self, base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *, context_tokens: int, lora: bool = True
     ) -> None:
         super().__init__("vllm", bank, vocab_size=base.vocab_size, context_tokens=context_tokens)
-        self._lora_ids = 0
-        self._live: dict[str, _Published] = {}  # by agent
-        self._running: Counter[int] = Counter()  # unfinished requests by LoRA id
-        self._retired: dict[int, _Published] = {}  # superseded, but still sampling; by LoRA id
-        self._owner: dict[int, _Published] = {}  # of unfinished requests, by ticket
+        self._owner: dict[int, Published] = {}  # of unfinished requests, by ticket
         self._new: list[tuple[int, Request]] = []  # submitted, not yet with the engine
         self._waited = 0  # steps for which the new ones have waited
         self._message_tokens = 0.0  # of a usual message, by those that finished
@@ -64,21 +49,17 @@ class VllmSampler(SamplerBase):
             raise RuntimeError("the vLLM engine is closed")
         return self._parts
 
-    def publish(self, version: AdapterVersion) -> None:
-        adapters = self.parts.adapters
-        self._check_in_bank(version)
-        before = self._live.get(version.agent)
-        if before and before.version == version:
-            return
+    def _check_open(self) -> None:
+        _ = self.parts
+
+    def _put(self, published: Published) -> Published:
         self.memory.wake()
         while self._retired:  # one slot is spare: an older version that still samples has to finish first
             self._step()
-        self._lora_ids += 1
-        lora_request = adapters.put(self._lora_ids, version, self._bank)
-        self._live[version.agent] = _Published(version, self._lora_ids, lora_request)
-        if before:
-            self._retired[before.lora_id] = before
-            self._release()
+        return replace(published, name=self.parts.adapters.put(published.number, published.version, self._bank))
+
+    def _drop(self, published: Published) -> None:
+        self.parts.adapters.drop(published.number)
 
     def training_memory(self) -> AbstractContextManager[None]:
         return self.memory.lent()
@@ -99,18 +80,11 @@ class VllmSampler(SamplerBase):
         """LoRA ids the engine holds: the live versions, and superseded ones that still sample."""
         return set(self.parts.engine.list_loras())
 
-    def _agents(self) -> Collection[str]:
-        return self._live
-
-    def submit(self, request: Request) -> int:
-        _ = self.parts  # refuses where the engine is closed
-        return super().submit(request)
-
     def _accept(self, ticket: int, request: Request) -> None:
         published = self._live[request.agent]
         self._new.append((ticket, request))
         self._owner[ticket] = published
-        self._running[published.lora_id] += 1
+        self._running[published.number] += 1
 
     def _work(self) -> None:
         while not self._done and self._owner:
@@ -135,9 +109,9 @@ class VllmSampler(SamplerBase):
         while self._new:
             ticket, request = self._new.pop(0)  # first, so that an interrupt cannot make it come twice
             try:
-                self.parts.queue.add(ticket, request, self._owner[ticket].lora_request)
+                self.parts.queue.add(ticket, request, self._owner[ticket].name)
             except BaseException as refused:
-                self._running[self._owner.pop(ticket).lora_id] -= 1
+                self._running[self._owner.pop(ticket).number] -= 1
                 if not isinstance(refused, Exception):
                     raise
                 self._done.append(Completion(ticket, error=f"vLLM refused the request: {refused}"))  # this request alone
@@ -162,7 +136,7 @@ class VllmSampler(SamplerBase):
     def _take(self, finished: list[Sampled]) -> None:
         for sampled in finished:
             published = self._owner.pop(sampled.ticket)
-            self._running[published.lora_id] -= 1
+            self._running[published.number] -= 1
             self._message_tokens += 0.02 * (len(sampled.tokens) - self._message_tokens)
             finish: Any = sampled.finish
             error = None if finish in ("stop", "length") else f"vLLM ended the request: {finish}"
@@ -178,10 +152,3 @@ class VllmSampler(SamplerBase):
             )
         if self._retired:
             self._release()
-
-    def _release(self) -> None:
-        """Takes superseded versions whose last request has finished out of the engine."""
-        for lora_id in [i for i in self._retired if not self._running[i]]:
-            del self._retired[lora_id]
-            del self._running[lora_id]
-            self.parts.adapters.drop(lora_id)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,45 +32,8 @@ class Sampled:
     finish: str = ""  # stop, length, or what went wrong
 
 
-class Queue(Protocol):
-    """Requests into the engine, tokens out of it."""
-
-    def add(self, ticket: int, request: Request, lora_request: Any) -> None: ...
-
-    def step(self) -> list[Sampled]:
-        """One step of the engine; the requests that finished in it."""
-        ...
-
-    def settle(self) -> None:
-        """Steps until the engine has nothing in flight."""
-        ...
-
-
-class Adapters(Protocol):
-    """Adapter versions into the engine, and out of it."""
-
-    def put(self, lora_id: int, version: AdapterVersion, bank: AdapterBank) -> Any:
-        """Puts the bank's weights of this version in place; returns the LoRARequest that requests name, or None for the base."""
-        ...
-
-    def drop(self, lora_id: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass
-class EngineParts:
-    """A started engine and what drives it."""
-
-    engine: Any  # vllm.LLMEngine
-    queue: Queue
-    adapters: Adapters
-    patches: tuple[str, ...] = ()  # the names of those that were applied
-    before_close: list[Callable[[Any], None]] = field(default_factory=list)  # called with the engine
-
-
 class PublicQueue:
-    """Implements `Queue` by `add_request` and `step`."""
+    """Requests into the engine, tokens out of it, by `add_request` and `step`."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -80,6 +43,7 @@ class PublicQueue:
         self._engine.add_request(str(ticket), prompt, sampling_params(request), lora_request=lora_request)
 
     def step(self) -> list[Sampled]:
+        """One step of the engine; the requests that finished in it."""
         finished = []
         for output in self._engine.step():
             if output.finished:
@@ -89,12 +53,27 @@ class PublicQueue:
         return finished
 
     def settle(self) -> None:
+        """Steps until the engine has nothing in flight."""
         while self._engine.has_unfinished_requests():
             self._engine.step()
 
 
-class FolderAdapters:
-    """Implements `Adapters` by a folder for each version, which `add_lora` reads."""
+class Adapters:
+    """Adapter versions into the engine, and out of it. These go nowhere: the bare base answers for every agent."""
+
+    def put(self, lora_id: int, version: AdapterVersion, bank: AdapterBank) -> Any:
+        """Puts the bank's weights of this version in place; returns the LoRARequest that requests name, or None for the base."""
+        return None
+
+    def drop(self, lora_id: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class FolderAdapters(Adapters):
+    """A folder for each version, which `add_lora` reads."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -122,17 +101,15 @@ class FolderAdapters:
         self._folder.cleanup()
 
 
-class NoAdapters:
-    """Implements `Adapters` for an engine without LoRA: the bare base answers for every agent."""
+@dataclass
+class EngineParts:
+    """A started engine and what drives it."""
 
-    def put(self, lora_id: int, version: AdapterVersion, bank: AdapterBank) -> None:
-        return None
-
-    def drop(self, lora_id: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    engine: Any  # vllm.LLMEngine
+    queue: PublicQueue
+    adapters: Adapters
+    patches: tuple[str, ...] = ()  # the names of those that were applied
+    before_close: list[Callable[[Any], None]] = field(default_factory=list)  # called with the engine
 
 
 def lora_name(lora_id: int, version: AdapterVersion) -> str:

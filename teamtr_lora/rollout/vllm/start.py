@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,10 +18,10 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.rollout.vllm.patches.choice import chosen
-from teamtr_lora.rollout.vllm.patches.close_memory import memory_left
+from teamtr_lora.rollout.vllm.patches.close_memory import in_own_thread, memory_left
 from teamtr_lora.rollout.vllm.patches.lora_layers import DENSE_COLUMNS, fits_side_by_side
 from teamtr_lora.rollout.vllm.patches.patch import Patch
-from teamtr_lora.rollout.vllm.public_interface import EngineParts, FolderAdapters, NoAdapters, PublicQueue, close_parts
+from teamtr_lora.rollout.vllm.public_interface import Adapters, EngineParts, FolderAdapters, PublicQueue, close_parts
 
 if TYPE_CHECKING:  # peft takes seconds to import, and `serve` needs none of it
     from teamtr_lora.base.bank import AdapterBank
@@ -90,17 +91,19 @@ def check_quantization(where: str, quantization: str, device: str, otherwise: st
 def _start(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, context_tokens: int, lora: bool) -> EngineParts:
     on_gpu = base.device.type == "cuda"
     _set_environment(rollout, on_gpu, base.dtype)
-    # In another thread: libraries keep errors of optional imports, which keep the frames they passed through. Frames of this
-    # thread would keep our base in memory for good.
-    importing = threading.Thread(target=_import_vllm)
-    importing.start()
-    importing.join()
+    in_own_thread(_import_vllm)
     from vllm import EngineArgs, LLMEngine, __version__
 
     patches = [p for p in chosen(rollout.vllm.patches, __version__, base.device.type) if lora or not p.for_adapters]
-    options = _options(base, rollout, context_tokens) | (_gpu_options(base, rollout, patches) if on_gpu else _CPU_OPTIONS)
+    options: dict[str, Any] = common_options(
+        base.folder, base.dtype, base.device.type, context_tokens=context_tokens, requests=rollout.requests_per_batch,
+        memory_share=rollout.vllm.memory_share, quantization=base.quantization,
+    )  # fmt: skip
+    options |= _OPTIONS | (_gpu_options(rollout, patches) if on_gpu else {"distributed_executor_backend": "uni"})
     if lora:
-        options |= _lora_options(bank)
+        options |= lora_options(len(bank.agents) + 1, max(bank.config(agent)["r"] for agent in bank.agents))
+        modules = {name.split(".")[-3] for agent in bank.agents for name in bank.parameters(agent)}
+        options["lora_target_modules"] = sorted(modules)
         if on_gpu and base.dtype == torch.float32:
             _check_fp32(options, any(patch.name == "lora_layers" for patch in patches))
     try:
@@ -112,7 +115,7 @@ def _start(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, context
         text = " ".join(str(error).split()) or f"{type(error).__name__}, without a word"
         hint = "; change rollout.vllm.memory_share" if "memory" in text else ""
         raise UserError(f"rollout.engine = vllm: the engine did not start: {text[:400]}{hint}") from error
-    parts = EngineParts(engine, PublicQueue(engine), FolderAdapters(engine) if lora else NoAdapters())
+    parts = EngineParts(engine, PublicQueue(engine), FolderAdapters(engine) if lora else Adapters())
     try:
         _apply(patches, parts)
     except BaseException:
@@ -146,57 +149,48 @@ def _check_fp32(options: Mapping[str, Any], ours: bool) -> None:
         )
 
 
-def _options(base: FrozenBase, rollout: RolloutSection, context_tokens: int) -> dict[str, Any]:
-    return {
-        "model": str(base.folder),
-        "dtype": DTYPES[base.dtype],
-        "max_model_len": context_tokens,
-        "max_num_seqs": rollout.requests_per_batch,
-        "max_num_batched_tokens": max(TOKENS_PER_STEP, context_tokens, rollout.requests_per_batch),
-        "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs",  # at the sampling temperature, which is the policy
-        "generation_config": "vllm",  # the base's own sampling defaults would change the policy
-        "skip_tokenizer_init": True,
-        "disable_log_stats": True,
-        "trust_remote_code": False,
-        "seed": 0,
-    }
-
-
-def _lora_options(bank: AdapterBank) -> dict[str, Any]:
-    slots = len(bank.agents) + 1
-    return {
-        "enable_lora": True,
-        "max_loras": slots,
-        "max_cpu_loras": slots,
-        "max_lora_rank": next(r for r in RANKS if r >= max(bank.config(agent)["r"] for agent in bank.agents)),
-        "lora_target_modules": sorted({name.split(".")[-3] for agent in bank.agents for name in bank.parameters(agent)}),
-    }
-
-
-_CPU_OPTIONS = {
-    "enforce_eager": True,
-    "distributed_executor_backend": "uni",
-    # a seeded request whose prompt is cut into chunks fails there: CPU generators have no offset to turn back
-    "enable_chunked_prefill": False,
+_OPTIONS: dict[str, Any] = {
+    "enable_prefix_caching": True,
+    "skip_tokenizer_init": True,
+    "disable_log_stats": True,
+    "trust_remote_code": False,
+    "seed": 0,
 }
 
 
-def _gpu_options(base: FrozenBase, rollout: RolloutSection, patches: list[Patch]) -> dict[str, Any]:
+def common_options(
+    folder: Path, dtype: torch.dtype, device: str, *, context_tokens: int, requests: int, memory_share: float, quantization: str
+) -> dict[str, Any]:
+    """What an engine in this process and a server of `teamtr-lora serve` are both told, by vLLM's names."""
+    options: dict[str, Any] = {
+        "model": str(folder),
+        "dtype": DTYPES[dtype],
+        "max_model_len": context_tokens,
+        "max_num_seqs": requests,
+        "max_num_batched_tokens": max(TOKENS_PER_STEP, context_tokens, requests),
+        "logprobs_mode": "processed_logprobs",  # at the sampling temperature, which is the policy
+        "generation_config": "vllm",  # the base's own sampling defaults would change the policy
+    }
+    if device == "cpu":
+        # a seeded request whose prompt is cut into chunks fails there: CPU generators have no offset to turn back
+        return options | {"enforce_eager": True, "enable_chunked_prefill": False}
+    options["gpu_memory_utilization"] = memory_share
+    options["compilation_config"] = {"cudagraph_capture_sizes": sorted({*GRAPH_SIZES, requests})}
+    return options | ({"quantization": "bitsandbytes"} if quantization == "4bit" else {})
+
+
+def lora_options(slots: int, rank: int) -> dict[str, Any]:
+    room = next(size for size in RANKS if size >= rank)
+    return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": room}
+
+
+def _gpu_options(rollout: RolloutSection, patches: list[Patch]) -> dict[str, Any]:
     global _engines_slept
     # without the patch nothing tells what a closed engine has left, so any engine before this one counts
     left = memory_left() if any(patch.name == "close_memory" for patch in patches) else _engines_slept
     sleeps = _can_sleep(rollout.vllm.offload, left)
     _engines_slept = _engines_slept or sleeps
-    options: dict[str, Any] = {
-        "gpu_memory_utilization": rollout.vllm.memory_share,
-        "enable_sleep_mode": sleeps,
-        "enforce_eager": not rollout.vllm.cuda_graphs,
-        "compilation_config": {"cudagraph_capture_sizes": sorted({*GRAPH_SIZES, rollout.requests_per_batch})},
-    }
-    if base.quantization == "4bit":
-        options["quantization"] = "bitsandbytes"
-    return options
+    return {"enable_sleep_mode": sleeps, "enforce_eager": not rollout.vllm.cuda_graphs}
 
 
 def _can_sleep(offload: Literal["auto", "never", "always"], left: bool) -> bool:

@@ -33,7 +33,7 @@ PATCHES: dict[str, Patch] = {
 }
 SLOWDOWN = (
     "about 2.4 times slower with a 135M base on one H200 (tools/bench_rollout.py --base SMOLLM2 --episodes 512 "
-    "--message-tokens 24 --parts public,vllm)"
+    "--message-tokens 24 --parts vllm, with and without --patches none)"
 )
 
 

@@ -22,7 +22,7 @@ import logging
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import FrameType
 from typing import Any
@@ -43,19 +43,24 @@ _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENER
 
 
 def import_workers(options: dict[str, Any]) -> AbstractContextManager[None]:
-    """Imports what an engine on a GPU imports while it starts, in a thread of its own: an error that is kept from there holds the
-    frames of that thread, and neither our base nor the engine."""
+    """Imports what an engine on a GPU imports while it starts."""
+
+    def work() -> None:
+        for name in ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu.model_runner"):
+            with suppress(ImportError):  # if it matters, the engine's start will say it
+                importlib.import_module(name)
+
     if torch.cuda.is_available():
-
-        def work() -> None:
-            for name in ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu.model_runner"):
-                with suppress(ImportError):  # if it matters, the engine's start will say it
-                    importlib.import_module(name)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+        in_own_thread(work)
     return nullcontext()
+
+
+def in_own_thread(work: Callable[[], None]) -> None:
+    """For imports: libraries keep errors of optional ones, and such an error keeps the frames of the calls it passed through.
+    Those of another thread hold neither our base nor the engine."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
 
 
 def free_engine(engine: Any) -> None:

@@ -5,8 +5,9 @@ parameters, and building text outputs for every token of every request.
 Why: a small base on a fast GPU waits for Python, and this is a large part of vLLM's Python. A request here is a copy of one that
 vLLM has checked: there is one such template for each temperature and set of stop tokens.
 Worth: not measured alone. All patches together: 30.5k against 12.7k tokens/s (SmolLM2-135M, text episodes, one H200), by
-`tools/bench_rollout.py --base SMOLLM2 --episodes 512 --prompt-tokens 32 --message-tokens 24 --repeats 5 --parts vllm,public`.
-Alone: the row `without direct_queue` (which is also without decode_schedule) of the same with `--parts patches`.
+`tools/bench_rollout.py --base SMOLLM2 --episodes 512 --prompt-tokens 32 --message-tokens 24 --repeats 5 --parts vllm`,
+with and without `--patches none`. Alone: the row `without direct_queue` (which is also without decode_schedule) of the same with
+`--parts patches`.
 Other versions: `PublicQueue`, the public calls.
 """
 
@@ -17,16 +18,16 @@ from typing import Any
 
 from teamtr_lora.rollout.sampler import Request
 from teamtr_lora.rollout.vllm.patches.patch import Patch
-from teamtr_lora.rollout.vllm.public_interface import EngineParts, Sampled, sampling_params
+from teamtr_lora.rollout.vllm.public_interface import EngineParts, PublicQueue, Sampled, sampling_params
 
 VERSIONS = ("0.26", "0.32")
 
 
-class DirectQueue:
-    """Implements `Queue` on the engine's core, without tokenizer, detokenizer or text outputs."""
+class DirectQueue(PublicQueue):
+    """The same on the engine's core, without tokenizer, detokenizer or text outputs."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._templates: dict[tuple[float, tuple[int, ...]], Any] = {}
         self.open: dict[str, Sampled] = {}  # unfinished requests by vLLM's id for them
         self.stop_ids: set[int] = set()  # of all requests so far

@@ -10,7 +10,7 @@ take 16 bits only, so base.precision=fp32 on a GPU needs this.
 Worth: not measured alone. With it, three adapters reach 36.9k tokens/s where the bare base reaches 40.7k (random Qwen3-1.7B, one
 message an episode, one H200), by `tools/bench_rollout.py --base random:qwen3-1.7b --episodes 512 --prompt-tokens 128
 --message-tokens 128 --memory-share 0.4 --parts plain,vllm`. Alone: the row `without lora_layers` of the same with
-`--parts patches`; `tools/bench_lora.py` measures the arithmetic by itself.
+`--parts patches`.
 Other versions: vLLM's own layers and kernels. Also where slots x rank is more than DENSE_COLUMNS.
 """
 

@@ -6,7 +6,7 @@ Why: the trainer's adapters are on the device already, and every update publishe
 buffers which vLLM's LoRA layers read, and an entry in vLLM's books of what is loaded.
 Worth: 3.3 ms, at most 5.0 in 30, against 378 ms through a folder (rank 16 on a 1.7B base, 70 MB, one H200), by
 `tools/bench_rollout.py --base random:qwen3-1.7b --episodes 512 --prompt-tokens 128 --message-tokens 128 --memory-share 0.4
---parts vllm,disk --only publish`.
+--parts vllm --only publish`, with and without `--patches none`.
 Other versions: `FolderAdapters`, the public calls. Also where a LoRA layer of this base keeps its weights in another way.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.rollout.vllm.patches.patch import Patch
-from teamtr_lora.rollout.vllm.public_interface import EngineParts, lora_name
+from teamtr_lora.rollout.vllm.public_interface import Adapters, EngineParts, lora_name
 
 if TYPE_CHECKING:
     from teamtr_lora.base.bank import AdapterBank
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 VERSIONS = ("0.26", "0.32")
 
 
-class SlotWriter:
-    """Implements `Adapters` on the LoRA slots of an engine that runs in this process."""
+class SlotWriter(Adapters):
+    """Adapters in the LoRA slots of an engine that runs in this process."""
 
     def __init__(self, engine: Any) -> None:
         self.runner = engine.collective_rpc(lambda worker: worker.model_runner)[0]

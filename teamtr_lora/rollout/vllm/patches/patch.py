@@ -11,14 +11,6 @@ from teamtr_lora.recipe.engine_facts import PatchName
 from teamtr_lora.rollout.vllm.public_interface import EngineParts
 
 
-def _around_nothing(options: dict[str, Any]) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
-def _applies(parts: EngineParts) -> None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Patch:
     """What a file of this folder replaces in vLLM, where, and how. The file's docstring says why and what it is worth."""
@@ -28,9 +20,9 @@ class Patch:
     devices: tuple[str, ...]  # cpu, cuda
     needs: tuple[PatchName, ...] = ()  # other patches that it builds on
     for_adapters: bool = False  # whether it does nothing for an engine without LoRA
-    around_start: Callable[[dict[str, Any]], AbstractContextManager[None]] = _around_nothing
+    around_start: Callable[[dict[str, Any]], AbstractContextManager[None]] = lambda options: nullcontext()
     """Entered while the engine is made, with the engine's options, which it may change."""
-    apply: Callable[[EngineParts], str | None] = _applies
+    apply: Callable[[EngineParts], str | None] = lambda parts: None
     """Called with the started engine. Returns why the patch does not fit this engine, or None where it was applied."""
 
     def knows(self, version: str) -> bool:
