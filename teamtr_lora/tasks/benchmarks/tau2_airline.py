@@ -202,19 +202,16 @@ class AirlineTools(Toolkit):
         return _shown(reservation)
 
     def _user(self, user_id: str) -> Record:
-        return self._record("users", user_id, "User")
+        return self._record("users", user_id, "User {key} not found")
 
     def _reservation(self, reservation_id: str) -> Record:
-        return self._record("reservations", reservation_id, "Reservation")
+        return self._record("reservations", reservation_id, "Reservation {key} not found")
 
-    def _record(self, table: str, key: str, what: str) -> Record:
-        record = self.db.find(table, key)
-        if record is None:
-            raise ToolError(f"{what} {key[:100]} not found")
-        return record
+    def _flight(self, flight_number: str) -> Record:
+        return self._record("flights", flight_number, "Flight {key} not found")
 
     def _day(self, flight_number: str, date: str) -> Record:
-        dates: dict[str, Record] = self._record("flights", flight_number, "Flight")["dates"]
+        dates: dict[str, Record] = self._flight(flight_number)["dates"]
         if date not in dates:
             raise ToolError(f"Flight {flight_number} not found on date {date[:40]}")
         return dates[date]
@@ -227,7 +224,7 @@ class AirlineTools(Toolkit):
             raise ToolError(f"Flight {number} not available on date {date}")
         if day["available_seats"][cabin] < people:
             raise ToolError(f"Not enough seats on flight {number}")
-        flight = self._record("flights", number, "Flight")
+        flight = self._flight(number)
         ends = {"origin": flight["origin"], "destination": flight["destination"]}
         return {"flight_number": number, **ends, "date": date, "price": day["prices"][cabin]}
 

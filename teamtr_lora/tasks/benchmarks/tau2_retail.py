@@ -192,12 +192,6 @@ class RetailTools(Toolkit):
     def _product(self, product_id: str) -> Record:
         return self._record("products", product_id, "Product not found")
 
-    def _record(self, table: str, key: str, missing: str) -> Record:
-        record = self.db.find(table, key)
-        if record is None:
-            raise ToolError(missing)
-        return record
-
     def _method(self, user_id: str, method_id: str) -> Record:
         methods: dict[str, Record] = self._user(user_id)["payment_methods"]
         if method_id not in methods:

@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import SERVER_URL, ApiKeyVariable, DataFile, OnThisMachine, Section, Text, refuse
+from teamtr_lora.tasks.machinery.bench import BenchTask
 from teamtr_lora.tasks.machinery.data_files import read_rows
 from teamtr_lora.tasks.machinery.task_settings import ItemSource
 from teamtr_lora.team.protocol import without_reasoning
@@ -111,6 +112,25 @@ class Scripted(Responder):
 
     def ask(self, turns: Sequence[Turn], then: Callable[[str], T]) -> T:
         return then(tidy(self._say(turns), MOST_BYTES))
+
+
+class ConversationTask(BenchTask):
+    """A task in which somebody outside the team, the responder, answers it."""
+
+    needs_every_message = True
+
+    def __init__(self, responder: Responder) -> None:
+        self.responder = responder
+
+    def use_recorded(self) -> None:
+        self.responder = Silent()
+
+    def check_playable(self) -> None:
+        if not self.responder.live:
+            raise UserError(
+                f"task.responder: {self.name} is a conversation, and nobody answers; set task.responder.url to an "
+                "OpenAI-compatible server"
+            )
 
 
 class Endpoint(Responder):
@@ -276,10 +296,3 @@ def _api_key(variable: str) -> str:
     if not (key.isascii() and key.isprintable()):
         raise UserError(f"task.responder.api_key_variable: what {variable} holds is no API key (odd characters)")
     return key
-
-
-def needs_somebody(responder: Responder, task: str) -> None:
-    if not responder.live:
-        raise UserError(
-            f"task.responder: {task} is a conversation, and nobody answers; set task.responder.url to an OpenAI-compatible server"
-        )
