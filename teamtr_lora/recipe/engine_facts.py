@@ -84,24 +84,3 @@ ENGINES: dict[str, EngineFacts] = {
         ),
     )
 }
-
-
-def engine_table() -> list[tuple[str, ...]]:
-    """The records as rows of text, the header first: what the documentation shows."""
-    rows: list[tuple[str, ...]] = [
-        ("engine", "what it is", "temperatures", "ranks", "DoRA", "quantised base", "a draw depends on", "exact resume")
-    ]
-    for facts in ENGINES.values():
-        low, high = facts.temperatures
-        by_kind = [f"{kind}: {', '.join(names[1:]) or 'no'}" for kind, names in facts.quantization.items()]
-        rows.append((
-            facts.name,
-            facts.description + (f" (pip install 'teamtr-lora[{facts.needs}]')" if facts.needs else ""),
-            "any" if high == sys.float_info.max else f"0, {low:g} to {high:g}",
-            f"up to {facts.max_rank}" if facts.max_rank else "any",
-            "yes" if facts.dora else "no",
-            "; ".join(by_kind),
-            facts.seeds,
-            "yes" if facts.exact_resume else "no",
-        ))  # fmt: skip
-    return rows

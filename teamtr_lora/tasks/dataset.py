@@ -14,6 +14,7 @@ from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import CallablePath, Text
 from teamtr_lora.tasks.machinery.bench import BenchTask
+from teamtr_lora.tasks.machinery.forms import content_text
 from teamtr_lora.tasks.machinery.rewards import Rewards
 from teamtr_lora.tasks.machinery.task import Item
 from teamtr_lora.tasks.machinery.task_settings import ItemSource
@@ -172,11 +173,7 @@ def _text(prompt: Any) -> str:
 def _turn_text(turn: Mapping[str, Any]) -> str:
     if turn.get("role") == "assistant":
         raise ValueError("holds a turn of an assistant, which no agent of the team has said; leave it out")
-    content = turn["content"]
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, Sequence) else [None]
-    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else None for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"holds a turn whose content is {content!r:.60}; give text")
-    return "".join(map(str, texts))
+    text = content_text(turn["content"])
+    if text is None:
+        raise ValueError(f"holds a turn whose content is {turn['content']!r:.60}; give text")
+    return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.team.chat import ChatPieces
@@ -23,18 +23,6 @@ def without_reasoning(text: str) -> str:
             return "".join(kept)
         close = stop + len(REASONING_CLOSE)
     return "".join([*kept, text[close:]]) if kept or close else text
-
-
-class Transcript(Protocol):
-    """One episode's context while it is played."""
-
-    def prompt_for(self, agent: str) -> list[int]: ...
-
-    def add_message(self, agent: str, token_ids: list[int]) -> str:
-        """Appends what `agent` sampled after `prompt_for(agent)`; returns the text that everybody else reads."""
-        ...
-
-    def add_feedback(self, text: str) -> None: ...
 
 
 class TeamProtocol:
@@ -127,6 +115,9 @@ def _cut_reasoning(ids: list[int], decode: Callable[[list[int]], str], *, inside
 
 
 class _SharedTranscript:
+    """All agents read one transcript. `add_message` appends what an agent sampled after `prompt_for(agent)` and returns the text
+    that everybody else reads."""
+
     def __init__(self, protocol: TeamProtocol, prompt: str) -> None:
         self._protocol = protocol
         self._ids = protocol.chat.encode(protocol.chat.prologue(protocol.system_for(""), prompt))
@@ -200,6 +191,10 @@ class _PerAgentTranscript:
                 if agent != said_by:
                     heard.append(words)
         self._unheard = []
+
+
+Transcript = _SharedTranscript | _PerAgentTranscript
+"""One episode's context while it is played."""
 
 
 def check_prefix_stability(protocol: TeamProtocol, *, rounds: int = 2) -> None:

@@ -69,15 +69,15 @@ def print_items(items: list[Item], as_json: bool) -> None:
 
 
 def print_scores(scores: Scores) -> None:
-    kinds = list(scores.measures[0])
+    kinds = [name for name in scores.items[0] if name not in ("id", "score")]
     table = Table("item", "score", *kinds, box=None, pad_edge=False)
-    for (name, score), more in zip(scores.items, scores.measures, strict=True):
-        table.add_row(escape(name), f"{score:g}", *(f"{more[kind]:g}" for kind in kinds))
+    for row in scores.items:
+        table.add_row(escape(str(row["id"])), *(f"{row[kind]:g}" for kind in ("score", *kinds)))
     console = Console(highlight=False)
     console.print(table)
     error = "" if scores.standard_error is None else f" ± {scores.standard_error:.4f} (standard error)"
     console.print(f"{scores.task}: n = {len(scores.items)}, mean = {scores.mean:.4f}{error}", markup=False)
     for kind in kinds:
-        console.print(f"{kind}: mean = {fmean(more[kind] for more in scores.measures):.4f}", markup=False)
+        console.print(f"{kind}: mean = {fmean(row[kind] for row in scores.items):.4f}", markup=False)
     if scores.unanswered:
         console.print(f"{scores.unanswered} items have no response and are not in the mean", markup=False)

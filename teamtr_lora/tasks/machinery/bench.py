@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.tasks.machinery.forms import shown
+from teamtr_lora.tasks.machinery.forms import content_text, shown
 from teamtr_lora.tasks.machinery.overlap import OnOverlap, normalised, refuse_overlap, shared_items
 from teamtr_lora.tasks.machinery.task import CATEGORIES, Item, Items, Split, Task, item_of
 from teamtr_lora.team import Episode
@@ -141,7 +141,7 @@ def turns_text(prompt: Any, name: str) -> str:
     """The text of a prompt, which may be a conversation (verl's layout)."""
     if isinstance(prompt, str):
         return prompt
-    texts = [turn.get("content") if isinstance(turn, Mapping) else None for turn in prompt]
-    if not texts or not all(isinstance(text, str) for text in texts):
+    texts = [content_text(turn.get("content")) if isinstance(turn, Mapping) else None for turn in prompt]
+    if not texts or None in texts:
         raise UserError(f"item {name}: prompt = {shown(prompt)} is neither text nor a list of {{role, content}}")
-    return "\n\n".join(str(text) for text in texts)
+    return "\n\n".join(map(str, texts))
