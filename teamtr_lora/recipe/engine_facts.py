@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 PatchName = Literal["close_memory", "lora_layers", "direct_queue", "decode_schedule", "memory_publish", "token_map"]
@@ -45,42 +45,36 @@ class EngineFacts:
 
 _EVERY_QUANTIZATION = {"cpu": ("none", "4bit", "8bit"), "cuda": ("none", "4bit", "8bit")}
 
+_VLLM = EngineFacts(
+    name="vllm",
+    description="vLLM in this process: every agent a LoRA on one copy of the base, all mixed in each batch",
+    memory="copy",
+    temperatures=(0.01, 2.0),
+    max_rank=512,
+    dora=False,
+    quantization={"cpu": ("none",), "cuda": ("none", "4bit")},
+    seeds="the request's seed; the batch can change a token only through rounding",
+    exact_resume=False,
+    refills_batch=True,
+    needs="vllm",
+)
 ENGINES: dict[str, EngineFacts] = {
-    facts.name: facts
-    for facts in (
-        EngineFacts(
-            name="transformers",
-            description="the trainer's own model, batched; the default, and the fastest for the embedded base on a CPU",
-            memory="trainer",
-            quantization=_EVERY_QUANTIZATION,
-            seeds="the request's seed alone, whatever else is in the batch",
-            exact_resume=True,
-            refills_batch=False,
-        ),
-        EngineFacts(
-            name="vllm",
-            description="vLLM in this process: every agent a LoRA on one copy of the base, all mixed in each batch",
-            memory="copy",
-            temperatures=(0.01, 2.0),
-            max_rank=512,
-            dora=False,
-            quantization={"cpu": ("none",), "cuda": ("none", "4bit")},
-            seeds="the request's seed; the batch can change a token only through rounding",
-            exact_resume=False,
-            refills_batch=True,
-            needs="vllm",
-        ),
-        EngineFacts(
-            name="vllm_server",
-            description="one or more vLLM servers by URL (rollout.server.urls), possibly on other hosts",
-            memory="elsewhere",
-            temperatures=(0.01, 2.0),
-            max_rank=512,
-            dora=False,
-            quantization=_EVERY_QUANTIZATION,  # of the trainer's base; a server's own is the server's affair
-            seeds="the request's seed; the batch can change a token only through rounding",
-            exact_resume=False,
-            refills_batch=True,
-        ),
-    )
+    "transformers": EngineFacts(
+        name="transformers",
+        description="the trainer's own model, batched; the default, and the fastest for the embedded base on a CPU",
+        memory="trainer",
+        quantization=_EVERY_QUANTIZATION,
+        seeds="the request's seed alone, whatever else is in the batch",
+        exact_resume=True,
+        refills_batch=False,
+    ),
+    "vllm": _VLLM,
+    "vllm_server": replace(
+        _VLLM,
+        name="vllm_server",
+        description="one or more vLLM servers by URL (rollout.server.urls), possibly on other hosts",
+        memory="elsewhere",
+        quantization=_EVERY_QUANTIZATION,  # of the trainer's base; a server's own is the server's affair
+        needs="",
+    ),
 }

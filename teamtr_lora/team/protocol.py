@@ -15,14 +15,20 @@ REASONING_OPEN, REASONING_CLOSE = "<think>", "</think>"
 
 def without_reasoning(text: str) -> str:
     """A text from outside the protocol (another model's reply, a recorded message) without its reasoning blocks."""
-    kept, close = [], 0
-    while (start := text.find(REASONING_OPEN, close)) >= 0:
-        kept.append(text[close:start])
-        stop = text.find(REASONING_CLOSE, start)
-        if stop < 0:
-            return "".join(kept)
-        close = stop + len(REASONING_CLOSE)
-    return "".join([*kept, text[close:]]) if kept or close else text
+    blocks = _reasoning_blocks(text, text.find(REASONING_OPEN))
+    begins, ends = [0, *(stop for _, stop in blocks)], [*(start for start, _ in blocks), len(text)]
+    return "".join(text[begin:end] for begin, end in zip(begins, ends, strict=True))
+
+
+def _reasoning_blocks(text: str, start: int) -> list[tuple[int, int]]:
+    """Where each <think>...</think> begins and ends, the first at `start` (-1: there is none); an unclosed one has no end."""
+    blocks = []
+    while start >= 0:
+        close = text.find(REASONING_CLOSE, start)
+        stop = len(text) if close < 0 else close + len(REASONING_CLOSE)
+        blocks.append((start, stop))
+        start = text.find(REASONING_OPEN, stop)
+    return blocks
 
 
 class TeamProtocol:
@@ -99,13 +105,7 @@ def _cut_reasoning(ids: list[int], decode: Callable[[list[int]], str], *, inside
     pieces = [decode([token]) for token in ids]
     ends = list(accumulate(map(len, pieces)))
     text = "".join(pieces)
-    cut: list[tuple[int, int]] = []  # character spans
-    start = 0 if inside else text.find(REASONING_OPEN)
-    while start >= 0:
-        close = text.find(REASONING_CLOSE, start)
-        stop = len(text) if close < 0 else close + len(REASONING_CLOSE)
-        cut.append((start, stop))
-        start = text.find(REASONING_OPEN, stop)
+    cut = _reasoning_blocks(text, 0 if inside else text.find(REASONING_OPEN))
     starts = [end - len(piece) for end, piece in zip(ends, pieces, strict=True)]
     return [
         token

@@ -11,24 +11,12 @@ from teamtr_lora.team.router import Router, build_router
 
 
 @dataclass(frozen=True)
-class Agent:
-    """A role; its LoRA adapter lives in the AdapterBank under the same name."""
-
-    name: str
-    role: str
-
-
-@dataclass(frozen=True)
 class Team:
-    agents: tuple[Agent, ...]
+    names: list[str]  # of the agents, in speaking order; their LoRA adapters live in the AdapterBank under the same names
     protocol: TeamProtocol
     router: Router
     context_tokens: int
     on_overflow: str
-
-    @property
-    def names(self) -> list[str]:
-        return [agent.name for agent in self.agents]
 
 
 def most_messages(settings: Any) -> int:
@@ -62,7 +50,7 @@ def build_team(
     )
     check_prefix_stability(carried)
     return Team(
-        agents=tuple(Agent(agent.name, agent.role) for agent in settings.agents),
+        names=[agent.name for agent in settings.agents],
         protocol=carried,
         router=router,
         context_tokens=min(protocol.context_tokens or base_context_tokens, base_context_tokens),

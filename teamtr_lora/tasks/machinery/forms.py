@@ -37,7 +37,7 @@ def content_text(content: Any) -> str | None:
         return None
     parts = [{"text": part} if isinstance(part, str) else part for part in content]
     texts = [part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None for part in parts]
-    return "".join(texts) if all(isinstance(text, str) for text in texts) else None
+    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
 
 
 def shown(value: Any) -> str:
