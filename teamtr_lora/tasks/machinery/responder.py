@@ -162,39 +162,39 @@ class Endpoint(Responder):
         return future
 
     def _work(self) -> None:
-        kept: list[HTTPConnection] = []  # this thread's connection, if one is open
+        connection = self._connect(self._host, timeout=min(CONNECT_SECONDS, self._section.timeout_seconds))
         while True:
             future, turns, then = self._jobs.get()
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(then(self._reply(turns, kept)))
+                    future.set_result(then(self._reply(turns, connection)))
                 except Exception as error:  # whatever it is, it belongs to whoever waits for the reply
                     future.set_exception(error)
 
-    def _reply(self, turns: Sequence[Turn], kept: list[HTTPConnection]) -> str:
+    def _reply(self, turns: Sequence[Turn], connection: HTTPConnection) -> str:
         section = self._section
         body = {
-            "model": self._name(kept),
+            "model": self._name(connection),
             "messages": recent(turns, section.context_characters),
             "max_tokens": section.max_tokens,
             "temperature": section.temperature,
         }
-        answer = self._call("POST", "/chat/completions", body, kept)
+        answer = self._call("POST", "/chat/completions", body, connection)
         try:
             content = answer["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError) as error:
             raise UserError(f"{self._where}: its answer has no choices[0].message.content; is it a chat server?") from error
         return tidy(content if isinstance(content, str) else "", section.max_tokens * CHARACTERS_PER_TOKEN)
 
-    def _name(self, kept: list[HTTPConnection]) -> str:
+    def _name(self, connection: HTTPConnection) -> str:
         if self._model is None:
             try:
-                self._model = str(self._call("GET", "/models", None, kept)["data"][0]["id"])
+                self._model = str(self._call("GET", "/models", None, connection)["data"][0]["id"])
             except (KeyError, IndexError, TypeError) as error:
                 raise UserError(f"{self._where}: it lists no model; name one in task.responder.model") from error
         return self._model
 
-    def _call(self, method: str, path: str, body: Any, kept: list[HTTPConnection]) -> Any:
+    def _call(self, method: str, path: str, body: Any, connection: HTTPConnection) -> Any:
         """The JSON of a good answer, after as many tries as it may take."""
         pause, reason = FIRST_PAUSE_SECONDS, ""
         for attempt in range(self._section.retries + 1):
@@ -202,7 +202,7 @@ class Endpoint(Responder):
                 time.sleep(pause * random.uniform(0.5, 1.0))  # not all threads at once
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             try:
-                status, raw = self._send(method, path, body, kept)
+                status, raw = self._send(method, path, body, connection)
             except (OSError, HTTPException) as error:
                 reason = str(error) or type(error).__name__
                 continue
@@ -219,16 +219,15 @@ class Endpoint(Responder):
                 break
         raise UserError(f"{self._where}: {reason}; start it, correct the address, or see task.responder.model and .retries")
 
-    def _send(self, method: str, path: str, body: Any, kept: list[HTTPConnection]) -> tuple[int, bytes]:
+    def _send(self, method: str, path: str, body: Any, connection: HTTPConnection) -> tuple[int, bytes]:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         sent = None
         if body is not None:
             sent, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
         longest = self._section.timeout_seconds
-        deadline, reused = time.monotonic() + longest, bool(kept)
-        connection = kept.pop() if kept else self._connect(self._host, timeout=min(CONNECT_SECONDS, longest))
+        deadline, reused = time.monotonic() + longest, connection.sock is not None
         try:
-            connection.request(method, self._path + path, sent, headers)
+            connection.request(method, self._path + path, sent, headers)  # connects where it is not open
             connection.sock.settimeout(longest)
             response = connection.getresponse()
             parts, size = [], 0
@@ -240,13 +239,9 @@ class Endpoint(Responder):
         except (OSError, HTTPException) as error:
             connection.close()
             if reused and isinstance(error, ConnectionError):  # it may have hung up while idle: that is no failure
-                return self._send(method, path, body, kept)
+                return self._send(method, path, body, connection)
             raise
         response.close()
-        if response.will_close:
-            connection.close()
-        else:
-            kept.append(connection)
         return response.status, b"".join(parts)
 
     def _words(self, raw: bytes) -> str:
