@@ -110,9 +110,12 @@ def build_parser() -> Parser:
     parser.set_defaults(command=None, parser=parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
-    def command(name: str, run: Any, text: str, notes: str = "") -> argparse.ArgumentParser:
-        added = commands.add_parser(
-            name,
+    def command(
+        name: str, run: Any, text: str, notes: str = "", *, json: str = "", under: Any = commands
+    ) -> argparse.ArgumentParser:
+        """`json`: what --json prints, for commands that have it; `under`: the parsers of a command, for one of its actions."""
+        added: argparse.ArgumentParser = under.add_parser(
+            name.split()[-1],
             parents=[common],
             help=text,
             description=text,
@@ -120,6 +123,8 @@ def build_parser() -> Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.set_defaults(run=run, parser=added)
+        if json:
+            added.add_argument("--json", action="store_true", help=json)
         return added
 
     groups = (recipe_commands, team_commands, study_commands, task_commands, registry_commands, hub_commands, baseline_commands,

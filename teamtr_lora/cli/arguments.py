@@ -6,10 +6,12 @@ import argparse
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 _REGISTRY = Path("adapters")
+T = TypeVar("T", bound=Any)
 
 
 def add_recipe(parser: argparse.ArgumentParser, text: str = "a recipe file", *, optional: bool = False) -> None:
@@ -51,36 +53,40 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def number(text: str) -> float:
-    """The number that a text is; NaN, which is in no range, for any other text."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def temperature(text: str) -> float:
-    if not 0 <= (value := number(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a temperature; use 0 or a positive number")
-    return value
-
-
 def port(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; use a number from 1 to 65535")
     return int(text)
 
 
-def coefficient(text: str) -> float:
-    if not 0 <= (value := number(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a coefficient; use 0 or a number below 1")
-    return value
+def _within(what: str, use: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan  # which is in no range
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {what}; use {use}")
+        return value
+
+    return read
 
 
-def share(text: str) -> float:
-    if not 0 < (value := number(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share; use a number between 0 and 1")
-    return value
+temperature = _within("temperature", "0 or a positive number", lambda value: 0 <= value < math.inf)
+radius = _within("radius", "a positive number", lambda value: 0 < value < math.inf)
+coefficient = _within("coefficient", "0 or a number below 1", lambda value: 0 <= value < 1)
+share = _within("share", "a number between 0 and 1", lambda value: 0 < value < 1)
+
+
+def options(kind: type[T], args: argparse.Namespace, **more: Any) -> T:
+    """A dataclass of options, each field the argument of its name."""
+    given = {name: value for name, value in vars(args).items() if name in kind.__dataclass_fields__}
+    return kind(**given | more)
+
+
+def show(args: argparse.Namespace, result: Any, in_words: Callable[[Any], None]) -> None:
+    """Prints a command's result: as JSON with --json."""
+    print_json(result.as_dict()) if args.json else in_words(result)
 
 
 def print_json(value: Any) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 from teamtr_lora import __version__
 from teamtr_lora.baselines.algorithms import WHAT_THEY_ARE
-from teamtr_lora.cli.arguments import add_recipe, print_json, recipe_words, run_name
+from teamtr_lora.cli.arguments import add_recipe, recipe_words, run_name, show
 
 
 def add_commands(command: Any) -> None:
-    baseline = command(
-        "baseline", _baseline, "Train one agent by TRL's GRPOTrainer on the budget of a recipe's team.", WHAT_THEY_ARE
-    )
+    text = "Train one agent by TRL's GRPOTrainer on the budget of a recipe's team."
+    baseline = command("baseline", _baseline, text, WHAT_THEY_ARE, json="print the JSON object of train at the end")
     baseline.add_argument("algorithm", choices=["grpo", "dapo", "ppo"], help="what trains it")
     add_recipe(baseline, "the recipe of the team to compare with")
     baseline.add_argument("--agent", metavar="NAME", help="whose adapter settings it has (default: the first agent's)")
@@ -22,7 +21,6 @@ def add_commands(command: Any) -> None:
         "--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE-ALGORITHM, numbered if taken)"
     )
     baseline.add_argument("--resume", action="store_true", help="go on from the last update of the run directory")
-    baseline.add_argument("--json", action="store_true", help="print the JSON object of train at the end")
 
 
 def _baseline(args: argparse.Namespace) -> None:
@@ -46,7 +44,5 @@ def _baseline(args: argparse.Namespace) -> None:
         summary = train_baseline(recipe, args.algorithm, agent=args.agent, resume=args.resume, name=name, callbacks=[view])
     finally:
         view.close()
-    if args.json:
-        print_json(summary.as_dict())
-    else:
-        print_next_steps(console, summary, recipe.task.build(recipe.folder).items("test")[0].prompt)
+    test_items = lambda: recipe.task.build(recipe.folder).items("test")  # noqa: E731
+    show(args, summary, lambda summary: print_next_steps(console, summary, test_items()[0].prompt))

@@ -6,13 +6,15 @@ import argparse
 import sys
 from typing import Any
 
-from teamtr_lora.cli.arguments import add_registry, print_json
+from teamtr_lora.cli.arguments import add_registry, show
 
 _TOKEN = "The token is that of `hf auth login` or of HF_TOKEN; HF_ENDPOINT names another hub."
+_JSON = "print the result as JSON, without progress bars"
 
 
 def add_commands(command: Any) -> None:
-    push = command("push", _push, "Upload a stored team, or one of its agents, to the model hub as one commit.", _TOKEN)
+    text = "Upload a stored team, or one of its agents, to the model hub as one commit."
+    push = command("push", _push, text, _TOKEN, json=_JSON)
     push.add_argument("team", metavar="TEAM", help="a team of the registry (`teamtr-lora adapters list`)")
     what = push.add_mutually_exclusive_group()
     what.add_argument("--agent", metavar="NAME", help="only this agent, as a repository that PEFT loads by its name")
@@ -21,18 +23,14 @@ def add_commands(command: Any) -> None:
     push.add_argument("--private", action="store_true", help="make a new repository private; refuse a public one")
     push.add_argument("--revision", metavar="R", help="branch to push to; made if it does not exist (default: main)")
     push.add_argument("--dry-run", action="store_true", help="check, and print what would go up; the hub is not asked")
-    _add_common(push)
+    add_registry(push)
 
-    pull = command("pull", _pull, "Restore a team from the model hub into the registry; every hash is checked first.", _TOKEN)
+    text = "Restore a team from the model hub into the registry; every hash is checked first."
+    pull = command("pull", _pull, text, _TOKEN, json=_JSON)
     pull.add_argument("repo", metavar="USER/NAME", help="a repository that `push` made of a team")
     pull.add_argument("--revision", metavar="R", help="branch, tag or commit (default: main)")
     pull.add_argument("--name", metavar="NAME", help="the team's name here (default: the one it has there)")
-    _add_common(pull)
-
-
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    add_registry(parser)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON, without progress bars")
+    add_registry(pull)
 
 
 def _push(args: argparse.Namespace) -> None:
@@ -50,7 +48,7 @@ def _push(args: argparse.Namespace) -> None:
             dry_run=args.dry_run,
             root=args.registry,
         )
-    print_json(pushed.as_dict()) if args.json else print_pushed(pushed)
+    show(args, pushed, print_pushed)
 
 
 def _pull(args: argparse.Namespace) -> None:
@@ -60,4 +58,4 @@ def _pull(args: argparse.Namespace) -> None:
 
     with progress_bars(shown=not args.json and sys.stderr.isatty()):
         pulled = pull(args.repo, revision=args.revision, name=args.name, root=args.registry)
-    print_json(pulled.as_dict()) if args.json else print_pulled(pulled)
+    show(args, pulled, print_pulled)

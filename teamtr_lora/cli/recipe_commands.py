@@ -9,32 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora import __version__
-from teamtr_lora.cli.arguments import add_recipe, print_json, recipe_words, run_name
+from teamtr_lora.cli.arguments import add_recipe, print_json, recipe_words, run_name, show
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import program
 
+_AT_THE_END = "print one JSON object at the end; progress goes to stderr"
+
 
 def add_commands(command: Any) -> None:
-    train = command("train", _train, "Train the team of a recipe; every update is checkpointed.")
+    train = command("train", _train, "Train the team of a recipe; every update is checkpointed.", json=_AT_THE_END)
     add_recipe(train, "a recipe file, or a run directory to go on with (with --resume)")
     train.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, numbered if taken)"
     )
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run directory")
-    train.add_argument("--json", action="store_true", help="print one JSON object at the end; progress goes to stderr")
 
-    validate = command("validate", _validate, "Print the resolved recipe, or every problem in it at once.")
+    text = "Print the resolved recipe, or every problem in it at once."
+    validate = command("validate", _validate, text, json="print the resolved recipe as JSON")
     add_recipe(validate, optional=True)
     validate.add_argument("--schema", action="store_true", help="print the JSON schema of recipes instead")
-    validate.add_argument("--json", action="store_true", help="print the resolved recipe as JSON")
 
-    keys = command("keys", _keys, "Every key a recipe may have: its default, what it takes, what it means.")
+    text = "Every key a recipe may have: its default, what it takes, what it means."
+    keys = command("keys", _keys, text, json="print the keys as JSON")
     keys.add_argument("word", nargs="?", default="", metavar="WORD", help="only a section, a key, or keys this word occurs in")
-    keys.add_argument("--json", action="store_true", help="print the keys as JSON")
 
-    plan = command("plan", _plan, "What a recipe will cost, without loading weights: episodes, tokens, updates, memory.")
+    text = "What a recipe will cost, without loading weights: episodes, tokens, updates, memory."
+    plan = command("plan", _plan, text, json="print the plan as JSON")
     add_recipe(plan)
-    plan.add_argument("--json", action="store_true", help="print the plan as JSON")
 
     init = command("init", _init, "Write a commented recipe, a small dataset and a reward function to start from.")
     init.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
@@ -70,10 +71,7 @@ def _train(args: argparse.Namespace) -> None:
     finally:
         view.close()
         trainer.close()
-    if args.json:
-        print_json(summary.as_dict())
-    else:
-        print_next_steps(console, summary, trainer.task.items("test")[0].prompt)
+    show(args, summary, lambda summary: print_next_steps(console, summary, trainer.task.items("test")[0].prompt))
 
 
 def _validate(args: argparse.Namespace) -> None:
@@ -87,37 +85,25 @@ def _validate(args: argparse.Namespace) -> None:
     recipes, overrides = recipe_words(args)
     recipe = load_recipe(recipes, overrides)
     check_named(recipe, " + ".join(recipes))
-    if args.json:
-        print_json(recipe.model_dump(mode="json"))
-        return
-    print(dump_recipe(recipe), end="")
+    print_json(recipe.model_dump(mode="json")) if args.json else print(dump_recipe(recipe), end="")
 
 
 def _keys(args: argparse.Namespace) -> None:
+    from teamtr_lora.cli.text.keys import print_keys
     from teamtr_lora.recipe.reference import recipe_keys
 
     found = recipe_keys(args.word)
-    if args.json:
-        print_json([asdict(key) for key in found])
-        return
-    from teamtr_lora.cli.text.keys import print_keys
-
-    print_keys(found)
+    print_json([asdict(key) for key in found]) if args.json else print_keys(found)
 
 
 def _plan(args: argparse.Namespace) -> None:
     from teamtr_lora.recipe import load_recipe
 
-    recipe = load_recipe(*recipe_words(args))
+    recipe = load_recipe(*recipe_words(args))  # before the imports of torch: most mistakes show here
+    from teamtr_lora.cli.text.summary import print_plan
     from teamtr_lora.study.plan import make_plan
 
-    plan = make_plan(recipe)
-    if args.json:
-        print_json(plan.as_dict())
-        return
-    from teamtr_lora.cli.text.summary import print_plan
-
-    print_plan(plan)
+    show(args, make_plan(recipe), print_plan)
 
 
 def _init(args: argparse.Namespace) -> None:

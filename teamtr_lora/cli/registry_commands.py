@@ -7,27 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import add_registry, positive, print_json
-from teamtr_lora.cli.examples import examples
+from teamtr_lora.cli.arguments import add_registry, positive, print_json, show
 
 
 def add_commands(command: Any) -> None:
-    adapters = command("adapters", _usage, "The registry: stored teams and every version of their adapters.")
+    adapters = command("adapters", lambda args: args.usage(), "The registry: stored teams and every version of their adapters.")
     adapters.set_defaults(usage=adapters.print_help)
     actions = adapters.add_subparsers(dest="action", metavar="ACTION")
 
     def action(name: str, run: Any, text: str) -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = actions.add_parser(
-            name,
-            help=text,
-            description=text,
-            epilog=examples(f"adapters {name}"),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        added.set_defaults(run=run, parser=added)
+        added: argparse.ArgumentParser = command(f"adapters {name}", run, text, json="print JSON", under=actions)
         add_registry(added)
-        added.add_argument("--json", action="store_true", help="print JSON")
-        added.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
         return added
 
     action("list", _list, "Every team, its version, base, agents and metrics.")
@@ -56,14 +46,6 @@ def add_commands(command: Any) -> None:
     take.add_argument("--base", metavar="SOURCE", help="PEFT folder, new team: the base it is for, as in a recipe's base.source")
 
 
-def _progress(message: str) -> None:
-    print(message, file=sys.stderr)
-
-
-def _usage(args: argparse.Namespace) -> None:
-    args.usage()
-
-
 def _list(args: argparse.Namespace) -> None:
     from teamtr_lora.cli.text.registry import print_teams
     from teamtr_lora.registry.overview import overview
@@ -87,7 +69,7 @@ def _verify(args: argparse.Namespace) -> int:
     from teamtr_lora.registry.verify import verify
 
     found = verify(RegistryReader(args.registry), args.team)
-    print_json(found.as_dict()) if args.json else print_verified(found)
+    show(args, found, print_verified)
     return 2 if found.problems else 0
 
 
@@ -111,5 +93,8 @@ def _import(args: argparse.Namespace) -> None:
     from teamtr_lora.registry.imports import import_path
     from teamtr_lora.registry.registry_store import Registry
 
-    done = import_path(Registry(args.registry), args.path, team=args.team, agent=args.agent, base=args.base, progress=_progress)
-    print_json(done.as_dict()) if args.json else print_imported(done, args.registry)
+    def progress(message: str) -> None:
+        print(message, file=sys.stderr)
+
+    done = import_path(Registry(args.registry), args.path, team=args.team, agent=args.agent, base=args.base, progress=progress)
+    show(args, done, lambda done: print_imported(done, args.registry))

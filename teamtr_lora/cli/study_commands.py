@@ -6,11 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import coefficient, positive, print_json
+from teamtr_lora.cli.arguments import coefficient, positive, show
 
 
 def add_commands(command: Any) -> None:
-    certify = command("certify", _certify, "What the trust region certifies about each stage of a run, beside what was measured.")
+    text = "What the trust region certifies about each stage of a run, beside what was measured."
+    certify = command("certify", _certify, text, json="print every term as JSON")
     certify.add_argument("team", type=Path, metavar="RUN", help="the run directory that train printed")
     certify.add_argument("--updates", action="store_true", help="single updates instead of stages; --json always has both")
     certify.add_argument(
@@ -23,32 +24,21 @@ def add_commands(command: Any) -> None:
     certify.add_argument(
         "--beta", type=coefficient, default=0.0, metavar="B", help="their mixing coefficient at that distance (default: 0)"
     )
-    certify.add_argument("--json", action="store_true", help="print every term as JSON")
 
-    diagnose = command("diagnose", _diagnose, "Staleness, drift, KL monitors, stability, coordination and cost of a run.")
+    text = "Staleness, drift, KL monitors, stability, coordination and cost of a run."
+    diagnose = command("diagnose", _diagnose, text, json="print every table as JSON")
     diagnose.add_argument("team", type=Path, metavar="RUN", help="the run directory that train printed")
-    diagnose.add_argument("--json", action="store_true", help="print every table as JSON")
 
 
 def _certify(args: argparse.Namespace) -> None:
+    from teamtr_lora.cli.text.certificates import print_certificates
     from teamtr_lora.study.certify import certify_run
 
-    certificates = certify_run(args.team, args.block, args.beta)
-    if args.json:
-        print_json(certificates.as_dict())
-        return
-    from teamtr_lora.cli.text.certificates import print_certificates
-
-    print_certificates(certificates, updates=args.updates)
+    show(args, certify_run(args.team, args.block, args.beta), lambda run: print_certificates(run, updates=args.updates))
 
 
 def _diagnose(args: argparse.Namespace) -> None:
+    from teamtr_lora.cli.text.diagnostics import print_diagnosis
     from teamtr_lora.study.diagnose import diagnose_run
 
-    diagnosis = diagnose_run(args.team)
-    if args.json:
-        print_json(diagnosis.as_dict())
-        return
-    from teamtr_lora.cli.text.diagnostics import print_diagnosis
-
-    print_diagnosis(diagnosis)
+    show(args, diagnose_run(args.team), print_diagnosis)

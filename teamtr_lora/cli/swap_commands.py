@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import add_registry, number, positive, print_json
+from teamtr_lora.cli.arguments import add_registry, options, positive, print_json, radius, show
 from teamtr_lora.common.errors import UserError
 
 _GO_ON = "Training goes on with the new team: teamtr-lora train RUN --resume training.stages=N"
+_JSON = "print the report as JSON"
 
 
 def add_commands(command: Any) -> None:
-    swap = command("swap", _swap, "Replace one agent's adapter, aligned with the old one first (Stage-0).", _GO_ON)
+    swap = command("swap", _swap, "Replace one agent's adapter, aligned with the old one first (Stage-0).", _GO_ON, json=_JSON)
     swap.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of a registry")
     swap.add_argument("--agent", metavar="NAME", help="whose adapter is replaced")
     swap.add_argument(
@@ -28,22 +28,22 @@ def add_commands(command: Any) -> None:
     how.add_argument("--stage0", dest="stage0", action="store_true", default=None, help="align it first (default: the recipe's)")
     how.add_argument("--direct", dest="stage0", action="store_false", help="put it in as it is")
     swap.add_argument("--probe-contexts", type=_contexts, metavar="N", help="contexts to align on (default: the recipe's, 500)")
-    swap.add_argument("--delta-align", type=_radius, metavar="D", help="radius to reach (default: trust_region.delta)")
+    swap.add_argument("--delta-align", type=radius, metavar="D", help="radius to reach (default: trust_region.delta)")
     swap.add_argument("--items", type=positive, metavar="N", help="held-out items of the swap shock (default: evaluation.items)")
     swap.add_argument("--dry-run", action="store_true", help="print the compatibility report and the plan; change nothing")
     swap.add_argument("--undo", action="store_true", help="restore the team before the last swap")
     add_registry(swap)
-    swap.add_argument("--json", action="store_true", help="print the report as JSON")
 
-    rebase = command("rebase", _rebase, "Move a whole team to another base with the same tokenizer; every agent is distilled.")
+    text = "Move a whole team to another base with the same tokenizer; every agent is distilled."
+    rebase = command("rebase", _rebase, text, json=_JSON)
     rebase.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of a registry; left as it is")
-    rebase.add_argument("--to", required=True, metavar="BASE", help="the new base: what base.source takes")
+    rebase.add_argument("--to", dest="base", required=True, metavar="BASE", help="the new base: what base.source takes")
     rebase.add_argument("--out", type=Path, metavar="DIR", help="the new run directory (default: RUN-BASE, or runs/TEAM-BASE)")
     rebase.add_argument(
         "--with", dest="spec", default="fresh", metavar="fresh:...", help="fresh:rank=32 and so on (default: each agent's own)"
     )
     rebase.add_argument("--probe-contexts", type=_contexts, metavar="N", help="contexts an agent (default: the recipe's, 500)")
-    rebase.add_argument("--delta-align", type=_radius, metavar="D", help="radius to reach (default: trust_region.delta)")
+    rebase.add_argument("--delta-align", type=radius, metavar="D", help="radius to reach (default: trust_region.delta)")
     rebase.add_argument("--items", type=positive, metavar="N", help="held-out items to measure on (default: evaluation.items)")
     rebase.add_argument(
         "--extra-tokens",
@@ -51,7 +51,6 @@ def add_commands(command: Any) -> None:
         help="the new tokenizer may have tokens that the old one lacks (Qwen2.5 to Qwen3); all else must be the same",
     )
     add_registry(rebase)
-    rebase.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def _contexts(text: str) -> int:
@@ -59,12 +58,6 @@ def _contexts(text: str) -> int:
     if count < 4:
         raise argparse.ArgumentTypeError(f"{text} contexts leave too few to hold half of them out; use at least 4")
     return count
-
-
-def _radius(text: str) -> float:
-    if not 0 < (value := number(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a radius; use a positive number")
-    return value
 
 
 def _swap(args: argparse.Namespace) -> None:
@@ -83,25 +76,17 @@ def _swap(args: argparse.Namespace) -> None:
     from teamtr_lora.swap.replace import plan_swap, swapped
     from teamtr_lora.swap.swap_report import SwapOptions
 
-    options = SwapOptions(
-        agent=args.agent,
-        spec=args.spec,
-        stage0=args.stage0,
-        probe_contexts=args.probe_contexts,
-        delta_align=args.delta_align,
-        items=args.items,
-    )
+    asked = options(SwapOptions, args)
     registry = Registry(args.registry)
-    show = (lambda report: print_json(report.as_dict())) if args.json else print_swap
     with swap_view(json=args.json) as view:
         if args.dry_run:
-            report = plan_swap(place, options, registry=registry, listener=view)
+            report = plan_swap(place, asked, registry=registry, listener=view)
         else:
-            with swapped(place, options, registry=registry, listener=view) as report:
+            with swapped(place, asked, registry=registry, listener=view) as report:
                 view.close()
-                show(report)
+                show(args, report, print_swap)
             return
-    show(report)
+    show(args, report, print_swap)
 
 
 def _undo(place: Any, as_json: bool) -> None:
@@ -122,18 +107,7 @@ def _rebase(args: argparse.Namespace) -> None:
     from teamtr_lora.swap.swap_report import RebaseOptions
 
     place = find_place(args.team, args.registry)
-    options = RebaseOptions(
-        base=args.to,
-        out=args.out,
-        spec=args.spec,
-        probe_contexts=args.probe_contexts,
-        delta_align=args.delta_align,
-        items=args.items,
-        extra_tokens=args.extra_tokens,
-    )
-    with swap_view(json=args.json) as view, rebased(place, options, listener=view) as report:
+    asked = options(RebaseOptions, args)
+    with swap_view(json=args.json) as view, rebased(place, asked, listener=view) as report:
         view.close()
-        if args.json:
-            print_json(report.as_dict())
-        else:
-            print_rebase(report)
+        show(args, report, print_rebase)

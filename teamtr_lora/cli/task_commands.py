@@ -13,22 +13,22 @@ from teamtr_lora.common.errors import UserError
 
 def add_commands(command: Any) -> None:
     settings = "settings of the task, for example houses=4"
-    tasks = command("tasks", _tasks, "List the tasks, show one's settings, or print a few of its items.")
+    one_a_line = "print JSON; items one a line, as score --items takes them"
+    as_json = "print {task, n, mean, standard_error, items} as JSON"
+    tasks = command("tasks", _tasks, "List the tasks, show one's settings, or print a few of its items.", json=one_a_line)
     tasks.add_argument("action", choices=["list", "show", "sample"], help="what to do")
     tasks.add_argument("task", nargs="?", metavar="TASK", help="a task's name (show, sample)")
     add_overrides(tasks, "key=value", settings)
     tasks.add_argument("-n", type=positive, default=3, metavar="N", help="items to print (default: 3)")
     tasks.add_argument("--split", choices=["train", "test"], default="train", help="which items (default: train)")
-    tasks.add_argument("--json", action="store_true", help="print JSON; items one a line, as score --items takes them")
 
-    score = command("score", _score, "Score a file of responses with a task's verifier, as training does.")
+    score = command("score", _score, "Score a file of responses with a task's verifier, as training does.", json=as_json)
     score.add_argument("task", metavar="TASK", help="a task's name; teamtr-lora tasks list shows them")
     add_overrides(score, "key=value", settings)
     score.add_argument("--items", type=Path, required=True, metavar="FILE", help="the items, in the benchmark's own format")
     score.add_argument(
         "--responses", type=Path, required=True, metavar="FILE", help='rows {"id", "response"}, or "messages": the turns in order'
     )
-    score.add_argument("--json", action="store_true", help="print {task, n, mean, standard_error, items} as JSON")
 
 
 def _tasks(args: argparse.Namespace) -> None:

@@ -6,7 +6,17 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import add_registry, in_registry, port, positive, print_json, share, temperature
+from teamtr_lora.cli.arguments import (
+    add_registry,
+    in_registry,
+    options,
+    port,
+    positive,
+    print_json,
+    share,
+    show,
+    temperature,
+)
 from teamtr_lora.common.errors import UserError
 
 _TEAM_OF = "where a team's bare name is looked up"
@@ -17,13 +27,13 @@ _OF_BASELINES = ("agent", "tokens", "votes", "breadth", "depth", "beam")
 def add_commands(command: Any) -> None:
     _add_eval(command)
 
-    ask = command("ask", _ask, "Play one episode with your own question and print the transcript.")
+    text = "Play one episode with your own question and print the transcript."
+    ask = command("ask", _ask, text, json="print the transcript as JSON")
     ask.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of the registry")
     ask.add_argument("question", help="what to ask the team, in quotes")
     ask.add_argument("--temperature", type=temperature, default=None, metavar="T", help="0 is greedy (default: the recipe's)")
     ask.add_argument("--seed", type=int, default=0, help="another seed, another answer (default: 0)")
     add_registry(ask, _TEAM_OF)
-    ask.add_argument("--json", action="store_true", help="print the transcript as JSON")
 
     serve = command("serve", _serve, "Serve a team by vLLM's OpenAI API: the base and every agent, each a model by its name.")
     serve.add_argument(
@@ -45,7 +55,7 @@ def add_commands(command: Any) -> None:
 
 def _add_eval(command: Any) -> None:
     text = "Measure a team on held-out items: avg@k, pass@k, pass^k, maj@k, agents, coordination; interrupted, it goes on."
-    evaluate = command("eval", _eval, text)
+    evaluate = command("eval", _eval, text, json="print the same fields as JSON")
     evaluate.add_argument(
         "team", type=Path, nargs="?", metavar="RUN_OR_TEAM", help="a run directory, a registry team, or a recipe (untrained)"
     )
@@ -69,7 +79,6 @@ def _add_eval(command: Any) -> None:
         metavar=("RUN_A", "RUN_B"),
         help="paired test of two runs or evaluation folders",
     )
-    evaluate.add_argument("--json", action="store_true", help="print the same fields as JSON")
     group = evaluate.add_argument_group("inference-time baselines, on the run's base and task")
     group.add_argument("--baseline", choices=["cot", "self_consistency", "tree_of_thoughts"], help="what answers, not the team")
     group.add_argument("--agent", metavar="NAME", help="with this agent's adapter (default: the base alone)")
@@ -87,24 +96,14 @@ def _eval(args: argparse.Namespace) -> None:
     from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team, the_one_team
 
     team = the_one_team(args.team, args.compare)
-    options = EvalOptions(
-        split=args.split,
-        k=args.k,
-        temperature=args.temperature,
-        limit=args.limit,
-        engine=args.engine,
-        baseline=baseline,
-        out=args.out,
-        reuse=args.reuse,
-    )
-    if team is None:
-        with progress_bar("evaluating") as progress:
-            comparison = compare_runs([in_registry(one, args.registry) for one in args.compare], options, progress)
-        print_json(comparison.as_dict()) if args.json else print_comparison(comparison)
-        return
+    asked = options(EvalOptions, args, baseline=baseline)
     with progress_bar("evaluating") as progress:
-        result = evaluate_team(in_registry(team, args.registry), options, progress)
-    print_json(result.as_dict()) if args.json else print_evaluation(result)
+        if team is None:
+            places = [in_registry(one, args.registry) for one in args.compare]
+            result: Any = compare_runs(places, asked, progress)
+        else:
+            result = evaluate_team(in_registry(team, args.registry), asked, progress)
+    show(args, result, print_comparison if team is None else print_evaluation)
 
 
 def _baseline(args: argparse.Namespace) -> Any:
@@ -121,14 +120,10 @@ def _baseline(args: argparse.Namespace) -> Any:
 def _ask(args: argparse.Namespace) -> None:
     from teamtr_lora.cli.text.summary import print_transcript
     from teamtr_lora.evaluation.commands import ask_team
+    from teamtr_lora.runs.transcripts import episode_record
 
     episode = ask_team(in_registry(args.team, args.registry), args.question, temperature=args.temperature, seed=args.seed)
-    if args.json:
-        from teamtr_lora.runs.transcripts import episode_record
-
-        print_json(episode_record(episode, scored=False))
-        return
-    print_transcript(episode)
+    print_json(episode_record(episode, scored=False)) if args.json else print_transcript(episode)
 
 
 def _serve(args: argparse.Namespace) -> None:
@@ -137,19 +132,10 @@ def _serve(args: argparse.Namespace) -> None:
 
     source = in_registry(args.team, args.registry)
     stored = find_team(source, scored=False, recipes=True)
-    serve(
-        ServedTeam(
-            source=source,
-            recipe=stored.recipe,
-            versions=stored.versions,
-            adapters=stored.adapters if stored.versions else None,
-        ),
-        ServeOptions(
-            host=args.host,
-            port=args.port,
-            device=args.device,
-            memory_share=args.memory_share,
-            accept_adapters=args.accept_adapters,
-            api_key_variable=args.api_key_variable,
-        ),
+    served = ServedTeam(
+        source=source,
+        recipe=stored.recipe,
+        versions=stored.versions,
+        adapters=stored.adapters if stored.versions else None,
     )
+    serve(served, options(ServeOptions, args))

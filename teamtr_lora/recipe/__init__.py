@@ -7,9 +7,7 @@ Modules:
     task_by_name         the settings of a task that a command names
     rollout_section      rollout
     engine_facts         what each rollout engine can and cannot do
-    evaluation_section   evaluation
-    diagnostics_section  diagnostics
-    swap_section         swap
+    measuring_sections   evaluation, diagnostics and swap
     recipe_files         recipe files: parents, overrides, reading and writing
     yaml_text            YAML as recipes use it
     problems             every problem of a recipe at once
@@ -20,26 +18,13 @@ Modules:
     template             what `init` writes
 """
 
+from teamtr_lora.recipe.measuring_sections import DiagnosticsSection, EvaluationSection, SwapSection
 from teamtr_lora.recipe.named import check_named
 from teamtr_lora.recipe.problems import problems
-from teamtr_lora.recipe.recipe import (
-    AgentSection,
-    BaseSection,
-    DiagnosticsSection,
-    EvaluationSection,
-    LoraSection,
-    ProtocolSection,
-    Recipe,
-    RolloutSection,
-    RouterSection,
-    SwapSection,
-    TeamSection,
-    TeamTRConfig,
-    TrackingSection,
-    TrainingSection,
-    TrustRegionSection,
-)
+from teamtr_lora.recipe.recipe import Recipe, TeamTRConfig, TrackingSection, TrainingSection, TrustRegionSection
 from teamtr_lora.recipe.recipe_files import dump_recipe, first_difference, load_recipe, recipe_schema
+from teamtr_lora.recipe.rollout_section import RolloutSection
+from teamtr_lora.recipe.team_sections import AgentSection, BaseSection, LoraSection, ProtocolSection, RouterSection, TeamSection
 from teamtr_lora.recipe.words import Problem, RecipeError
 from teamtr_lora.tasks.custom import ScriptSettings
 from teamtr_lora.tasks.machinery.responder import ResponderSettings

@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 class OneOf:
     """`Annotated[str, OneOf(TABLE)]`: one of the table's names, looked up each time a recipe is checked."""
 
-    def __init__(self, table: Mapping[str, type[Any]]) -> None:
+    def __init__(self, table: Mapping[str, Any]) -> None:
         self.table = table
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

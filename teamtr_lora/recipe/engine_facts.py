@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 PatchName = Literal["close_memory", "lora_layers", "direct_queue", "decode_schedule", "memory_publish", "token_map"]
@@ -45,63 +45,36 @@ class EngineFacts:
 
 _EVERY_QUANTIZATION = {"cpu": ("none", "4bit", "8bit"), "cuda": ("none", "4bit", "8bit")}
 
+_VLLM = EngineFacts(
+    name="vllm",
+    description="vLLM in this process: every agent a LoRA on one copy of the base, all mixed in each batch",
+    memory="copy",
+    temperatures=(0.01, 2.0),
+    max_rank=512,
+    dora=False,
+    quantization={"cpu": ("none",), "cuda": ("none", "4bit")},
+    seeds="the request's seed; the batch can change a token only through rounding",
+    exact_resume=False,
+    refills_batch=True,
+    needs="vllm",
+)
 ENGINES: dict[str, EngineFacts] = {
-    facts.name: facts
-    for facts in (
-        EngineFacts(
-            name="transformers",
-            description="the trainer's own model, batched; the default, and the fastest for the embedded base on a CPU",
-            memory="trainer",
-            quantization=_EVERY_QUANTIZATION,
-            seeds="the request's seed alone, whatever else is in the batch",
-            exact_resume=True,
-            refills_batch=False,
-        ),
-        EngineFacts(
-            name="vllm",
-            description="vLLM in this process: every agent a LoRA on one copy of the base, all mixed in each batch",
-            memory="copy",
-            temperatures=(0.01, 2.0),
-            max_rank=512,
-            dora=False,
-            quantization={"cpu": ("none",), "cuda": ("none", "4bit")},
-            seeds="the request's seed; the batch can change a token only through rounding",
-            exact_resume=False,
-            refills_batch=True,
-            needs="vllm",
-        ),
-        EngineFacts(
-            name="vllm_server",
-            description="one or more vLLM servers by URL (rollout.server.urls), possibly on other hosts",
-            memory="elsewhere",
-            temperatures=(0.01, 2.0),
-            max_rank=512,
-            dora=False,
-            quantization=_EVERY_QUANTIZATION,  # of the trainer's base; a server's own is the server's affair
-            seeds="the request's seed; the batch can change a token only through rounding",
-            exact_resume=False,
-            refills_batch=True,
-        ),
-    )
+    "transformers": EngineFacts(
+        name="transformers",
+        description="the trainer's own model, batched; the default, and the fastest for the embedded base on a CPU",
+        memory="trainer",
+        quantization=_EVERY_QUANTIZATION,
+        seeds="the request's seed alone, whatever else is in the batch",
+        exact_resume=True,
+        refills_batch=False,
+    ),
+    "vllm": _VLLM,
+    "vllm_server": replace(
+        _VLLM,
+        name="vllm_server",
+        description="one or more vLLM servers by URL (rollout.server.urls), possibly on other hosts",
+        memory="elsewhere",
+        quantization=_EVERY_QUANTIZATION,  # of the trainer's base; a server's own is the server's affair
+        needs="",
+    ),
 }
-
-
-def engine_table() -> list[tuple[str, ...]]:
-    """The records as rows of text, the header first: what the documentation shows."""
-    rows: list[tuple[str, ...]] = [
-        ("engine", "what it is", "temperatures", "ranks", "DoRA", "quantised base", "a draw depends on", "exact resume")
-    ]
-    for facts in ENGINES.values():
-        low, high = facts.temperatures
-        by_kind = [f"{kind}: {', '.join(names[1:]) or 'no'}" for kind, names in facts.quantization.items()]
-        rows.append((
-            facts.name,
-            facts.description + (f" (pip install 'teamtr-lora[{facts.needs}]')" if facts.needs else ""),
-            "any" if high == sys.float_info.max else f"0, {low:g} to {high:g}",
-            f"up to {facts.max_rank}" if facts.max_rank else "any",
-            "yes" if facts.dora else "no",
-            "; ".join(by_kind),
-            facts.seeds,
-            "yes" if facts.exact_resume else "no",
-        ))  # fmt: skip
-    return rows

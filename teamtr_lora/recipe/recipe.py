@@ -22,33 +22,10 @@ from teamtr_lora.algorithm.variants.resampling import RESAMPLING
 from teamtr_lora.common.help_page import HelpPage, list_keys
 from teamtr_lora.common.settings import Mistake, Section, Text, refuse
 from teamtr_lora.recipe.choices import OneOf
-from teamtr_lora.recipe.diagnostics_section import DiagnosticsSection
-from teamtr_lora.recipe.evaluation_section import EvaluationSection
-from teamtr_lora.recipe.rollout_section import RolloutSection, ServerSection, VllmSection, engine_mistakes
-from teamtr_lora.recipe.swap_section import SwapSection
-from teamtr_lora.recipe.team_sections import AgentSection, BaseSection, LoraSection, ProtocolSection, RouterSection, TeamSection
+from teamtr_lora.recipe.measuring_sections import DiagnosticsSection, EvaluationSection, SwapSection
+from teamtr_lora.recipe.rollout_section import RolloutSection, engine_mistakes
+from teamtr_lora.recipe.team_sections import BaseSection, TeamSection
 from teamtr_lora.tasks.table import BY_NAME, DEFAULT, TaskSection
-
-__all__ = [
-    "AgentSection",
-    "BaseSection",
-    "DiagnosticsSection",
-    "EvaluationSection",
-    "LoraSection",
-    "ProtocolSection",
-    "Recipe",
-    "RolloutSection",
-    "RouterSection",
-    "ServerSection",
-    "SwapSection",
-    "TaskSection",
-    "TeamSection",
-    "TeamTRConfig",
-    "TrackingSection",
-    "TrainingSection",
-    "TrustRegionSection",
-    "VllmSection",
-]
 
 _ORDER, _RESAMPLING, _UPDATE, _MATCHED = OneOf(ORDERS), OneOf(RESAMPLING), OneOf(UPDATES), OneOf(MATCHED)
 _KIND, _RADII = OneOf(REGIONS), OneOf(RADII)

@@ -38,7 +38,7 @@ def load_recipe(path: str | Path | Sequence[str | Path], overrides: Sequence[str
     data: dict[str, Any] = {}
     for one in paths:
         data = _merge(data, reader.read(one))
-    wrong_overrides = [problem for override in overrides if (problem := _override(data, override))]
+    wrong_overrides = [problem for text in overrides if (problem := override(data, text))]
     recipe, problems = check(data)
     if recipe is None or wrong_overrides:
         raise RecipeError([*wrong_overrides, *problems], " + ".join(map(str, paths)))
@@ -185,7 +185,7 @@ def _not_found(path: Path) -> str:
     return f"{path}: no such recipe; {folder} holds {listed or 'no .yaml file'}"
 
 
-def _override(data: dict[str, Any], text: str) -> Problem | None:
+def override(data: dict[str, Any], text: str) -> Problem | None:
     """Apply one `section.key=value` in place. Unknown keys are set too: `check` reports them with the others."""
     key, equals, value_text = text.partition("=")
     key = key.strip()

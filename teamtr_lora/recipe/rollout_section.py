@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from teamtr_lora.common.settings import SERVER_URL, ApiKeyVariable, Mistake, Section, Text, nearest, refuse
-from teamtr_lora.recipe.engine_facts import ENGINES, PATCH_NAMES, PatchName
+from teamtr_lora.common.settings import SERVER_URL, ApiKeyVariable, Mistake, Section, Text, refuse
+from teamtr_lora.recipe.choices import OneOf
+from teamtr_lora.recipe.engine_facts import ENGINES, PatchName
 
 if TYPE_CHECKING:
     from teamtr_lora.recipe.recipe import Recipe
@@ -42,21 +43,6 @@ class VllmSection(Section):
         "vLLM; none: vLLM's public interface alone; or a list of patches by name.",
     )
 
-    @field_validator("patches", mode="before")
-    @classmethod
-    def _patches_are_known(cls, value: Any) -> Any:
-        names = value if isinstance(value, list) else [] if value in ("auto", "none") else [value]
-        for name in names:
-            if name not in PATCH_NAMES:
-                meant = nearest(str(name), (*PATCH_NAMES, "auto", "none"))
-                wrong = f"{name!r} is no patch"
-                fix = f"use auto, none, or a list of {', '.join(PATCH_NAMES)}" + (f"; did you mean {meant!r}?" if meant else "")
-                raise PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": wrong, "fix": fix})
-        if names and not isinstance(value, list):
-            fix = f"write rollout.vllm.patches=[{value}]"
-            raise PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": "patches are given as a list", "fix": fix})
-        return value
-
 
 class ServerSection(Section):
     """rollout.engine: vllm_server only. OpenAI-compatible vLLM servers, possibly on other hosts."""
@@ -79,9 +65,8 @@ class ServerSection(Section):
 class RolloutSection(Section):
     """How episodes are sampled."""
 
-    engine: str = Field(
+    engine: Annotated[str, OneOf(ENGINES)] = Field(
         default="transformers",
-        json_schema_extra={"enum": list(ENGINES)},
         description="What generates the messages: transformers (in the trainer's own model), vllm (in this process, all agents "
         "as LoRA on one base), or vllm_server (servers by URL).",
     )
@@ -105,13 +90,6 @@ class RolloutSection(Section):
     )
     vllm: VllmSection = Field(default_factory=VllmSection, description="engine: vllm only.")
     server: ServerSection = Field(default_factory=ServerSection, description="engine: vllm_server only.")
-
-    @field_validator("engine")
-    @classmethod
-    def _engine_is_known(cls, value: str) -> str:
-        if value not in ENGINES:  # the words of the message come from the schema's list
-            raise PydanticCustomError("unknown_engine", "must be one of {known}", {"known": ", ".join(ENGINES)})
-        return value
 
     @model_validator(mode="after")
     def _servers_are_named(self) -> Self:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe.problems import check
+from teamtr_lora.recipe.recipe_files import override
 from teamtr_lora.recipe.words import RecipeError
-from teamtr_lora.recipe.yaml_text import parse
 from teamtr_lora.tasks.machinery.task_settings import ItemSource, TaskSettings
 from teamtr_lora.tasks.table import BY_NAME
 
@@ -19,18 +18,9 @@ def task_settings(name: str, settings: Sequence[str] = (), path: Path | None = N
     data: dict[str, Any] = {"name": name}
     if path is not None and name in BY_NAME and BY_NAME[name].items_from == ItemSource.items_from:
         data["path"] = str(path)
-    for text in settings:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UserError(f"{text!r}: settings are key=value, for example houses=4")
-        *sections, last = key.strip().removeprefix("task.").split(".")
-        place = data
-        for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
-                raise UserError(f"{text!r}: {section} is set to a value already; it has no keys")
-        place[last] = parse(value, f"setting {key}")
-    recipe, problems = check({"team": {"agents": [{"name": "agent"}]}, "task": data})
-    if recipe is None:
-        raise RecipeError(problems, "the task")
+    whole: dict[str, Any] = {"team": {"agents": [{"name": "agent"}]}, "task": data}
+    wrong = [problem for text in settings if (problem := override(whole, f"task.{text.strip().removeprefix('task.')}"))]
+    recipe, problems = check(whole)
+    if recipe is None or wrong:
+        raise RecipeError([*wrong, *problems], "the task")
     return recipe.task

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
@@ -170,7 +171,9 @@ def explain(kind: str, context: dict[str, Any], loc: Loc, node: Node, parent: No
         name = value["name"]
         names = [known for known in names if known != SCRIPT]  # made by a Python script, which no file can name
         return Problem("task.name", name, f"must be one of {', '.join(names)}", "", suggestion=nearest(str(name), names))
-    suggestion = nearest(value, _choices(node)) if isinstance(value, str) else None
+    choices = _choices(node)
+    strange = [word for word in (value if isinstance(value, list) else [value]) if isinstance(word, str) and word not in choices]
+    suggestion = nearest(strange[0], choices) if strange else None
     return Problem(key, value, f"must be {_wanted(kind, node)}", _FIX.get(general) or _default(node), suggestion=suggestion)
 
 
@@ -222,6 +225,7 @@ def _default(node: Node) -> str:
 
 def _choices(node: Node) -> list[str]:
     branches = [resolve(branch) for branch in node.get("anyOf", [node])]
+    branches += [resolve(branch["items"]) for branch in branches if "items" in branch]
     return [choice for branch in branches for choice in [*branch.get("enum", []), branch.get("const")] if isinstance(choice, str)]
 
 
@@ -240,10 +244,43 @@ def _unknown_key(loc: Loc, value: Any, parent: Node) -> Problem:
     return Problem(key_text(loc), hidden, "unknown key", fix, suggestion=suggestion)
 
 
-def key_paths(node: Node | None = None, prefix: str = "") -> Iterator[str]:
+@dataclass(frozen=True)
+class Key:
+    """A key that a recipe may have."""
+
+    name: str  # dotted; * is every element of a list
+    takes: str  # in words; empty for a section
+    default: str  # as YAML writes it; empty where there is none
+    meaning: str
+    tasks: tuple[str, ...] = ()  # those it belongs to, where not all have it
+
+
+def walk(node: Node, prefix: str = "") -> Iterator[Key]:
+    """Every key of a section and of what is inside it; those of tasks once for each kind of task."""
+    for name, child in node.get("properties", {}).items():
+        yield from _walk_key(prefix + name, resolve(child))
+
+
+def _walk_key(name: str, node: Node) -> Iterator[Key]:
+    items, meaning = resolve(node.get("items", {})), node.get("description", "")
+    if "oneOf" in node:
+        tasks = {tuple(task_names(task)): task for task in map(resolve, node["oneOf"])}
+        del tasks[(SCRIPT,)]  # made by a Python script, which no file can name
+        yield Key(name, "", "", meaning)
+        yield Key(f"{name}.name", f"one of {', '.join(chain(*tasks))}", "", "Which task: see `tasks list`.")
+        for names, task in tasks.items():
+            yield from (replace(key, tasks=names) for key in walk(task, f"{name}.") if key.name != f"{name}.name")
+    elif items.get("properties"):
+        yield Key(name, describe(node), "", meaning)
+        yield from walk(items, f"{name}.*.")
+    elif node.get("properties"):
+        yield Key(name, "", "", meaning)
+        yield from walk(node, f"{name}.")
+    else:
+        yield Key(name, describe(node), json.dumps(node["default"]) if "default" in node else "", meaning)
+
+
+@cache
+def key_paths() -> tuple[str, ...]:
     """Every dotted key of the recipe that is not inside a list."""
-    node = schema_of_recipe() if node is None else resolve(node)
-    for branch in [node, *map(resolve, node.get("oneOf", []))]:
-        for name, child in branch.get("properties", {}).items():
-            yield prefix + name
-            yield from key_paths(child, f"{prefix}{name}.")
+    return tuple(dict.fromkeys(key.name for key in walk(schema_of_recipe()) if "*" not in key.name))

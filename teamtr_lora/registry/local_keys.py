@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from teamtr_lora.recipe import ResponderSettings
+from teamtr_lora.recipe import ResponderSettings, TrackingSection
 from teamtr_lora.recipe.named import LOCAL_CHOICES, LOCAL_FILES, PATHS_OR_NAMES
-from teamtr_lora.recipe.recipe import ServerSection, TrackingSection
+from teamtr_lora.recipe.rollout_section import ServerSection
 
 _DEFAULTS = {
     "rollout": {"server": ServerSection().model_dump(mode="json")},

@@ -105,15 +105,15 @@ def _check_items(task: Task, split: Split) -> None:
 
 def _check_settings(function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     """Names the setting that the function does not take, or lacks, before it is called."""
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    parameters = inspect.signature(function).parameters.values()
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    lacking = [p.name for p in parameters if p.name in known and p.default is p.empty and p.name not in settings]
+    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    strange = next((setting for setting in settings if setting not in known and not any_name), None)
     name, takes = getattr(function, "__name__", "it"), f"it takes {', '.join(known) or 'none'}"
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        for setting in settings:
-            if setting not in known:
-                like = nearest(setting, known)
-                fix = f"did you mean {like!r}?" if like else takes
-                raise UserError(f"task.settings.{setting} = {settings[setting]!r}: {name} has no such setting; {fix}")
-    lacking = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in settings]
+    if strange is not None:
+        like = nearest(strange, known)
+        fix = f"did you mean {like!r}?" if like else takes
+        raise UserError(f"task.settings.{strange} = {settings[strange]!r}: {name} has no such setting; {fix}")
     if lacking:
         raise UserError(f"task.settings: {name} cannot be called without {', '.join(lacking)}; {takes}")

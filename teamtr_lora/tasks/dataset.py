@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,57 +13,19 @@ from pydantic import Field
 from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import CallablePath, Text
-from teamtr_lora.tasks.machinery.overlap import OnOverlap, normalised, refuse_overlap, shared_items
+from teamtr_lora.tasks.machinery.bench import BenchTask
+from teamtr_lora.tasks.machinery.forms import content_text
 from teamtr_lora.tasks.machinery.rewards import Rewards
-from teamtr_lora.tasks.machinery.task import Item, Split, Task
+from teamtr_lora.tasks.machinery.task import Item
 from teamtr_lora.tasks.machinery.task_settings import ItemSource
 from teamtr_lora.team import Episode
 
 logger = logging.getLogger(__name__)
 
 
-class RowItems:
-    """Rows as items. Anything with a length and integer indexing works: a list of dicts, a `datasets.Dataset`."""
+class DatasetTask(BenchTask):
+    """Anything with a length and integer indexing is rows: a list of dicts, a `datasets.Dataset`."""
 
-    def __init__(self, rows: Any, split: Split, prompt_column: str, answer_column: str | None, positions: Sequence[int]) -> None:
-        self._rows, self._split = rows, split
-        self._prompt, self._answer = prompt_column, answer_column
-        self._positions = positions
-        self.size: int | None = len(positions)
-
-    def __getitem__(self, position: int) -> Item:
-        row = dict(self._rows[self._positions[position]])
-        for column in (self._prompt, self._answer):
-            if column and row.get(column) is None:
-                raise UserError(_lacks(self._positions[position], self._split, column))
-        data = row | {"prompt": row[self._prompt]}
-        if self._answer:
-            data["answer"] = row[self._answer]
-        try:
-            text = _text(row[self._prompt])
-        except ValueError as error:
-            place = f"row {self._positions[position]} of the {self._split} dataset"
-            raise UserError(f"{place}: {self._prompt!r} {error}") from error
-        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise UserError(
-                f"row {self._positions[position]} of the {self._split} dataset: {self._prompt!r} holds half a character (a lone "
-                "surrogate, as of a cut emoji); repair the text"
-            )
-        # a position is unique where a column called id may not be
-        named = f" ({row['id']})" if row.get("id") is not None else ""
-        return Item(id=f"{self._split}-{self._positions[position]}{named}", prompt=text, data=data)
-
-    def named_prompts(self) -> Iterator[tuple[str, str]]:
-        return ((item.id, item.prompt) for item in (self[i] for i in range(len(self._positions))))
-
-    def without(self, names: set[str]) -> RowItems:
-        kept = [place for place, (name, _) in zip(self._positions, self.named_prompts(), strict=True) if name not in names]
-        if not kept:
-            raise UserError("every train row is a test row too; nothing is left to train on")
-        return RowItems(self._rows, self._split, self._prompt, self._answer, kept)
-
-
-class DatasetTask(Task):
     name = "dataset"
 
     def __init__(
@@ -85,36 +46,25 @@ class DatasetTask(Task):
                 _check_rows(rows, key, (prompt_column, answer_column), rewards.needed_columns())
         self.reward_range, self._success_at_least = reward_range, success_at_least
         self._rewards, self._answer = rewards, answer
-        if test is not None:
-            positions = {"train": range(len(train)), "test": range(len(test))}
-        else:
-            prompts = [RowItems(train, "train", prompt_column, None, [i])[0].prompt for i in range(len(train))]
-            sides: dict[str, bool] = {}  # copies of a prompt that differ in spacing or case go where the first one goes
-            held = [sides.setdefault(normalised(prompt), _held_out(prompt, test_fraction)) for prompt in prompts]
-            positions = {"train": _where(held, False), "test": _where(held, True)}  # type: ignore[dict-item]
-            test = train
-            if not positions["train"] or not positions["test"]:
-                raise UserError(
-                    f"task.test_fraction = {test_fraction}: holding that share of {len(train)} rows out leaves the "
-                    f"{'train' if not positions['train'] else 'test'} split empty; give a test split or another fraction"
-                )
-        self._splits: dict[str, RowItems] = {
-            "train": RowItems(train, "train", prompt_column, answer_column, positions["train"]),
-            "test": RowItems(test, "test", prompt_column, answer_column, positions["test"]),
-        }
+        self._columns = (prompt_column, answer_column)
+        self.use_rows(train, test, test_fraction, "allow")
 
-    def items(self, split: Split) -> RowItems:
-        return self._splits[split]
+    def row_item(self, row: Mapping[str, Any], name: str) -> Item:
+        prompt, answer = self._columns
+        data = {**row, "prompt": row[prompt]} | ({"answer": row[answer]} if answer else {})
+        try:
+            text = _text(row[prompt])
+            if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise ValueError("holds half a character (a lone surrogate, as of a cut emoji); repair the text")
+            return Item(name, text, data)
+        except ValueError as error:
+            raise UserError(f"item {name}: {prompt!r} {error}") from error
 
-    def settle_overlap(self, on_overlap: OnOverlap, fix: str = "set task.on_overlap=drop") -> None:
-        """Refuses train rows that are test rows too, or leaves them out."""
-        if on_overlap == "allow":
-            return
-        train, test = self._splits["train"], self._splits["test"]
-        pairs = shared_items(train.named_prompts(), test.named_prompts())
-        if on_overlap == "refuse":
-            refuse_overlap(pairs, fix)
-        self._splits["train"] = train.without({name for name, _ in pairs})
+    def hashed(self, text: str) -> str:
+        return text
+
+    def text(self, item: Item) -> str:
+        return item.prompt
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
         return self._rewards(episodes)
@@ -223,20 +173,7 @@ def _text(prompt: Any) -> str:
 def _turn_text(turn: Mapping[str, Any]) -> str:
     if turn.get("role") == "assistant":
         raise ValueError("holds a turn of an assistant, which no agent of the team has said; leave it out")
-    content = turn["content"]
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, Sequence) else [None]
-    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else None for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"holds a turn whose content is {content!r:.60}; give text")
-    return "".join(map(str, texts))
-
-
-def _held_out(prompt: str, fraction: float) -> bool:
-    """By the prompt's hash: equal prompts never fall on both sides."""
-    return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:8], "big") < fraction * 2**64
-
-
-def _where(flags: list[bool], value: bool) -> list[int]:
-    return [i for i, flag in enumerate(flags) if flag is value]
+    text = content_text(turn["content"])
+    if text is None:
+        raise ValueError(f"holds a turn whose content is {turn['content']!r:.60}; give text")
+    return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.team.chat import ChatPieces
@@ -15,26 +15,20 @@ REASONING_OPEN, REASONING_CLOSE = "<think>", "</think>"
 
 def without_reasoning(text: str) -> str:
     """A text from outside the protocol (another model's reply, a recorded message) without its reasoning blocks."""
-    kept, close = [], 0
-    while (start := text.find(REASONING_OPEN, close)) >= 0:
-        kept.append(text[close:start])
-        stop = text.find(REASONING_CLOSE, start)
-        if stop < 0:
-            return "".join(kept)
-        close = stop + len(REASONING_CLOSE)
-    return "".join([*kept, text[close:]]) if kept or close else text
+    blocks = _reasoning_blocks(text, text.find(REASONING_OPEN))
+    begins, ends = [0, *(stop for _, stop in blocks)], [*(start for start, _ in blocks), len(text)]
+    return "".join(text[begin:end] for begin, end in zip(begins, ends, strict=True))
 
 
-class Transcript(Protocol):
-    """One episode's context while it is played."""
-
-    def prompt_for(self, agent: str) -> list[int]: ...
-
-    def add_message(self, agent: str, token_ids: list[int]) -> str:
-        """Appends what `agent` sampled after `prompt_for(agent)`; returns the text that everybody else reads."""
-        ...
-
-    def add_feedback(self, text: str) -> None: ...
+def _reasoning_blocks(text: str, start: int) -> list[tuple[int, int]]:
+    """Where each <think>...</think> begins and ends, the first at `start` (-1: there is none); an unclosed one has no end."""
+    blocks = []
+    while start >= 0:
+        close = text.find(REASONING_CLOSE, start)
+        stop = len(text) if close < 0 else close + len(REASONING_CLOSE)
+        blocks.append((start, stop))
+        start = text.find(REASONING_OPEN, stop)
+    return blocks
 
 
 class TeamProtocol:
@@ -111,13 +105,7 @@ def _cut_reasoning(ids: list[int], decode: Callable[[list[int]], str], *, inside
     pieces = [decode([token]) for token in ids]
     ends = list(accumulate(map(len, pieces)))
     text = "".join(pieces)
-    cut: list[tuple[int, int]] = []  # character spans
-    start = 0 if inside else text.find(REASONING_OPEN)
-    while start >= 0:
-        close = text.find(REASONING_CLOSE, start)
-        stop = len(text) if close < 0 else close + len(REASONING_CLOSE)
-        cut.append((start, stop))
-        start = text.find(REASONING_OPEN, stop)
+    cut = _reasoning_blocks(text, 0 if inside else text.find(REASONING_OPEN))
     starts = [end - len(piece) for end, piece in zip(ends, pieces, strict=True)]
     return [
         token
@@ -127,6 +115,9 @@ def _cut_reasoning(ids: list[int], decode: Callable[[list[int]], str], *, inside
 
 
 class _SharedTranscript:
+    """All agents read one transcript. `add_message` appends what an agent sampled after `prompt_for(agent)` and returns the text
+    that everybody else reads."""
+
     def __init__(self, protocol: TeamProtocol, prompt: str) -> None:
         self._protocol = protocol
         self._ids = protocol.chat.encode(protocol.chat.prologue(protocol.system_for(""), prompt))
@@ -200,6 +191,10 @@ class _PerAgentTranscript:
                 if agent != said_by:
                     heard.append(words)
         self._unheard = []
+
+
+Transcript = _SharedTranscript | _PerAgentTranscript
+"""One episode's context while it is played."""
 
 
 def check_prefix_stability(protocol: TeamProtocol, *, rounds: int = 2) -> None:

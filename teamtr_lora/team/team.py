@@ -4,83 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from teamtr_lora.team.protocol import TeamProtocol, check_prefix_stability
 from teamtr_lora.team.router import Router, build_router
 
 
-class AgentSettings(Protocol):
-    name: str
-    role: str
-
-
-class RouterSettings(Protocol):
-    kind: Any  # one of the kinds that build_router knows
-    rounds: int
-    sequence: list[str]
-    done_marker: str
-    judge: str | None
-
-
-class ProtocolSettings(Protocol):
-    view: Any  # these three as TeamProtocol takes them
-    reasoning_tags: Any
-    tool_calls: Any
-    system: str | None
-    context_tokens: int | None
-    on_overflow: Any  # end_episode or error
-
-
-class TeamSettings(Protocol):
-    """What a team is built from. The team section of a recipe is one."""
-
-    @property
-    def agents(self) -> Sequence[AgentSettings]: ...
-
-    @property
-    def router(self) -> RouterSettings: ...
-
-    @property
-    def protocol(self) -> ProtocolSettings: ...
-
-
-@dataclass(frozen=True)
-class Agent:
-    """A role; its LoRA adapter lives in the AdapterBank under the same name."""
-
-    name: str
-    role: str
-
-
 @dataclass(frozen=True)
 class Team:
-    agents: tuple[Agent, ...]
+    names: list[str]  # of the agents, in speaking order; their LoRA adapters live in the AdapterBank under the same names
     protocol: TeamProtocol
     router: Router
     context_tokens: int
     on_overflow: str
 
-    @property
-    def names(self) -> list[str]:
-        return [agent.name for agent in self.agents]
 
-
-def most_messages(settings: TeamSettings) -> int:
+def most_messages(settings: Any) -> int:
     """The most messages that an episode of this team can have."""
     # How many messages a custom router allows does not depend on whom it chooses, so that any function will do here.
     return _router(settings, custom=lambda **_: None).max_messages
 
 
 def build_team(
-    settings: TeamSettings,
+    settings: Any,
     tokenizer: Any,
     *,
     base_context_tokens: int,
     custom_router: Callable[..., str | None] | None = None,
     end_ids: Sequence[int] = (),
 ) -> Team:
-    """Builds the team, and refuses before any training a protocol that this tokenizer cannot carry.
+    """Builds the team of a recipe's team section, and refuses before any training a protocol that this tokenizer cannot carry.
 
     `end_ids`: tokens that end a message for this base, beside the one that its chat template ends a turn with.
     """
@@ -97,7 +50,7 @@ def build_team(
     )
     check_prefix_stability(carried)
     return Team(
-        agents=tuple(Agent(agent.name, agent.role) for agent in settings.agents),
+        names=[agent.name for agent in settings.agents],
         protocol=carried,
         router=router,
         context_tokens=min(protocol.context_tokens or base_context_tokens, base_context_tokens),
@@ -105,7 +58,7 @@ def build_team(
     )
 
 
-def _router(settings: TeamSettings, custom: Callable[..., str | None] | None) -> Router:
+def _router(settings: Any, custom: Callable[..., str | None] | None) -> Router:
     router = settings.router
     return build_router(
         router.kind,

@@ -328,9 +328,29 @@ def test_topics_in_the_prose_exist() -> None:
             assert topic in TOPICS, f"{page}: there is no topic {topic}"
 
 
-def test_the_table_of_engines_is_the_programs() -> None:
-    from teamtr_lora.recipe.engine_facts import engine_table
+def engine_table() -> list[tuple[str, ...]]:
+    """The records of the engines as rows of text, the header first."""
+    from teamtr_lora.recipe.engine_facts import ENGINES
 
+    rows: list[tuple[str, ...]] = [
+        ("engine", "what it is", "temperatures", "ranks", "DoRA", "quantised base", "a draw depends on", "exact resume")
+    ]
+    for facts in ENGINES.values():
+        low, high = facts.temperatures
+        rows.append((
+            facts.name,
+            facts.description + (f" (pip install 'teamtr-lora[{facts.needs}]')" if facts.needs else ""),
+            "any" if high == sys.float_info.max else f"0, {low:g} to {high:g}",
+            f"up to {facts.max_rank}" if facts.max_rank else "any",
+            "yes" if facts.dora else "no",
+            "; ".join(f"{kind}: {', '.join(names[1:]) or 'no'}" for kind, names in facts.quantization.items()),
+            facts.seeds,
+            "yes" if facts.exact_resume else "no",
+        ))  # fmt: skip
+    return rows
+
+
+def test_the_table_of_engines_is_the_programs() -> None:
     (shown,) = re.findall(r"<!-- table: engine_table -->\n(.*?)<!-- end -->", PAGES["rollouts"].read_text(), re.S)
     columns = list(zip(*engine_table(), strict=True))
     head = ["", *(f"`{name}`" for name in columns[0][1:])]

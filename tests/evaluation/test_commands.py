@@ -13,7 +13,7 @@ from teamtr_lora.evaluation import commands
 from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team
 from teamtr_lora.evaluation.inference_baselines import BaselineOptions
 from teamtr_lora.evaluation.outcome import Attempt
-from teamtr_lora.recipe.evaluation_section import PAPER_SAMPLES, EvaluationSection
+from teamtr_lora.recipe.measuring_sections import PAPER_SAMPLES, EvaluationSection
 from teamtr_lora.runs.evaluations import EvaluationStore
 
 RECIPE = """

@@ -152,7 +152,7 @@ def data_for(recipe: Recipe, folder: Path) -> list[str]:
     overrides = ["task.hub=null"]
     if kind == "tau2":
         domain = task.name.removeprefix("tau2_")
-        tables = json.loads((Path(__file__).parents[1] / "tasks" / "tau2_tables.json").read_text())
+        tables = json.loads((Path(__file__).parents[1] / "tasks" / "benchmarks" / "tau2_tables.json").read_text())
         (folder / f"{domain}_db.json").write_text(json.dumps(tables[domain]))
         (folder / f"{domain}_policy.md").write_text("Be kind. " * 500)
     for key in ("path", "test_path"):

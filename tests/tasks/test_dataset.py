@@ -103,7 +103,7 @@ def test_conversational_prompts_are_played_as_their_text(text_only: bool) -> Non
 )
 def test_a_conversation_that_is_more_than_text_is_refused(turn: dict[str, Any], message: str) -> None:
     rows = [{"prompt": "fine"}, {"prompt": [{"role": "user", "content": "2+2?"}, turn]}]
-    with pytest.raises(UserError, match=rf"^row 1 of the train dataset: 'prompt' .*{message}"):
+    with pytest.raises(UserError, match=rf"^item train-1: 'prompt' .*{message}"):
         DatasetTask(rows, rows, ZERO).items("train")[1]
 
 
@@ -266,7 +266,7 @@ def test_columns_that_a_reward_takes_are_in_every_row() -> None:
 def test_half_a_character_in_a_prompt_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "whole \\ud83d\\ude00"}\n{"prompt": "half \\ud83d emoji"}\n')
-    with pytest.raises(UserError, match="row 1 of the train dataset: 'prompt' holds half a character"):
+    with pytest.raises(UserError, match="item train-1: 'prompt' holds half a character"):
         DatasetTask(read_rows(path, "task.path"), None, ZERO)
 
 

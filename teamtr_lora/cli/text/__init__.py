@@ -9,5 +9,6 @@ Modules:
     registry       `adapters`
     hub_transfers  `push` and `pull`
     tasks          `tasks` and `score`
+    tables         tables, and numbers in them
     keys           `keys`: the recipe's keys
 """

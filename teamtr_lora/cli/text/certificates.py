@@ -11,6 +11,7 @@ from rich.table import Table
 
 from teamtr_lora.algorithm.calibration import Calibration
 from teamtr_lora.algorithm.certificate import Certificate
+from teamtr_lora.cli.text.tables import known, table_of
 from teamtr_lora.study.certified import Certified, RunCertificates, StageCertificate, UpdateCertificate
 
 
@@ -19,10 +20,10 @@ def print_certificates(run: RunCertificates, *, updates: bool = False) -> None:
     rows: Sequence[Certified] = run.updates if updates else run.stages
     title = f"certificates in raw reward, discounted by gamma = {run.gamma:.4g}; A_max = {run.advantage_bound:g}"
     certain = f"at {run.confidence:.0%}"
-    table = _table(title, "L", "penalty", "bound", certain, first="update" if updates else "stage")
+    table = _table(title, "update" if updates else "stage", "L", "penalty", "bound", certain)
     for r in rows:
         bound = r.certificate
-        shown = (_signed(bound.surrogate), _size(bound.penalty), _signed(bound.bound), _signed(r.high_probability.bound))
+        shown = (_signed(bound.surrogate), known(bound.penalty), _signed(bound.bound), _signed(r.high_probability.bound))
         _add(table, r, shown, bound, (r.return_improvement, r.return_improvement_standard_error, r.slack))
     console = Console()
     console.print(table)
@@ -68,24 +69,18 @@ def _what(row: Certified) -> str:
     return f"stage {row.stage} ({row.theorem})"
 
 
-def _table(title: str, *columns: str, first: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for name in (first, *columns, "vacuous", "gain", "error", "slack"):
-        table.add_column(name, justify="right", overflow="fold")
-    return table
+def _table(title: str, *columns: str) -> Table:
+    columns = (*columns, "vacuous", "gain", "error", "slack")
+    return table_of(title, *columns, left=0, box=box.SIMPLE, padding=(0, 1, 0, 0))
 
 
 def _add(table: Table, row: Certified, shown: Sequence[str], bound: Certificate, measured: Sequence[float | None]) -> None:
     gain, error, slack = measured
-    table.add_row(_name(row), *shown, "yes" if bound.vacuous else "no", _signed(gain), _size(error), _signed(slack))
+    table.add_row(_name(row), *shown, "yes" if bound.vacuous else "no", _signed(gain), known(error), _signed(slack))
 
 
 def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.4f}"
-
-
-def _size(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    return known(value, "+.4f")
 
 
 def _legend(run: RunCertificates, certain: str, updates: bool) -> str:
@@ -125,21 +120,20 @@ def _penalties(s: Certified) -> str:
 def _by_turns(rows: Sequence[Certified]) -> Table:
     title = "the same by turns: undiscounted, charged only for an agent's own later messages, with its sampling error"
     first = "update" if isinstance(rows[0], UpdateCertificate) else "stage"
-    table = _table(title, "L", "shift", "noise", "bound", first=first)
+    table = _table(title, first, "L", "shift", "noise", "bound")
     for r in rows:
         if r.by_turns:
             bound = r.by_turns
-            shown = (_signed(bound.surrogate), _size(bound.occupancy), _size(bound.concentration), _signed(bound.bound))
+            shown = (_signed(bound.surrogate), known(bound.occupancy), known(bound.concentration), _signed(bound.bound))
             _add(table, r, shown, bound, (r.improvement, r.improvement_standard_error, r.by_turns_slack))
     return table
 
 
 def _words(c: Calibration, unit: str) -> str:
-    correlation = "-" if c.rank_correlation is None else f"{c.rank_correlation:+.2f}"
     shares = ", ".join(f"{name} {share:.0%}" for name, share in c.penalty_shares.items() if share)
     counted = f"{c.rows} {unit}{'' if c.rows == 1 else 's'}"
     return (
         f"{counted} with a measured improvement; vacuous {c.vacuous_rate:.0%}, could certify {c.can_certify_rate:.0%}, "
         f"violated {c.violation_rate:.0%} ({c.significant_violation_rate:.0%} beyond the noise of the measurement); mean slack "
-        f"{c.mean_slack:.4f}; rank correlation {correlation}; penalties: {shares or 'none'}"
+        f"{c.mean_slack:.4f}; rank correlation {known(c.rank_correlation, '+.2f')}; penalties: {shares or 'none'}"
     )

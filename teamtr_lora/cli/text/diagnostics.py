@@ -8,6 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from teamtr_lora.cli.text.tables import known, table_of
 from teamtr_lora.study.diagnose import RunDiagnosis
 
 TITLES = {
@@ -45,10 +46,9 @@ def print_diagnosis(found: RunDiagnosis) -> None:
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     names = [name for name in rows[0] if name not in LEFT_OUT]
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
+    shown = [name.replace("_", " ") for name in names]
+    table = table_of(title, *shown, left=0, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*(_shown(row[name]) for name in names))
     return table
@@ -61,11 +61,9 @@ def _token_shift(shift: dict[str, Any]) -> Table:
         f"{shift[name]['flip_rate']:.1%} of positions"
         for name in kinds
     )
-    table = Table(
-        box=box.SIMPLE, title=f"token probabilities by rank before the update ({shift['agent']}, stage {shift['stage']}; {steps})"
-    )
-    for name in ("rank", "before", *(f"{name.replace('_', ' ')}: {what}" for name in kinds for what in ("after", "moved"))):
-        table.add_column(name, justify="right")
+    title = f"token probabilities by rank before the update ({shift['agent']}, stage {shift['stage']}; {steps})"
+    columns = [f"{name.replace('_', ' ')}: {what}" for name in kinds for what in ("after", "moved")]
+    table = table_of(title, "rank", "before", *columns, left=0, box=box.SIMPLE)
     before = shift[kinds[0]]["before"]
     for rank in range(len(before)):
         label = "rest" if rank + 1 == len(before) else str(rank + 1)
@@ -86,8 +84,4 @@ def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    return str(value)
+    return known(value, ".3g") if value is None or isinstance(value, float) else str(value)

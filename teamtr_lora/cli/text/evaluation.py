@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from teamtr_lora.cli.text.tables import known, table_of
 from teamtr_lora.evaluation.compare import Comparison
 from teamtr_lora.evaluation.evaluate import Measure
 from teamtr_lora.evaluation.result import Estimate, EvaluationResult
@@ -19,7 +19,7 @@ def print_evaluation(result: EvaluationResult) -> None:
     policy = result.settings["policy"]
     if policy["kind"] != "team":
         title = f"{BASELINES[policy['kind']]} by {policy['agent'] or 'the base alone'}: {title}"
-    table = _table(escape(title), "measure", "value", "95% interval", "standard error")
+    table = table_of(escape(title), "measure", "value", "95% interval", "standard error")
     for name, estimate in result.measures.items():
         table.add_row(name, *_cells(name, estimate))
     if f"maj@{evaluation.k}" not in result.measures:
@@ -42,7 +42,7 @@ def print_evaluation(result: EvaluationResult) -> None:
 def _print_categories(console: Console, result: EvaluationResult) -> None:
     shown = [n for n in result.measures if n.startswith(("avg@", "maj@")) or n == f"pass@{result.evaluation.k}"]
     for column, values in result.categories.items():
-        table = _table(f"by {escape(column)}", column, "items", *(f"{name} (95% interval)" for name in shown))
+        table = table_of(f"by {escape(column)}", column, "items", *(f"{name} (95% interval)" for name in shown))
         for value, (items, measures) in values.items():
             cells = [" ".join(_cells(name, measures[name])[:2]) for name in shown]
             table.add_row(escape(value), str(items), *cells)
@@ -56,11 +56,11 @@ def print_comparison(comparison: Comparison) -> None:
     title = f"{comparison.items} items, k = {comparison.k}: B minus A, paired by item"
     exact = any(test.mcnemar_p_value is not None for test in comparison.tests.values())
     columns = ["measure", "A", "B", "difference", "95% interval", "p", *(["McNemar p"] if exact else []), "better / worse"]
-    table = _table(title, *columns)
+    table = table_of(title, *columns)
     for name, test in comparison.tests.items():
         places = 1 if "tokens" in name else 4
         interval = "-" if test.low is None or test.high is None else f"[{test.low:+.{places}f}, {test.high:+.{places}f}]"
-        exactly = ["-" if test.mcnemar_p_value is None else f"{test.mcnemar_p_value:.4f}"] if exact else []
+        exactly = [known(test.mcnemar_p_value)] if exact else []
         values = [f"{test.first:.{places}f}", f"{test.second:.{places}f}", f"{test.difference:+.{places}f}"]
         table.add_row(name, *values, escape(interval), f"{test.p_value:.4f}", *exactly, f"{test.better} / {test.worse}")
     console.print(table)
@@ -69,22 +69,14 @@ def print_comparison(comparison: Comparison) -> None:
     console.print("intervals: bootstrap over items; p: sign flips of the items' differences, two-sided")
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title)
-    for number, name in enumerate(columns):
-        table.add_column(escape(name), justify="right" if number else "left", overflow="fold")
-    return table
-
-
 def _cells(name: str, estimate: Estimate) -> list[str]:
     places = 1 if "tokens" in name else 4
-    known = estimate.low is not None and estimate.high is not None
-    interval = f"[{estimate.low:.{places}f}, {estimate.high:.{places}f}]" if known else "-"
-    error = "-" if estimate.standard_error is None else f"{estimate.standard_error:.{places}f}"
-    return [f"{estimate.value:.{places}f}", escape(interval), error]
+    both = estimate.low is not None and estimate.high is not None
+    interval = f"[{estimate.low:.{places}f}, {estimate.high:.{places}f}]" if both else "-"
+    return [f"{estimate.value:.{places}f}", escape(interval), known(estimate.standard_error, f".{places}f")]
 
 
 def _measure_cells(found: Measure | None) -> list[str]:
     if found is None:
         return ["-", "", ""]
-    return [f"{found.value:.4f}", "", "-" if found.standard_error is None else f"{found.standard_error:.4f}"]
+    return [f"{found.value:.4f}", "", known(found.standard_error)]

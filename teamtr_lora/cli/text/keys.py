@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
-from teamtr_lora.recipe.reference import Key
+from teamtr_lora.recipe.words import Key
 
 
 def print_keys(keys: Sequence[Key]) -> None:

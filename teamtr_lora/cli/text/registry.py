@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from teamtr_lora.cli.text.tables import with_error
 from teamtr_lora.registry.imports import Imported
 from teamtr_lora.registry.verify import Verified
 
@@ -17,7 +18,8 @@ def print_teams(rows: list[dict[str, Any]], root: Path) -> None:
     table = [["team", "version", "base", "task", "agents", "accuracy", "made by", "created"]]
     for row in rows:
         if "number" in row:
-            values = [row["number"], row["base"], row["task"], ",".join(row["agents"]), _accuracy(row["metrics"])]
+            accuracy = with_error(row["metrics"].get("avg_at_k"), row["metrics"].get("standard_error"), ".3f")
+            values = [row["number"], row["base"], row["task"], ",".join(row["agents"]), accuracy]
             table.append([row["team"], *map(str, values), row["made_by"], row["created"]])
     _columns(table if len(table) > 1 else [])
     for row in rows:
@@ -65,11 +67,6 @@ def print_imported(done: Imported, root: Path) -> None:
         _say(f"team {done.team.team} is at version {done.team.number}; try: teamtr-lora ask {root}/{done.team.team} QUESTION")
     for note in done.notes:
         _say(note)
-
-
-def _accuracy(metrics: dict[str, float]) -> str:
-    value, error = metrics.get("avg_at_k"), metrics.get("standard_error")
-    return "-" if value is None else f"{value:.3f}" + (f" ± {error:.3f}" if error is not None else "")
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> None:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from teamtr_lora.cli.text.tables import known
 from teamtr_lora.common.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall
 from teamtr_lora.team import Episode
@@ -26,10 +27,8 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
     minutes, seconds = divmod(round(summary.seconds), 60)
     console.print()
     measured = f"on {summary.episodes_evaluated} episodes" if summary.episodes_evaluated else "(this team was not evaluated)"
-    console.print(
-        f"[bold]held-out accuracy {_share(summary.accuracy_before)} -> {_share(summary.accuracy_after)}[/] {measured}, in "
-        f"{minutes} min {seconds} s"
-    )
+    before, after = (known(accuracy, ".3f") for accuracy in (summary.accuracy_before, summary.accuracy_after))
+    console.print(f"[bold]held-out accuracy {before} -> {after}[/] {measured}, in {minutes} min {seconds} s")
     console.print(
         f"{summary.updates} updates: {summary.accepted} accepted ({summary.shrunk} of them shrunk), {summary.rejected} rejected, "
         f"{summary.skipped} skipped; accepted outside the trust region: {summary.out_of_region_accepted}"
@@ -47,10 +46,6 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
     console.print(f"  {typed} eval {run} --k 4")
     if not Path("my-team").exists():
         console.print(f"  {typed} init my-team        # a recipe, a dataset and a reward function to change")
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def print_transcript(episode: Episode) -> None:

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TaskID
-from rich.table import Table
 
+from teamtr_lora.cli.text.tables import known, table_of, with_error
 from teamtr_lora.common.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall
 from teamtr_lora.swap.compatibility import Check
 from teamtr_lora.swap.places import Undone
 from teamtr_lora.swap.shock import Shock, TeamScore
-from teamtr_lora.swap.stage0 import Alignment, Reading
+from teamtr_lora.swap.stage0 import Alignment
 from teamtr_lora.swap.swap_report import Listener, RebaseReport, SwapReport
 
 _COLOUR = {"ok": "green", "note": "yellow", "fail": "red"}
@@ -51,9 +51,7 @@ def swap_view(*, json: bool) -> Iterator[SwapView]:
 
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:
-    table = Table(title="compatibility")
-    for name in ("check", "old", "new", "verdict", "fix"):
-        table.add_column(name, overflow="fold")
+    table = table_of("compatibility", "check", "old", "new", "verdict", "fix", left=5)
     for c in checks:
         verdict = f"[{_COLOUR[c.verdict]}]{c.verdict}[/]"
         table.add_row(escape(c.check), escape(c.old), escape(c.new), verdict, escape(c.fix))
@@ -69,13 +67,7 @@ def print_swap(report: SwapReport) -> None:
         return
     if report.alignment:
         _print_alignment(console, {report.agent: report.alignment})
-    table = _scores_table("swap shock on held-out items")
-    for name in ("before", "direct", "aligned"):
-        score, lost = getattr(report, name), getattr(report, f"shock_{name}", None)
-        if score:
-            _score_row(table, name, score, lost)
-    console.print(table)
-    console.print(f"{report.sampled_tokens:,} tokens sampled, {report.trained_tokens:,} trained on, {report.seconds:.0f} s")
+    _print_scores(console, "swap shock on held-out items", report)
     console.print(f"{escape(report.agent)}: {report.old} -> {report.new} ({report.how}, from {escape(report.source)})")
     console.print(
         "the replacement itself is not certified; go on with training, or: "
@@ -86,11 +78,7 @@ def print_swap(report: SwapReport) -> None:
 def print_rebase(report: RebaseReport) -> None:
     console = Console(highlight=False, soft_wrap=True)
     _print_alignment(console, report.alignments)
-    table = _scores_table("the team on held-out items")
-    for name in ("before", "direct", "aligned"):
-        _score_row(table, name, getattr(report, name), getattr(report, f"shock_{name}", None))
-    console.print(table)
-    console.print(f"{report.sampled_tokens:,} tokens sampled, {report.trained_tokens:,} trained on, {report.seconds:.0f} s")
+    _print_scores(console, "the team on held-out items", report)
     console.print(f"{escape(report.team)} on {escape(report.old_base)} -> {escape(report.out)} on {escape(report.new_base)}")
 
 
@@ -105,31 +93,21 @@ def print_undo(where: str, undone: Undone) -> None:
 
 
 def _print_alignment(console: Console, alignments: dict[str, Alignment]) -> None:
-    table = Table(title="KL(old || new) on held-out contexts")
-    for name in ("agent", "before", "after", "upper bound", "delta_align", "steps"):
-        table.add_column(name, justify="left" if name == "agent" else "right")
+    columns = ("agent", "before", "after", "upper bound", "delta_align", "steps")
+    table = table_of("KL(old || new) on held-out contexts", *columns)
     for agent, a in alignments.items():
-        bound = "-" if a.after.bound is None else f"{a.after.bound:.4f}"
-        table.add_row(escape(agent), _reading(a.before), _reading(a.after), bound, f"{a.delta:g}", str(a.steps))
+        before, after = (with_error(reading.mean, reading.standard_error) for reading in (a.before, a.after))
+        table.add_row(escape(agent), before, after, known(a.after.bound), f"{a.delta:g}", str(a.steps))
     console.print(table)
 
 
-def _reading(reading: Reading) -> str:
-    return f"{reading.mean:.4f}" + ("" if reading.standard_error is None else f" ± {reading.standard_error:.4f}")
-
-
-def _scores_table(title: str) -> Table:
-    table = Table(title=title)
-    for name in ("team", "accuracy", "lost, by item"):
-        table.add_column(name, justify="left" if name == "team" else "right")
-    return table
-
-
-def _score_row(table: Table, name: str, score: TeamScore, lost: Shock | None) -> None:
-    table.add_row(
-        name, _pair(score.accuracy, score.standard_error), "-" if lost is None else _pair(lost.lost, lost.standard_error)
-    )
-
-
-def _pair(value: float, error: float | None) -> str:
-    return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
+def _print_scores(console: Console, title: str, report: SwapReport | RebaseReport) -> None:
+    table = table_of(title, "team", "accuracy", "lost, by item")
+    for name in ("before", "direct", "aligned"):
+        score: TeamScore | None = getattr(report, name)
+        lost: Shock | None = getattr(report, f"shock_{name}", None)
+        if score:
+            accuracy = with_error(score.accuracy, score.standard_error)
+            table.add_row(name, accuracy, "-" if lost is None else with_error(lost.lost, lost.standard_error))
+    console.print(table)
+    console.print(f"{report.sampled_tokens:,} tokens sampled, {report.trained_tokens:,} trained on, {report.seconds:.0f} s")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from teamtr_lora.common.code_paths import offered_tasks
-from teamtr_lora.recipe.words import describe, resolve
+from teamtr_lora.recipe.words import walk
 from teamtr_lora.tasks.machinery.score import Scores
 from teamtr_lora.tasks.machinery.task import Item
 from teamtr_lora.tasks.machinery.task_settings import TaskSettings
@@ -44,18 +43,10 @@ def print_tasks() -> None:
 
 
 def task_keys(family: type[TaskSettings]) -> list[dict[str, Any]]:
-    return [row for row in _keys(family.model_json_schema(), "") if row["key"] != "name"]
-
-
-def _keys(section: dict[str, Any], prefix: str) -> Iterator[dict[str, Any]]:
-    """A section inside the section by its own keys."""
-    for key, node in section["properties"].items():
-        inner = resolve(node)
-        if "properties" in inner:
-            yield from _keys(inner, f"{prefix}{key}.")
-        else:
-            about = node.get("description", "")
-            yield {"key": prefix + key, "takes": describe(node), "default": node.get("default"), "about": about}
+    keys = [key for key in walk(family.model_json_schema()) if key.takes and key.name != "name"]
+    return [
+        {"key": key.name, "takes": key.takes, "default": json.loads(key.default or "null"), "about": key.meaning} for key in keys
+    ]
 
 
 def print_task(name: str) -> None:
@@ -78,15 +69,15 @@ def print_items(items: list[Item], as_json: bool) -> None:
 
 
 def print_scores(scores: Scores) -> None:
-    kinds = list(scores.measures[0])
+    kinds = [name for name in scores.items[0] if name not in ("id", "score")]
     table = Table("item", "score", *kinds, box=None, pad_edge=False)
-    for (name, score), more in zip(scores.items, scores.measures, strict=True):
-        table.add_row(escape(name), f"{score:g}", *(f"{more[kind]:g}" for kind in kinds))
+    for row in scores.items:
+        table.add_row(escape(str(row["id"])), *(f"{row[kind]:g}" for kind in ("score", *kinds)))
     console = Console(highlight=False)
     console.print(table)
     error = "" if scores.standard_error is None else f" ± {scores.standard_error:.4f} (standard error)"
     console.print(f"{scores.task}: n = {len(scores.items)}, mean = {scores.mean:.4f}{error}", markup=False)
     for kind in kinds:
-        console.print(f"{kind}: mean = {fmean(more[kind] for more in scores.measures):.4f}", markup=False)
+        console.print(f"{kind}: mean = {fmean(row[kind] for row in scores.items):.4f}", markup=False)
     if scores.unanswered:
         console.print(f"{scores.unanswered} items have no response and are not in the mean", markup=False)

@@ -17,17 +17,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.tasks.machinery.bench import BenchTask, field
+from teamtr_lora.tasks.machinery.bench import field
 from teamtr_lora.tasks.machinery.forms import Form
-from teamtr_lora.tasks.machinery.responder import (
-    ConversationSettings,
-    Responder,
-    Silent,
-    Turn,
-    build_responder,
-    needs_somebody,
-    tidy,
-)
+from teamtr_lora.tasks.machinery.responder import ConversationSettings, ConversationTask, Responder, Turn, build_responder, tidy
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, item_of
 from teamtr_lora.team import Episode, Message
 
@@ -120,17 +112,10 @@ def f1(said: Sequence[str], true: Sequence[str]) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-class ArBenchTask(BenchTask):
-    needs_every_message = True
-
+class ArBenchTask(ConversationTask):
     def __init__(self, responder: Responder, turns: int = 25, answer_early: bool = True) -> None:
-        self.responder, self.turns, self.answer_early = responder, turns, answer_early
-
-    def use_recorded(self) -> None:
-        self.responder = Silent()
-
-    def check_playable(self) -> None:
-        needs_somebody(self.responder, self.name)
+        super().__init__(responder)
+        self.turns, self.answer_early = turns, answer_early
 
     def last_text(self, episode: Episode) -> str:
         """What counts as the final answer: the last message, and nothing after the turns and the one answer."""
@@ -318,27 +303,26 @@ def _case(known: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-class DetectiveSettings(ConversationSettings):
-    """Find the murderer by questioning suspects, whom the responder plays; AR-Bench's detective cases, scored by index."""
-
-    name: Literal["arbench_dc"] = Field(description="Rows need initial_information, suspects and label. A message is a turn.")
+class ArBenchSettings(ConversationSettings):
     turns: int = Field(default=25, ge=1, description="Questions; one answer follows. A message is a turn.")
     answer_early: bool = Field(
         default=True, description="An answer before the last turn ends the episode; false plays all turns, as AR-Bench does."
     )
 
+
+class DetectiveSettings(ArBenchSettings):
+    """Find the murderer by questioning suspects, whom the responder plays; AR-Bench's detective cases, scored by index."""
+
+    name: Literal["arbench_dc"] = Field(description="Rows need initial_information, suspects and label. A message is a turn.")
+
     def make(self, folder: Path) -> DetectiveTask:
         return DetectiveTask(build_responder(self.responder, folder), self.turns, self.answer_early)
 
 
-class SituationSettings(ConversationSettings):
+class SituationSettings(ArBenchSettings):
     """Find the story behind a situation by yes-or-no questions to a referee, the responder; AR-Bench's situation puzzles."""
 
     name: Literal["arbench_sp"] = Field(description="Rows need surface and bottom. A message is a turn.")
-    turns: int = Field(default=25, ge=1, description="Questions; the story follows. A message is a turn.")
-    answer_early: bool = Field(
-        default=True, description="A story told before the last turn ends the episode; false plays all turns, as AR-Bench does."
-    )
     reward: Literal["characters", "words"] = Field(
         default="characters", description="F1 of the story told and the true one, over characters or over words."
     )

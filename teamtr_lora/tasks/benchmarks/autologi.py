@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +19,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.tasks.benchmarks.autologi_maker import LogicItems
+from teamtr_lora.tasks.benchmarks.autologi_maker import MAKERS, Puzzle
 from teamtr_lora.tasks.benchmarks.math_answer import last_box
 from teamtr_lora.tasks.machinery.bench import BenchTask, field, turns_text
+from teamtr_lora.tasks.machinery.drawn import DrawnItems, draw_for
 from teamtr_lora.tasks.machinery.forms import Form
 from teamtr_lora.tasks.machinery.sandbox import Limits, run_checks
 from teamtr_lora.tasks.machinery.task import Item, Split, item_of
@@ -103,8 +105,17 @@ class AutoLogi(BenchTask):
         constraints = constraint_source(field(code, name, CONSTRAINT_KEYS, (str, list)), name)
         return Item(name, prompt, {"check": check, "constraints": constraints})
 
-    def generated(self, split: Split) -> LogicItems:
-        return LogicItems(self._size, split)
+    def generated(self, split: Split) -> DrawnItems:
+        return DrawnItems(f"autologi/{self._size}", split, self._made)
+
+    def _made(self, rng: random.Random, split: Split, name: str) -> Item:
+        def draw() -> tuple[str, Puzzle]:
+            kind = rng.choice(sorted(MAKERS))
+            return kind, MAKERS[kind](rng, self._size)
+
+        kind, puzzle = draw_for(split, draw, lambda drawn: f"{drawn[1].story} {sorted(rule.text for rule in drawn[1].rules)}")
+        data = {"kind": kind, "check": puzzle.check_code, "constraints": puzzle.constraint_code, "example": puzzle.example}
+        return Item(name, puzzle.prompt, data)
 
     def verdict(self, item: Item, text: str) -> float:
         answer = answer_in(text)

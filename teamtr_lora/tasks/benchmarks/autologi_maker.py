@@ -6,15 +6,11 @@ of constraint comes twice in a puzzle before every kind has come once.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
-from teamtr_lora.tasks.machinery.task import Item, Split
-
-TEST_SHARE = 0.2
 PEOPLE = ["Ada", "Boris", "Chen", "Dora", "Emil", "Farah", "Gita", "Hugo", "Ines", "Jonas", "Kira", "Leo", "Mona", "Nils"]
 DAYS = ["Monday", "Tuesday", "Wednesday"]
 PLACES = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh"]
@@ -194,23 +190,3 @@ MAKERS: dict[str, Callable[[random.Random, int], Puzzle]] = {
     "assignment": assignment,
     "selection": selection,
 }
-
-
-class LogicItems:
-    """Item `position` of a split, made by a generator seeded by the position alone; a puzzle is in one split by a hash."""
-
-    size: int | None = None
-
-    def __init__(self, people: int, split: Split) -> None:
-        self._people, self._split = people, split
-
-    def __getitem__(self, position: int) -> Item:
-        rng = random.Random(f"autologi/{self._people}/{self._split}/{position}")
-        while True:
-            kind = rng.choice(sorted(MAKERS))
-            puzzle = MAKERS[kind](rng, self._people)
-            key = f"{puzzle.story} {sorted(rule.text for rule in puzzle.rules)}"
-            if (hashlib.sha256(key.encode()).digest()[0] < 256 * TEST_SHARE) == (self._split == "test"):
-                break
-        data = {"kind": kind, "check": puzzle.check_code, "constraints": puzzle.constraint_code, "example": puzzle.example}
-        return Item(f"{self._split}:{position}", puzzle.prompt, data)

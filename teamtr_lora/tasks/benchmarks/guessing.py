@@ -6,7 +6,6 @@ and then the last guess counts).
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections import Counter
@@ -18,6 +17,7 @@ from pydantic import Field
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.machinery.bench import BenchTask, field
+from teamtr_lora.tasks.machinery.drawn import DrawnItems, draw_for
 from teamtr_lora.tasks.machinery.forms import Form
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Split, item_of
 from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated
@@ -93,8 +93,11 @@ class GuessingTask(BenchTask):
     def text(self, item: Item) -> str:
         return str(item.data["number"])
 
-    def generated(self, split: Split) -> GuessingItems:
-        return GuessingItems(self, split)
+    def generated(self, split: Split) -> DrawnItems:
+        return DrawnItems(self.name, split, self._made)
+
+    def _made(self, rng: random.Random, split: Split, name: str) -> Item:
+        return self._item(name, draw_for(split, lambda: "".join(rng.sample("0123456789", 4)), str, TEST_SHARE))
 
     def open(self, item: Item) -> Guessing:
         return Guessing(item, self._turns, self._stop)
@@ -108,23 +111,6 @@ class GuessingTask(BenchTask):
 
     def answer(self, text: str) -> str | None:
         return guess_in(text)
-
-
-class GuessingItems:
-    """Item `position` of a split, drawn from a generator seeded by the position alone; a secret is in one split by a hash."""
-
-    size: int | None = None
-
-    def __init__(self, task: GuessingTask, split: Split) -> None:
-        self._task, self._split = task, split
-
-    def __getitem__(self, position: int) -> Item:
-        rng = random.Random(f"arbench_gn/{self._split}/{position}")
-        while True:
-            number = "".join(rng.sample("0123456789", 4))
-            test = hashlib.sha256(number.encode()).digest()[0] < 256 * TEST_SHARE
-            if test == (self._split == "test"):
-                return self._task._item(f"{self._split}:{position}", number)
 
 
 class GuessingSettings(ItemsOrGenerated):

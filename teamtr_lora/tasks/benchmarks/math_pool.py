@@ -23,7 +23,6 @@ WORKER = Path(__file__).with_name("math_worker.py")
 START_SECONDS = 120.0  # importing sympy on a busy machine
 GRACE_SECONDS = 1.0  # after the worker's own alarm
 WALL_FACTOR = 2  # limits are of work: on a busy machine it may take longer by the clock, and no answer is wrong for that
-LOOK_SECONDS = 0.2  # between looks at how much a worker has worked
 MOST_PROCESSES = 8
 KNOWN_PAIRS = 50_000  # verdicts kept; a pair that ran out of time is asked again, the machine may have been busy
 
@@ -45,7 +44,7 @@ class _Worker:
             assert self._process is not None and self._process.stdin is not None
             self._process.stdin.write(json.dumps(pair).encode() + b"\n")
             self._process.stdin.flush()
-            answer = self._line(WALL_FACTOR * self._seconds + GRACE_SECONDS, self._seconds + GRACE_SECONDS)
+            answer = self._line(WALL_FACTOR * self._seconds + GRACE_SECONDS)
         except OSError:  # it died, out of memory for example
             answer = b""
         if not answer:
@@ -65,17 +64,14 @@ class _Worker:
             self.stop()
             raise UserError("the process that compares answers did not start; check that math-verify can be imported here")
 
-    def _line(self, seconds: float, work: float | None = None) -> bytes:
-        """The next line, or nothing when the process says none in `seconds`, or before it has worked for `work` seconds."""
+    def _line(self, seconds: float) -> bytes:
+        """The next line, or nothing when the process says none in `seconds`."""
         assert self._process is not None and self._process.stdout is not None
         output, deadline, line = self._process.stdout.fileno(), time.monotonic() + seconds, b""
-        worked = _cpu_seconds(self._process.pid)
         while not line.endswith(b"\n"):
             left = deadline - time.monotonic()
-            if left <= 0 or (work is not None and _cpu_seconds(self._process.pid) - worked > work):
+            if left <= 0 or not select.select([output], [], [], left)[0]:
                 return b""
-            if not select.select([output], [], [], min(left, LOOK_SECONDS))[0]:
-                continue
             block = os.read(output, 64)
             if not block:
                 return b""
@@ -91,15 +87,6 @@ class _Worker:
                 with contextlib.suppress(OSError):
                     if pipe is not None:
                         pipe.close()
-
-
-def _cpu_seconds(pid: int) -> float:
-    """What a process has used of a processor; 0 where the system does not say, and then only the wall clock counts."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _stop_all(workers: list[_Worker]) -> None:

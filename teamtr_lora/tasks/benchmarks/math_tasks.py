@@ -6,6 +6,7 @@ never looked at: a symbolic parser finds an answer in almost any prose.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +19,11 @@ from teamtr_lora.tasks.benchmarks.math_pool import shared_pool
 from teamtr_lora.tasks.machinery.bench import BenchTask, field, turns_text
 from teamtr_lora.tasks.machinery.forms import Form, shown
 from teamtr_lora.tasks.machinery.overlap import bare_problem
-from teamtr_lora.tasks.machinery.task import Item, item_of
+from teamtr_lora.tasks.machinery.task import Item, Split, item_of
 from teamtr_lora.tasks.machinery.task_settings import ItemSource
 from teamtr_lora.team import Episode, Message
+
+logger = logging.getLogger(__name__)
 
 READERS: dict[str, tuple[math_answer.Reader, ...]] = {
     "gsm8k": (math_answer.last_box, math_answer.last_hashes),
@@ -69,6 +72,15 @@ class MathTask(BenchTask):
     def check_item(self, item: Item) -> None:
         super().check_item(item)
         self._check_gold(str(item.data["answer"]), item.id)
+
+    def usable(self, rows: Any, split: Split) -> Sequence[int]:
+        """Published sets have a few rows whose answer was lost; nothing can be learned from those."""
+        lost = {place for place, row in enumerate(rows) if self.lost_answer(row)}
+        if lost:
+            logger.warning(
+                "%d of %d %s items have no answer and are left out; the first is row %d", len(lost), len(rows), split, min(lost)
+            )
+        return [place for place in range(len(rows)) if place not in lost]
 
     def lost_answer(self, row: Mapping[str, Any]) -> bool:
         found = [value for key, value in {**row, **_reward_model(row)}.items() if str(key).lower() in ANSWER]

@@ -5,7 +5,6 @@ Items in PlanBench's format (objects, init, goal, query), or generated: two rand
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +14,11 @@ from pydantic import Field, field_validator, model_validator
 
 from teamtr_lora.tasks.benchmarks.blocksworld import COLOURS, LETTERS, Fact, achieves, block_names, fact, parse_plan
 from teamtr_lora.tasks.machinery.bench import BenchTask, field
+from teamtr_lora.tasks.machinery.drawn import DrawnItems, draw_for
 from teamtr_lora.tasks.machinery.forms import Form, check_form
 from teamtr_lora.tasks.machinery.task import Item, Split, item_of
 from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated
 from teamtr_lora.team import Episode, Message
-
-TEST_SHARE = 0.2
 
 PLAIN = """Blocks stand on a table or on one another. Four actions move them, with one hand:
 pick up the X block: X is on the table, nothing is on X, and the hand is empty; then the hand holds X.
@@ -101,8 +99,20 @@ class Blocksworld(BenchTask):
         prompt = query if isinstance(query, str) and query else prompt_of(init, goal, self._mystery)
         return Item(name, prompt, {"objects": list(map(str, objects)), "init": init, "goal": goal})
 
-    def generated(self, split: Split) -> BlocksItems:
-        return BlocksItems(self._blocks, self._mystery, split)
+    def generated(self, split: Split) -> DrawnItems:
+        return DrawnItems(f"blocksworld/{self._blocks}", split, self._made)
+
+    def _made(self, rng: random.Random, split: Split, name: str) -> Item:
+        def draw() -> tuple[list[Fact], list[Fact]]:
+            while True:
+                init = arrangement(_towers(rng, self._blocks))
+                goal = [f for f in arrangement(_towers(rng, self._blocks)) if f[0] == "on"]
+                if goal and not set(goal) <= set(init):
+                    return init, goal
+
+        init, goal = draw_for(split, draw, lambda drawn: _key(*drawn))
+        data = {"objects": list(LETTERS[: self._blocks]), "init": init, "goal": goal}
+        return Item(name, prompt_of(init, goal, self._mystery), data)
 
     def text(self, item: Item) -> str:
         """The instance itself: PlanBench's prompts also hold a solved example, which differs between copies."""
@@ -123,26 +133,6 @@ class Blocksworld(BenchTask):
 
     def message_correct(self, item: Item, message: Message) -> bool:
         return bool(self.verdict(item, message.text))
-
-
-class BlocksItems:
-    """Item `position` of a split, drawn from a generator seeded by the position alone; an instance is in one split by a hash."""
-
-    size: int | None = None
-
-    def __init__(self, blocks: int, mystery: bool, split: Split) -> None:
-        self._blocks, self._mystery, self._split = blocks, mystery, split
-
-    def __getitem__(self, position: int) -> Item:
-        rng = random.Random(f"blocksworld/{self._blocks}/{self._split}/{position}")
-        while True:
-            init = arrangement(_towers(rng, self._blocks))
-            goal = [f for f in arrangement(_towers(rng, self._blocks)) if f[0] == "on"]
-            test = hashlib.sha256(_key(init, goal).encode()).digest()[0] < 256 * TEST_SHARE
-            if goal and not set(goal) <= set(init) and test == (self._split == "test"):
-                break
-        data = {"objects": list(LETTERS[: self._blocks]), "init": init, "goal": goal}
-        return Item(f"{self._split}:{position}", prompt_of(init, goal, self._mystery), data)
 
 
 def _towers(rng: random.Random, blocks: int) -> list[list[str]]:

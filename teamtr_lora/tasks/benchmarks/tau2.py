@@ -22,17 +22,9 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import DataFile, OnThisMachine, Text
 from teamtr_lora.tasks.benchmarks.tau2_files import KITS, DomainFiles
 from teamtr_lora.tasks.benchmarks.tau2_tools import Database, Toolkit
-from teamtr_lora.tasks.machinery.bench import BenchTask, field
+from teamtr_lora.tasks.machinery.bench import field
 from teamtr_lora.tasks.machinery.forms import Form, check_form
-from teamtr_lora.tasks.machinery.responder import (
-    ConversationSettings,
-    Responder,
-    Silent,
-    Turn,
-    build_responder,
-    needs_somebody,
-    tidy,
-)
+from teamtr_lora.tasks.machinery.responder import ConversationSettings, ConversationTask, Responder, Turn, build_responder, tidy
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, item_of, settled
 from teamtr_lora.tasks.machinery.task_settings import beside
 from teamtr_lora.team import Episode, Message
@@ -81,17 +73,17 @@ class Tau2Data(Form):
     initial_state: dict[str, Any]
 
 
-class Tau2Task(BenchTask):
+class Tau2Task(ConversationTask):
     data_form = Tau2Data
-    needs_every_message = True
 
     def __init__(
         self, name: str, files: DomainFiles, responder: Responder, max_errors: int = 10, judge_assertions: bool = False
     ) -> None:
+        super().__init__(responder)
         self.name, self.files, self.max_errors = name, files, max_errors
         if judge_assertions and not responder.live:
             raise UserError("task.judge_assertions = true: nobody is there to judge; set task.responder.url")
-        self.responder, self._judge = responder, responder if judge_assertions else None
+        self._judge = responder if judge_assertions else None
         self.kit = KITS[files.domain]
         self._tools = self.kit.describe()
 
@@ -130,12 +122,6 @@ class Tau2Task(BenchTask):
         by_id = {str(row.get("id")): row for row in rows}
         train, test = ([by_id[name] for name in ids[side] if name in by_id] for side in ("train", "test"))
         return (train, test) if train and test else None
-
-    def use_recorded(self) -> None:
-        self.responder = Silent()
-
-    def check_playable(self) -> None:
-        needs_somebody(self.responder, self.name)
 
     def open(self, item: Item) -> Service:
         return Service(item, self)

@@ -115,13 +115,9 @@ class AirlineTools(Toolkit):
 
     def cancel_reservation(self, reservation_id: str) -> Record:
         """Cancel a whole reservation and refund it. Whether the policy allows it is for you to check."""
-        self._reservation(reservation_id)
-        reservation = self.db.edit("reservations", reservation_id)
-        reservation["payment_history"] += [
-            {"payment_id": payment["payment_id"], "amount": -payment["amount"]} for payment in reservation["payment_history"]
-        ]
-        reservation["status"] = "cancelled"
-        return _shown(reservation)
+        paid = self._reservation(reservation_id)["payment_history"]
+        back = [{"payment_id": payment["payment_id"], "amount": -payment["amount"]} for payment in paid]
+        return self._changed(reservation_id, back, status="cancelled")
 
     def get_flight_status(self, flight_number: str, date: str) -> str:
         """Status of a flight on a date such as '2024-05-01'."""
@@ -173,10 +169,7 @@ class AirlineTools(Toolkit):
         before = self._reservation(reservation_id)
         price = BAG_PRICE * max(0, nonfree_baggages - before["nonfree_baggages"])
         paid = self._payment(before["user_id"], payment_id, price)
-        reservation = self.db.edit("reservations", reservation_id)
-        reservation["payment_history"] += paid
-        reservation["total_baggages"], reservation["nonfree_baggages"] = total_baggages, nonfree_baggages
-        return _shown(reservation)
+        return self._changed(reservation_id, paid, total_baggages=total_baggages, nonfree_baggages=nonfree_baggages)
 
     def update_reservation_flights(self, reservation_id: str, cabin: Cabin, flights: Flights, payment_id: str) -> Record:
         """Set the cabin and all flights of a reservation (those that stay, too); payment_id from the user's profile pays or
@@ -188,33 +181,31 @@ class AirlineTools(Toolkit):
             legs.append(dict(kept[0]) if kept else self._leg(info, cabin, people))
         price = (sum(leg["price"] for leg in legs) - sum(leg["price"] for leg in before["flights"])) * people
         paid = self._payment(before["user_id"], payment_id, price)
-        reservation = self.db.edit("reservations", reservation_id)
-        reservation["payment_history"] += paid
-        reservation["flights"], reservation["cabin"] = legs, cabin
-        return _shown(reservation)
+        return self._changed(reservation_id, paid, flights=legs, cabin=cabin)
 
     def update_reservation_passengers(self, reservation_id: str, passengers: Passengers) -> Record:
         """Set the passengers of a reservation; their number stays."""
         if len(passengers) != len(self._reservation(reservation_id)["passengers"]):
             raise ToolError("Number of passengers does not match")
-        reservation = self.db.edit("reservations", reservation_id)
-        reservation["passengers"] = [passenger.model_dump() for passenger in passengers]
-        return _shown(reservation)
+        return self._changed(reservation_id, [], passengers=[passenger.model_dump() for passenger in passengers])
 
     def _user(self, user_id: str) -> Record:
-        return self._record("users", user_id, "User")
+        return self._record("users", user_id, "User {key} not found")
 
     def _reservation(self, reservation_id: str) -> Record:
-        return self._record("reservations", reservation_id, "Reservation")
+        return self._record("reservations", reservation_id, "Reservation {key} not found")
 
-    def _record(self, table: str, key: str, what: str) -> Record:
-        record = self.db.find(table, key)
-        if record is None:
-            raise ToolError(f"{what} {key[:100]} not found")
-        return record
+    def _changed(self, reservation_id: str, payments: list[Record], **fields: Any) -> Record:
+        reservation = self.db.edit("reservations", reservation_id)
+        reservation["payment_history"] += payments
+        reservation.update(fields)
+        return _shown(reservation)
+
+    def _flight(self, flight_number: str) -> Record:
+        return self._record("flights", flight_number, "Flight {key} not found")
 
     def _day(self, flight_number: str, date: str) -> Record:
-        dates: dict[str, Record] = self._record("flights", flight_number, "Flight")["dates"]
+        dates: dict[str, Record] = self._flight(flight_number)["dates"]
         if date not in dates:
             raise ToolError(f"Flight {flight_number} not found on date {date[:40]}")
         return dates[date]
@@ -227,7 +218,7 @@ class AirlineTools(Toolkit):
             raise ToolError(f"Flight {number} not available on date {date}")
         if day["available_seats"][cabin] < people:
             raise ToolError(f"Not enough seats on flight {number}")
-        flight = self._record("flights", number, "Flight")
+        flight = self._flight(number)
         ends = {"origin": flight["origin"], "destination": flight["destination"]}
         return {"flight_number": number, **ends, "date": date, "price": day["prices"][cabin]}
 

@@ -26,9 +26,7 @@ class RetailTools(Toolkit):
     def cancel_pending_order(self, order_id: str, reason: str) -> Record:
         """Cancel a pending order and refund it. reason: 'no longer needed' or 'ordered by mistake'. Ask the customer to confirm
         first."""
-        order = self._order(order_id)
-        if order["status"] != "pending":
-            raise ToolError("Non-pending order cannot be cancelled")
+        order = self._order(order_id, "pending", "Non-pending order cannot be cancelled")
         if reason not in REASONS:
             raise ToolError("Invalid reason")
         paid = [(payment["payment_method_id"], payment["amount"]) for payment in order["payment_history"]]
@@ -36,30 +34,28 @@ class RetailTools(Toolkit):
             self._method(order["user_id"], method)
         for method, amount in paid:
             self._to_card(order["user_id"], method, amount)
-        order = self.db.edit("orders", order_id)
-        order["status"], order["cancel_reason"] = "cancelled", reason
-        order["payment_history"] += [_payment("refund", amount, method) for method, amount in paid]
-        return _shown(order)
+        refunds = [_payment("refund", amount, method) for method, amount in paid]
+        return self._changed(order_id, refunds, status="cancelled", cancel_reason=reason)
 
     def exchange_delivered_order_items(self, order_id: str, item_ids: Ids, new_item_ids: Ids, payment_method_id: str) -> Record:
         """Exchange items of a delivered order for others of the same products, in the same positions of both lists; once per
         order. payment_method_id pays or receives the price difference. Ask the customer to confirm first."""
-        order = self._order(order_id)
-        if order["status"] != "delivered":
-            raise ToolError("Non-delivered order cannot be exchanged")
+        order = self._order(order_id, "delivered", "Non-delivered order cannot be exchanged")
         self._check_owned(order, item_ids, "Number of {} not found.")
         if len(item_ids) != len(new_item_ids):
             raise ToolError("The number of items to be exchanged should match.")
         pairs = list(zip(item_ids, new_item_ids, strict=True))
         difference = round(sum((self._variant(order, *pair)["price"] - _item(order, pair[0])["price"] for pair in pairs), 0), 2)
-        method = self._method(order["user_id"], payment_method_id)
-        if method["source"] == "gift_card" and method["balance"] < difference:
-            raise ToolError("Insufficient gift card balance to pay for the price difference")
-        order = self.db.edit("orders", order_id)
-        order["status"] = "exchange requested"
-        order["exchange_items"], order["exchange_new_items"] = sorted(item_ids), sorted(new_item_ids)
-        order["exchange_payment_method_id"], order["exchange_price_difference"] = payment_method_id, difference
-        return _shown(order)
+        self._check_card(order, payment_method_id, difference, "the price difference")
+        return self._changed(
+            order_id,
+            [],
+            status="exchange requested",
+            exchange_items=sorted(item_ids),
+            exchange_new_items=sorted(new_item_ids),
+            exchange_payment_method_id=payment_method_id,
+            exchange_price_difference=difference,
+        )
 
     def find_user_id_by_email(self, email: str) -> str:
         """Find a user id by email."""
@@ -99,18 +95,13 @@ class RetailTools(Toolkit):
         self, order_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
     ) -> Record:
         """Change the shipping address of a pending order. Ask the customer to confirm first."""
-        if "pending" not in self._order(order_id)["status"]:
-            raise ToolError("Non-pending order cannot be modified")
-        order = self.db.edit("orders", order_id)
-        order["address"] = _address(address1, address2, city, state, country, zip)
-        return _shown(order)
+        self._order(order_id, "pending", "Non-pending order cannot be modified", or_modified=True)
+        return self._changed(order_id, [], address=_address(address1, address2, city, state, country, zip))
 
     def modify_pending_order_items(self, order_id: str, item_ids: Ids, new_item_ids: Ids, payment_method_id: str) -> Record:
         """Change items of a pending order into others of the same products, in the same positions of both lists; once per order.
         payment_method_id pays or receives the price difference. Ask the customer to confirm first."""
-        order = self._order(order_id)
-        if order["status"] != "pending":
-            raise ToolError("Non-pending order cannot be modified")
+        order = self._order(order_id, "pending", "Non-pending order cannot be modified")
         self._check_owned(order, item_ids, "{} not found")
         if len(item_ids) != len(new_item_ids):
             raise ToolError("The number of items to be exchanged should match")
@@ -121,37 +112,29 @@ class RetailTools(Toolkit):
                 raise ToolError("The new item id should be different from the old item id")
             last = self._variant(order, *pair)
             difference += last["price"] - _item(order, pair[0])["price"]
-        method = self._method(order["user_id"], payment_method_id)
-        if method["source"] == "gift_card" and method["balance"] < difference:
-            raise ToolError("Insufficient gift card balance to pay for the new item")
+        self._check_card(order, payment_method_id, difference, "the new item")
         self._to_card(order["user_id"], payment_method_id, -difference)
         order = self.db.edit("orders", order_id)
-        kind = "payment" if difference > 0 else "refund"
-        order["payment_history"].append(_payment(kind, abs(difference), payment_method_id))
         for old, new in zip(item_ids, new_item_ids, strict=True):
             _item(order, old).update(item_id=new, price=last["price"], options=dict(last["options"]))
-        order["status"] = "pending (item modified)"
-        return _shown(order)
+        paid = _payment("payment" if difference > 0 else "refund", abs(difference), payment_method_id)
+        return self._changed(order_id, [paid], status="pending (item modified)")
 
     def modify_pending_order_payment(self, order_id: str, payment_method_id: str) -> Record:
         """Change the payment method of a pending order. Ask the customer to confirm first."""
-        order = self._order(order_id)
-        if "pending" not in order["status"]:
-            raise ToolError("Non-pending order cannot be modified")
-        method, history = self._method(order["user_id"], payment_method_id), order["payment_history"]
+        order = self._order(order_id, "pending", "Non-pending order cannot be modified", or_modified=True)
+        self._method(order["user_id"], payment_method_id)
+        history = order["payment_history"]
         if len(history) != 1 or history[0]["transaction_type"] != "payment":
             raise ToolError("There should be exactly one payment for a pending order")
         before, amount = history[0]["payment_method_id"], history[0]["amount"]
         if before == payment_method_id:
             raise ToolError("The new payment method should be different from the current one")
-        if method["source"] == "gift_card" and method["balance"] < amount:
-            raise ToolError("Insufficient gift card balance to pay for the order")
+        self._check_card(order, payment_method_id, amount, "the order")
         self._method(order["user_id"], before)
-        order = self.db.edit("orders", order_id)
-        order["payment_history"] += [_payment("payment", amount, payment_method_id), _payment("refund", amount, before)]
         self._to_card(order["user_id"], payment_method_id, -amount)
         self._to_card(order["user_id"], before, amount)
-        return _shown(order)
+        return self._changed(order_id, [_payment("payment", amount, payment_method_id), _payment("refund", amount, before)])
 
     def modify_user_address(
         self, user_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
@@ -165,17 +148,13 @@ class RetailTools(Toolkit):
     def return_delivered_order_items(self, order_id: str, item_ids: Ids, payment_method_id: str) -> Record:
         """Return items of a delivered order; the refund goes to the original payment method or a gift card. Ask the customer to
         confirm first."""
-        order = self._order(order_id)
-        if order["status"] != "delivered":
-            raise ToolError("Non-delivered order cannot be returned")
+        order = self._order(order_id, "delivered", "Non-delivered order cannot be returned")
         method = self._method(order["user_id"], payment_method_id)
         if method["source"] != "gift_card" and payment_method_id != order["payment_history"][0]["payment_method_id"]:
             raise ToolError("Payment method should be the original payment method")
         self._check_owned(order, item_ids, "Some item not found")
-        order = self.db.edit("orders", order_id)
-        order["status"], order["return_items"] = "return requested", sorted(item_ids)
-        order["return_payment_method_id"] = payment_method_id
-        return _shown(order)
+        fields = {"return_items": sorted(item_ids), "return_payment_method_id": payment_method_id}
+        return self._changed(order_id, [], status="return requested", **fields)
 
     def _find(self, fits: Any) -> str:
         for user_id, user in self.db.all("users"):
@@ -183,8 +162,18 @@ class RetailTools(Toolkit):
                 return user_id
         raise ToolError("User not found")
 
-    def _order(self, order_id: str) -> Record:
-        return self._record("orders", order_id, "Order not found")
+    def _order(self, order_id: str, status: str = "", refused: str = "", *, or_modified: bool = False) -> Record:
+        """To read; with `status`, only an order in that state, or (`or_modified`) in one that the state's name is part of."""
+        order = self._record("orders", order_id, "Order not found")
+        if status and not (status in order["status"] if or_modified else status == order["status"]):
+            raise ToolError(refused)
+        return order
+
+    def _changed(self, order_id: str, payments: list[Record], **fields: Any) -> Record:
+        order = self.db.edit("orders", order_id)
+        order["payment_history"] += payments
+        order.update(fields)
+        return _shown(order)
 
     def _user(self, user_id: str) -> Record:
         return self._record("users", user_id, "User not found")
@@ -192,17 +181,16 @@ class RetailTools(Toolkit):
     def _product(self, product_id: str) -> Record:
         return self._record("products", product_id, "Product not found")
 
-    def _record(self, table: str, key: str, missing: str) -> Record:
-        record = self.db.find(table, key)
-        if record is None:
-            raise ToolError(missing)
-        return record
-
     def _method(self, user_id: str, method_id: str) -> Record:
         methods: dict[str, Record] = self._user(user_id)["payment_methods"]
         if method_id not in methods:
             raise ToolError("Payment method not found")
         return methods[method_id]
+
+    def _check_card(self, order: Record, method_id: str, price: float, what: str) -> None:
+        method = self._method(order["user_id"], method_id)
+        if method["source"] == "gift_card" and method["balance"] < price:
+            raise ToolError(f"Insufficient gift card balance to pay for {what}")
 
     def _to_card(self, user_id: str, method_id: str, amount: float) -> None:
         """Gift cards get and give money at once; other methods leave no trace in the profile."""

@@ -70,6 +70,13 @@ class Toolkit:
     def __init__(self, db: Database) -> None:
         self.db = db
 
+    def _record(self, table: str, key: str, missing: str) -> Record:
+        """To read; raises `missing`, a text that may have the {key} in it, where there is none."""
+        record = self.db.find(table, key)
+        if record is None:
+            raise ToolError(missing.format(key=key[:100]))
+        return record
+
     def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """What the tool answers, and whether that is an error."""
         if name not in self.checks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import re
@@ -12,14 +11,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from teamtr_lora.tasks.benchmarks.zebra_maker import make_grid
+from teamtr_lora.tasks.benchmarks.zebra_maker import Grid, make_grid
 from teamtr_lora.tasks.machinery.bench import BenchTask, field
+from teamtr_lora.tasks.machinery.drawn import DrawnItems, draw_for
 from teamtr_lora.tasks.machinery.forms import Form, check_form
 from teamtr_lora.tasks.machinery.task import Item, Split
 from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated
 from teamtr_lora.team import Message
 
-TEST_SHARE = 0.2
 BRACES = re.compile(r"[{}]")
 
 Reward = Literal["puzzle", "cells"]
@@ -86,8 +85,15 @@ class ZebraTask(BenchTask):
         prompt = f"{puzzle}\n\nFill every ___ of this JSON object, and end your answer with it:\n{form}"
         return Item(name, prompt, {"problem": puzzle, "header": header, "rows": rows, "size": f"{len(rows)}x{len(header) - 1}"})
 
-    def generated(self, split: Split) -> ZebraItems:
-        return ZebraItems(self, self._houses, self._attributes, split)
+    def generated(self, split: Split) -> DrawnItems:
+        return DrawnItems(f"zebra/{self._houses}x{self._attributes}", split, self._made)
+
+    def _made(self, rng: random.Random, split: Split, name: str) -> Item:
+        def draw() -> Grid:
+            return make_grid(rng, self._houses, self._attributes)
+
+        grid = draw_for(split, draw, lambda grid: " ".join(sorted(grid.clues)))
+        return self.make(name, grid.text, grid.header, grid.rows)
 
     def cell_accuracy(self, item: Item, text: str) -> float:
         right, cells = cells_right(item.data["header"], item.data["rows"], text)
@@ -122,23 +128,6 @@ def _as_text(solution: Mapping[str, Any]) -> dict[str, Any]:
         return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
     return {key: text(solution[key]) for key in ("header", "rows") if key in solution}
-
-
-class ZebraItems:
-    """Item `position` of a split, made by a generator seeded by the position alone; a puzzle is in one split by a hash."""
-
-    size: int | None = None
-
-    def __init__(self, task: ZebraTask, houses: int, attributes: int, split: Split) -> None:
-        self._task, self._houses, self._attributes, self._split = task, houses, attributes, split
-
-    def __getitem__(self, position: int) -> Item:
-        rng = random.Random(f"zebra/{self._houses}x{self._attributes}/{self._split}/{position}")
-        while True:
-            grid = make_grid(rng, self._houses, self._attributes)
-            digest = hashlib.sha256(" ".join(sorted(grid.clues)).encode()).digest()
-            if (digest[0] < 256 * TEST_SHARE) == (self._split == "test"):
-                return self._task.make(f"{self._split}:{position}", grid.text, grid.header, grid.rows)
 
 
 class ZebraSettings(ItemsOrGenerated):

@@ -40,28 +40,17 @@ WORDS: dict[str, tuple[str, str, list[str]]] = {
     ),
 }
 ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth"]
-SENTENCES = {
-    "same": "{0} is {1}.",
-    "at": "{0} is in the {1} house.",
-    "not_at": "{0} is not in the {1} house.",
-    "directly_left": "{0} is directly left of {1}.",
-    "left": "{0} is somewhere to the left of {1}.",
-    "right": "{0} is somewhere to the right of {1}.",
-    "next": "{0} and {1} are next to each other.",
-    "one_between": "There is one house between {0} and {1}.",
-    "two_between": "There are two houses between {0} and {1}.",
-}
-# How often each kind is offered: roughly the benchmark's shares.
-WEIGHTS = {
-    "same": 8,
-    "at": 1,
-    "not_at": 3,
-    "directly_left": 4,
-    "left": 2,
-    "right": 2,
-    "next": 2,
-    "one_between": 1,
-    "two_between": 1,
+# kind of clue: how often it is offered (roughly the benchmark's shares), and how it is said
+CLUES = {
+    "same": (8, "{0} is {1}."),
+    "at": (1, "{0} is in the {1} house."),
+    "not_at": (3, "{0} is not in the {1} house."),
+    "directly_left": (4, "{0} is directly left of {1}."),
+    "left": (2, "{0} is somewhere to the left of {1}."),
+    "right": (2, "{0} is somewhere to the right of {1}."),
+    "next": (2, "{0} and {1} are next to each other."),
+    "one_between": (1, "There is one house between {0} and {1}."),
+    "two_between": (1, "There are two houses between {0} and {1}."),
 }
 
 
@@ -106,7 +95,7 @@ def _true_clues(rng: random.Random, houses: int, places: Sequence[int]) -> list[
             if first // houses != second // houses or (first != second and houses > 2):
                 clues += [Clue(k, first, second) for k in kinds if first < second or k in ("directly_left", "left", "right")]
     true = [clue for clue in clues if holds(clue, places)]
-    share = {kind: WEIGHTS[kind] / sum(clue.kind == kind for clue in true) for kind in {clue.kind for clue in true}}
+    share = {kind: CLUES[kind][0] / sum(clue.kind == kind for clue in true) for kind in {clue.kind for clue in true}}
     return sorted(true, key=lambda clue: -(rng.random() ** (1 / share[clue.kind])))
 
 
@@ -135,5 +124,5 @@ def _sentence(clue: Clue, houses: int, names: Sequence[str], values: Sequence[Se
         return WORDS[names[attribute]][1].format(values[attribute][value % houses])
 
     second = ORDINALS[clue.second] if clue.kind in ("at", "not_at") else person(clue.second)
-    text = SENTENCES[clue.kind].format(person(clue.first), second)
+    text = CLUES[clue.kind][1].format(person(clue.first), second)
     return text[0].upper() + text[1:]

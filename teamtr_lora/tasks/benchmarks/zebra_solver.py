@@ -8,8 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-KINDS = ("same", "at", "not_at", "directly_left", "left", "right", "next", "one_between", "two_between")
 DISTANCE = {"next": 1, "one_between": 2, "two_between": 3}
+MOST_HOUSES = 6
+# For the kinds between two values: how far to the right of the first value's house the second one's may be.
+STEPS: dict[str, tuple[int, ...]] = {
+    "same": (0,),
+    "directly_left": (1,),
+    "left": tuple(range(1, MOST_HOUSES)),
+    "right": tuple(range(-1, -MOST_HOUSES, -1)),
+    **{kind: (-distance, distance) for kind, distance in DISTANCE.items()},
+}
+KINDS = ("at", "not_at", *STEPS)
 
 
 @dataclass(frozen=True)
@@ -26,17 +35,7 @@ def holds(clue: Clue, places: Sequence[int]) -> bool:
     first = places[clue.first]
     if clue.kind in ("at", "not_at"):
         return (first == clue.second) == (clue.kind == "at")
-    step = places[clue.second] - first
-    match clue.kind:
-        case "same":
-            return step == 0
-        case "directly_left":
-            return step == 1
-        case "left":
-            return step > 0
-        case "right":
-            return step < 0
-    return abs(step) == DISTANCE[clue.kind]
+    return places[clue.second] - first in STEPS[clue.kind]
 
 
 def solutions(houses: int, attributes: int, clues: Sequence[Clue], limit: int = 2) -> list[list[int]]:
@@ -75,36 +74,20 @@ def _propagate(domains: list[int], houses: int, clues: Sequence[Clue]) -> bool:
 
 def _narrow(domains: list[int], clue: Clue, everywhere: int) -> None:
     first = domains[clue.first]
-    if clue.kind == "at":
-        domains[clue.first] = first & (1 << clue.second)
+    if clue.kind in ("at", "not_at"):
+        house = 1 << clue.second
+        domains[clue.first] = first & (house if clue.kind == "at" else ~house)
         return
-    if clue.kind == "not_at":
-        domains[clue.first] = first & ~(1 << clue.second)
-        return
-    second = domains[clue.second]
-    match clue.kind:
-        case "same":
-            allowed = (second, first)
-        case "directly_left":
-            allowed = (second >> 1, first << 1)
-        case "left":
-            allowed = (_below(second), _above(first, everywhere))
-        case "right":
-            allowed = (_above(second, everywhere), _below(first))
-        case _:
-            step = DISTANCE[clue.kind]
-            allowed = (second << step | second >> step, first << step | first >> step)
-    domains[clue.first] = first & allowed[0]
-    domains[clue.second] = second & allowed[1] & everywhere
+    second, before, after = domains[clue.second], 0, 0
+    for step in STEPS[clue.kind]:
+        before |= _shifted(second, -step)
+        after |= _shifted(first, step)
+    domains[clue.first] = first & before
+    domains[clue.second] = second & after & everywhere
 
 
-def _below(mask: int) -> int:
-    return (1 << (mask.bit_length() - 1)) - 1 if mask else 0
-
-
-def _above(mask: int, everywhere: int) -> int:
-    low = mask & -mask
-    return everywhere & ~(2 * low - 1) if mask else 0
+def _shifted(mask: int, step: int) -> int:
+    return mask << step if step >= 0 else mask >> -step
 
 
 def _all_different(domains: list[int], houses: int) -> bool:

@@ -10,7 +10,6 @@ one before it. Procedural, seeded and unlimited; a pair of numbers, in either or
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Sequence
@@ -20,13 +19,13 @@ from typing import Literal
 from pydantic import Field
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.tasks.machinery.drawn import DrawnItems, draw_for
 from teamtr_lora.tasks.machinery.forms import Form
 from teamtr_lora.tasks.machinery.task import Item, Split, Task, item_of
 from teamtr_lora.tasks.machinery.task_settings import TaskSettings
 from teamtr_lora.team import Episode, Message
 
 TOTAL = re.compile(r"=\s*([0-9]+)")
-TEST_SHARE = 0.2  # of all pairs of numbers
 
 
 def column_totals(first: int, second: int, digits: int) -> list[int]:
@@ -39,30 +38,9 @@ def column_totals(first: int, second: int, digits: int) -> list[int]:
     return totals
 
 
-def split_of(first: int, second: int) -> Split:
-    digest = hashlib.sha256(f"{min(first, second)}+{max(first, second)}".encode()).digest()
-    return "test" if digest[0] < 256 * TEST_SHARE else "train"
-
-
-class ColumnItems:
-    """Item `position` of a split: drawn from a generator seeded by the position alone."""
-
-    size: int | None = None
-
-    def __init__(self, digits: int, split: Split) -> None:
-        self._digits, self._split = digits, split
-
-    def __getitem__(self, position: int) -> Item:
-        rng = random.Random(f"column_sum/{self._digits}/{self._split}/{position}")
-        low, high = 10 ** (self._digits - 1), 10**self._digits - 1
-        while True:
-            first, second = rng.randint(low, high), rng.randint(low, high)
-            if split_of(first, second) == self._split:
-                return Item(
-                    id=f"{self._split}:{first}+{second}",
-                    prompt=f"{first}+{second}",
-                    data={"totals": column_totals(first, second, self._digits), "answer": str(first + second)},
-                )
+def pair_key(pair: tuple[int, int]) -> str:
+    """The same for both orders of two numbers."""
+    return f"{min(pair)}+{max(pair)}"
 
 
 class ColumnData(Form):
@@ -82,8 +60,15 @@ class ColumnSum(Task):
         if len(item.data["totals"]) != self.digits:
             raise UserError(f"item {item.id}: data.totals has {len(item.data['totals'])} columns; set digits to that")
 
-    def items(self, split: Split) -> ColumnItems:
-        return ColumnItems(self.digits, split)
+    def items(self, split: Split) -> DrawnItems:
+        return DrawnItems(f"column_sum/{self.digits}", split, self._made)
+
+    def _made(self, rng: random.Random, split: Split, name: str) -> Item:
+        low, high = 10 ** (self.digits - 1), 10**self.digits - 1
+        first, second = draw_for(split, lambda: (rng.randint(low, high), rng.randint(low, high)), pair_key)
+        sum_ = f"{first}+{second}"
+        data = {"totals": column_totals(first, second, self.digits), "answer": str(first + second)}
+        return Item(id=f"{split}:{sum_}", prompt=sum_, data=data)
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
         """The last word on each column counts, so a team with several rounds may correct itself."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Sequence
@@ -12,12 +11,12 @@ from typing import Literal
 
 from pydantic import Field
 
+from teamtr_lora.tasks.machinery.drawn import DrawnItems, draw_for
 from teamtr_lora.tasks.machinery.forms import Form
 from teamtr_lora.tasks.machinery.task import Item, Split, Task, item_of
 from teamtr_lora.tasks.machinery.task_settings import TaskSettings
 from teamtr_lora.team import Episode, Message
 
-TEST_SHARE = 0.2
 LONGEST = 200
 # All that hangs together, also what is no expression: a part of `1.5+3` or `-5+3` must not pass for one
 EXPRESSION = re.compile(r"[-+*/().,^0-9 ]*[0-9)]")
@@ -88,8 +87,38 @@ class Countdown(Task):
     def __init__(self, numbers: int = 3, shots: int = 2) -> None:
         self._numbers, self._shots = numbers, shots
 
-    def items(self, split: Split) -> CountdownItems:
-        return CountdownItems(self._numbers, self._shots, split)
+    def items(self, split: Split) -> DrawnItems:
+        return DrawnItems(f"countdown/{self._numbers}/{self._shots}", split, self._made)
+
+    def _made(self, rng: random.Random, split: Split, name: str) -> Item:
+        def draw(split: Split) -> tuple[list[int], int, str]:
+            return draw_for(split, lambda: self._draw(rng), lambda drawn: f"{sorted(drawn[0])} {drawn[1]}")
+
+        numbers, target, solution = draw(split)
+        examples = [draw("train") for _ in range(self._shots)]
+        lines = [
+            f"{_question(shown, goal)} {way}"
+            for shown, goal, way in examples
+            if (sorted(shown), goal) != (sorted(numbers), target)
+        ]
+        rule = "Reach the target with all the numbers, each once, by + - * /."
+        data = {"numbers": numbers, "target": target, "solution": solution}
+        return Item(name, "\n".join([rule, *lines, _question(numbers, target)]), data)
+
+    def _draw(self, rng: random.Random) -> tuple[list[int], int, str]:
+        """Shuffled numbers, a target from 1 to 999 and an expression that reaches it."""
+        while True:
+            numbers = [rng.randint(1, 20) for _ in range(self._numbers)]
+            solution = str(numbers[0])
+            for number in numbers[1:]:
+                sign = rng.choice("+-*")
+                before = f"({solution})" if sign == "*" and re.search(r"[-+]", solution) else solution
+                solution = f"{before}{sign}{number}"
+            value = value_of(solution)
+            assert value is not None
+            shuffled = rng.sample(numbers, len(numbers))
+            if 0 < value[0] <= 999:
+                return shuffled, int(value[0]), solution
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
         return [float(bool(e.messages) and self._right(item_of(e), e.messages[-1].text)) for e in episodes]
@@ -104,44 +133,6 @@ class Countdown(Task):
 
     def message_correct(self, item: Item, message: Message) -> bool:
         return self._right(item, message.text)
-
-
-class CountdownItems:
-    """Item `position` of a split, drawn from a generator seeded by the position alone; its examples are always training ones."""
-
-    size: int | None = None
-
-    def __init__(self, numbers: int, shots: int, split: Split) -> None:
-        self._numbers, self._shots, self._split = numbers, shots, split
-
-    def __getitem__(self, position: int) -> Item:
-        rng = random.Random(f"countdown/{self._numbers}/{self._shots}/{self._split}/{position}")
-        numbers, target, solution = self._draw(rng, self._split)
-        examples = [self._draw(rng, "train") for _ in range(self._shots)]
-        lines = [
-            f"{_question(shown, goal)} {way}"
-            for shown, goal, way in examples
-            if (sorted(shown), goal) != (sorted(numbers), target)
-        ]
-        rule = "Reach the target with all the numbers, each once, by + - * /."
-        data = {"numbers": numbers, "target": target, "solution": solution}
-        return Item(f"{self._split}:{position}", "\n".join([rule, *lines, _question(numbers, target)]), data)
-
-    def _draw(self, rng: random.Random, split: Split) -> tuple[list[int], int, str]:
-        while True:
-            numbers = [rng.randint(1, 20) for _ in range(self._numbers)]
-            solution = str(numbers[0])
-            for number in numbers[1:]:
-                sign = rng.choice("+-*")
-                solution = (
-                    f"({solution}){sign}{number}" if sign == "*" and re.search(r"[-+]", solution) else f"{solution}{sign}{number}"
-                )
-            value = value_of(solution)
-            assert value is not None
-            shuffled = rng.sample(numbers, len(numbers))
-            digest = hashlib.sha256(f"{sorted(numbers)} {value[0]}".encode()).digest()
-            if 0 < value[0] <= 999 and (digest[0] < 256 * TEST_SHARE) == (split == "test"):
-                return shuffled, int(value[0]), solution
 
 
 def _question(numbers: Sequence[int], target: int) -> str:

@@ -6,7 +6,6 @@ seeded and unlimited; a question, in any order of its parts, belongs to train or
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from teamtr_lora.tasks.machinery.drawn import DrawnItems, draw_for
 from teamtr_lora.tasks.machinery.forms import Form
 from teamtr_lora.tasks.machinery.task import Item, Split, Task, item_of
 from teamtr_lora.tasks.machinery.task_settings import TaskSettings
@@ -24,7 +24,6 @@ from teamtr_lora.team import Episode
 # Everything that hangs together with a digit, so that 12.34, 7/34 or 34th is not taken for 34
 NUMBER = re.compile(r"(?<![0-9A-Za-z_])-?[0-9]+(?:[.,:/^][0-9]+)*[0-9A-Za-z_]*")
 INTEGER = re.compile(r"(-?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+))(?:\.0+)?")
-TEST_SHARE = 0.2
 LONGEST = 30  # digits of a number that could be an answer
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -65,36 +64,6 @@ GENERATORS: dict[str, Callable[[random.Random], Question]] = {
 }
 
 
-def split_of(question: Question) -> Split:
-    return "test" if hashlib.sha256(question.key.encode()).digest()[0] < 256 * TEST_SHARE else "train"
-
-
-class SmallItems:
-    """Item `position` of a split, drawn from a generator seeded by the position alone; its examples are always training ones."""
-
-    size: int | None = None
-
-    def __init__(self, name: str, shots: int, split: Split) -> None:
-        self._name, self._shots, self._split = name, shots, split
-
-    def __getitem__(self, position: int) -> Item:
-        rng = random.Random(f"{self._name}/{self._shots}/{self._split}/{position}")
-        question = self._draw(rng, self._split)
-        examples = [self._draw(rng, "train") for _ in range(self._shots)]
-        lines = [f"{shown.text} {shown.answer}" for shown in examples if shown.key != question.key]
-        return Item(
-            id=f"{self._split}:{position}:{question.text}",
-            prompt="\n".join([*lines, question.text]),
-            data={"answer": str(question.answer)},
-        )
-
-    def _draw(self, rng: random.Random, split: Split) -> Question:
-        while True:
-            question = GENERATORS[self._name](rng)
-            if split_of(question) == split:
-                return question
-
-
 class SmallData(Form):
     answer: str
 
@@ -105,8 +74,18 @@ class SmallTask(Task):
     def __init__(self, name: str, shots: int = 4) -> None:
         self.name, self.shots = name, shots
 
-    def items(self, split: Split) -> SmallItems:
-        return SmallItems(self.name, self.shots, split)
+    def items(self, split: Split) -> DrawnItems:
+        return DrawnItems(f"{self.name}/{self.shots}", split, self._made)
+
+    def _made(self, rng: random.Random, split: Split, name: str) -> Item:
+        def draw(split: Split) -> Question:
+            return draw_for(split, lambda: GENERATORS[self.name](rng), lambda question: question.key)
+
+        question = draw(split)
+        examples = [draw("train") for _ in range(self.shots)]
+        lines = [f"{shown.text} {shown.answer}" for shown in examples if shown.key != question.key]
+        prompt = "\n".join([*lines, question.text])
+        return Item(id=f"{name}:{question.text}", prompt=prompt, data={"answer": str(question.answer)})
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
         return [float(self._right(episode)) for episode in episodes]

@@ -4,6 +4,7 @@ Modules:
     background      coroutines of environments and rewards, on one event loop
     bench           benchmark tasks: items from a file, the hub or a generator
     data_files      rows of local files and hub datasets
+    drawn           items that a random generator makes
     forms           what verifiers need in an item's data
     order           the order in which training items are drawn
     overlap         items in both splits

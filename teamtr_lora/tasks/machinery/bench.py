@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.tasks.machinery.forms import shown
+from teamtr_lora.tasks.machinery.forms import content_text, shown
 from teamtr_lora.tasks.machinery.overlap import OnOverlap, normalised, refuse_overlap, shared_items
 from teamtr_lora.tasks.machinery.task import CATEGORIES, Item, Items, Split, Task, item_of
 from teamtr_lora.team import Episode
-
-logger = logging.getLogger(__name__)
 
 
 class BenchTask(Task):
     """Override `row_item` and `verdict`, and `generated` where items can be made. Rows come by `use_rows`."""
 
-    _splits: dict[str, Items] | None = None
+    _splits: dict[str, BenchItems] | None = None
 
     def row_item(self, row: Mapping[str, Any], name: str) -> Item:
         """A row in the benchmark's format as an item; raises UserError for a row that is none."""
@@ -35,41 +32,45 @@ class BenchTask(Task):
         """Without test rows, a share of the train rows is held out: the benchmark's own, or by a hash of the text."""
         if test is None:
             train, test = self.split_rows(train) or (train, None)
-        known = self._with_answers(train, "train")
-        everything = BenchItems(self, train, "train", known)
-        if test is None:
-            held = [_held_out(self.text(item), test_fraction) for item in everything]
-            places = {side: [place for place, out in zip(known, held, strict=True) if out is side] for side in (False, True)}
-            if not places[False] or not places[True]:
-                raise UserError(
-                    f"task.test_fraction = {test_fraction}: holding that share of {len(train)} items out leaves the "
-                    f"{'test' if places[False] else 'train'} split empty; give a test file or another fraction"
-                )
-            self._splits = {
-                "train": BenchItems(self, train, "train", places[False]),
-                "test": BenchItems(self, train, "test", places[True]),
-            }
+        everything = BenchItems(self, train, "train", self.usable(train, "train"))
+        if test is not None:
+            self._splits = {"train": everything, "test": BenchItems(self, test, "test", self.usable(test, "test"))}
+            self.settle_overlap(on_overlap)
             return
-        tested = BenchItems(self, test, "test", self._with_answers(test, "test"))
-        sides = [((item.id, self.text(item)) for item in side) for side in (everything, tested)]
+        sides: dict[str, bool] = {}  # copies of a problem that differ in spacing or case go where the first one goes
+        held = [sides.setdefault(normalised(text), self._held_out(text, test_fraction)) for text in map(self.text, everything)]
+        if all(held) or not any(held):
+            raise UserError(
+                f"task.test_fraction = {test_fraction}: holding that share of {len(train)} items out leaves the "
+                f"{'train' if all(held) else 'test'} split empty; give a test split or another fraction"
+            )
+        self._splits = {"train": everything.where("train", [not out for out in held]), "test": everything.where("test", held)}
+
+    def settle_overlap(self, on_overlap: OnOverlap, fix: str = "set task.on_overlap=drop") -> None:
+        """Refuses train items that are test items too, or leaves them out."""
+        assert self._splits is not None
+        train = self._splits["train"]
+        sides = [((item.id, self.text(item)) for item in self._splits[side]) for side in ("train", "test")]
         pairs = [] if on_overlap == "allow" else shared_items(*sides)
         if on_overlap == "refuse":
-            refuse_overlap(pairs)
-        shared = {name for name, _ in pairs}
-        kept = [place for place, item in zip(known, everything, strict=True) if item.id not in shared]
-        if not kept:
-            raise UserError("every train item is a test item too; nothing is left to train on")
-        self._splits = {"train": BenchItems(self, train, "train", kept), "test": tested}
+            refuse_overlap(pairs, fix)
+        if pairs:
+            shared = {name for name, _ in pairs}
+            self._splits["train"] = train.where("train", [item.id not in shared for item in train])
+            if not self._splits["train"].size:
+                raise UserError("every train item is a test item too; nothing is left to train on")
 
-    def _with_answers(self, rows: Any, split: Split) -> list[int]:
-        """Published sets have a few rows whose answer was lost; nothing can be learned from those."""
-        lost = [place for place, row in enumerate(rows) if self.lost_answer(row)]
-        if lost:
-            logger.warning(
-                "%d of %d %s items have no answer and are left out; the first is row %d", len(lost), len(rows), split, lost[0]
-            )
-        gone = set(lost)
-        return [place for place in range(len(rows)) if place not in gone]
+    def _held_out(self, text: str, fraction: float) -> bool:
+        digest = hashlib.sha256(self.hashed(text).encode("utf-8", "surrogatepass")).digest()
+        return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+    def hashed(self, text: str) -> str:
+        """What of an item's text decides whether it is held out."""
+        return normalised(text)
+
+    def usable(self, rows: Any, split: Split) -> Sequence[int]:
+        """The places of the rows that are items."""
+        return range(len(rows))
 
     def lost_answer(self, row: Mapping[str, Any]) -> bool:
         """Whether the row has a place for its answer and nothing there."""
@@ -108,6 +109,10 @@ class BenchItems:
                 item.data.setdefault(column, row[column])
         return item
 
+    def where(self, split: Split, kept: Sequence[bool]) -> BenchItems:
+        places = [place for place, keep in zip(self._places, kept, strict=True) if keep]
+        return BenchItems(self._task, self._rows, split, places)
+
     def __iter__(self) -> Iterator[Item]:
         return (self[position] for position in range(len(self._places)))
 
@@ -136,13 +141,7 @@ def turns_text(prompt: Any, name: str) -> str:
     """The text of a prompt, which may be a conversation (verl's layout)."""
     if isinstance(prompt, str):
         return prompt
-    texts = [turn.get("content") if isinstance(turn, Mapping) else None for turn in prompt]
-    if not texts or not all(isinstance(text, str) for text in texts):
+    texts = [content_text(turn.get("content")) if isinstance(turn, Mapping) else None for turn in prompt]
+    if not texts or None in texts:
         raise UserError(f"item {name}: prompt = {shown(prompt)} is neither text nor a list of {{role, content}}")
-    return "\n\n".join(str(text) for text in texts)
-
-
-def _held_out(text: str, fraction: float) -> bool:
-    """By the normalised text's hash: copies of one problem never fall on both sides."""
-    digest = hashlib.sha256(normalised(text).encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+    return "\n\n".join(map(str, texts))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from teamtr_lora.common.errors import UserError
 
@@ -27,73 +28,48 @@ def read_rows(path: Path, key: str) -> Any:
     try:
         return reader(path)
     except UnicodeDecodeError as error:
-        raise UserError(f"{key} = {str(path)!r}{_bad_line(path)}: not UTF-8 text; save the file as UTF-8") from error
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{key} = {str(path)!r}, line {line}: not UTF-8 text; save the file as UTF-8") from error
     except (ValueError, OSError, EOFError, RecursionError, csv.Error, zlib.error) as error:  # JSON, Unicode, Arrow: ValueErrors
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{key} = {str(path)!r}: cannot be read as {kind[0]}: {reason}") from error
 
 
-def _bad_line(path: Path) -> str:
-    """Where a text stops being UTF-8, as far as it can be told."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                return f", line {number}"
-    return ""
-
-
-def _open_text(path: Path) -> TextIO:
+def _text(path: Path) -> str:
+    raw = path.read_bytes()
     # utf-8-sig: spreadsheets put a byte order mark before the first column name
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return open(path, encoding="utf-8-sig", newline="")
-
-
-def _read_jsonl(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    with _open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            if not rows and line.lstrip().startswith("["):  # one list of rows, whatever the file is called
-                return _rows(json.loads(line + file.read()))
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise ValueError(f"line {number} is not JSON ({error})") from error
-                if not isinstance(row, dict):
-                    raise ValueError(f"line {number} is no object with columns")
-                rows.append(row)
-    return rows
+    return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
 
 
 def _read_json(path: Path) -> list[dict[str, Any]]:
-    with _open_text(path) as file:
-        text = file.read()
-    try:
-        return _rows(json.loads(text))
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data" and text.lstrip().startswith("{"):  # rows one a line, whatever the file is called
-            return _read_jsonl(path)
-        raise
-
-
-def _rows(rows: Any) -> list[dict[str, Any]]:
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("it is no list of objects")
+    """One list of rows, or rows one a line, whatever the file is called."""
+    text = _text(path)
+    if text.lstrip().startswith("["):
+        rows = json.loads(text)
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError("it is no list of objects")
+        return list(rows)
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number} is not JSON ({error})") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} is no object with columns")
+            rows.append(row)
     return rows
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
     csv.field_size_limit(2**31 - 1)  # prompts are longer than the module's default of 128 KiB
-    with _open_text(path) as file:
-        reader, rows = csv.DictReader(file, strict=True), []
-        for row in reader:
-            if None in row:
-                raise ValueError(f"line {reader.line_num} has more cells than there are columns")
-            rows.append(dict(row))
-        return rows
+    reader, rows = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True), []
+    for row in reader:
+        if None in row:
+            raise ValueError(f"line {reader.line_num} has more cells than there are columns")
+        rows.append(dict(row))
+    return rows
 
 
 def _read_parquet(path: Path) -> Any:
@@ -104,7 +80,7 @@ def _read_parquet(path: Path) -> Any:
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    ".jsonl": _read_jsonl,
+    ".jsonl": _read_json,
     ".json": _read_json,
     ".csv": _read_csv,
     ".parquet": _read_parquet,

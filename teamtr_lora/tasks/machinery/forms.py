@@ -29,6 +29,17 @@ def check_form(form: type[Form], data: Mapping[str, Any], where: str) -> None:
         raise UserError(f"{where}: {f'{place}{value}: ' if place else ''}{reason[:1].lower()}{reason[1:]}") from error
 
 
+def content_text(content: Any) -> str | None:
+    """What a chat turn says: its content is a text, or a list of parts that have text; None for anything else."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        return None
+    parts = [{"text": part} if isinstance(part, str) else part for part in content]
+    texts = [part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None for part in parts]
+    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
+
+
 def shown(value: Any) -> str:
     """A value in a message: one line, not a long one."""
     text = " ".join(repr(value).split())

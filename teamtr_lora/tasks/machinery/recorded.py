@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.tasks.machinery.forms import shown
+from teamtr_lora.tasks.machinery.forms import content_text, shown
 
 AGENT_ROLES = ("assistant", "agent", "model")
 OTHER_ROLES = ("system", "developer", "user", "human", "customer", "tool", "function", "environment")
@@ -39,22 +39,13 @@ def _turn(message: Any, where: str) -> str | None:
         return None
     if role not in AGENT_ROLES:
         raise UserError(f"{where}: role = {shown(role)} is unknown; the agent's turns are of the role assistant")
-    text, calls = _text(message.get("content"), where), _calls(message)
-    if text is None and calls is None and "content" not in message:
+    content, calls = message.get("content"), _calls(message)
+    text = content_text(content)
+    if text is None and content is not None:
+        raise UserError(f"{where}: content = {shown(content)} is neither text nor a list of text parts")
+    if calls is None and "content" not in message:
         raise UserError(f"{where}: has neither content nor tool_calls")
     return "\n".join(part for part in (text, calls) if part)
-
-
-def _text(content: Any, where: str) -> str | None:
-    """Text, or a list of parts of which the text is taken."""
-    if content is None or isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        parts = [{"text": part} if isinstance(part, str) else part for part in content]
-        texts = [part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None for part in parts]
-        if all(isinstance(text, str) for text in texts):
-            return "".join(map(str, texts))
-    raise UserError(f"{where}: content = {shown(content)} is neither text nor a list of text parts")
 
 
 def _calls(message: Mapping[str, Any]) -> str | None:

@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import SERVER_URL, ApiKeyVariable, DataFile, OnThisMachine, Section, Text, refuse
+from teamtr_lora.tasks.machinery.bench import BenchTask
 from teamtr_lora.tasks.machinery.data_files import read_rows
 from teamtr_lora.tasks.machinery.task_settings import ItemSource
 from teamtr_lora.team.protocol import without_reasoning
@@ -113,6 +114,25 @@ class Scripted(Responder):
         return then(tidy(self._say(turns), MOST_BYTES))
 
 
+class ConversationTask(BenchTask):
+    """A task in which somebody outside the team, the responder, answers it."""
+
+    needs_every_message = True
+
+    def __init__(self, responder: Responder) -> None:
+        self.responder = responder
+
+    def use_recorded(self) -> None:
+        self.responder = Silent()
+
+    def check_playable(self) -> None:
+        if not self.responder.live:
+            raise UserError(
+                f"task.responder: {self.name} is a conversation, and nobody answers; set task.responder.url to an "
+                "OpenAI-compatible server"
+            )
+
+
 class Endpoint(Responder):
     """An OpenAI-compatible chat server, asked from a few threads; daemons, so that a run that ends never waits for them."""
 
@@ -142,39 +162,39 @@ class Endpoint(Responder):
         return future
 
     def _work(self) -> None:
-        kept: list[HTTPConnection] = []  # this thread's connection, if one is open
+        connection = self._connect(self._host, timeout=min(CONNECT_SECONDS, self._section.timeout_seconds))
         while True:
             future, turns, then = self._jobs.get()
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(then(self._reply(turns, kept)))
+                    future.set_result(then(self._reply(turns, connection)))
                 except Exception as error:  # whatever it is, it belongs to whoever waits for the reply
                     future.set_exception(error)
 
-    def _reply(self, turns: Sequence[Turn], kept: list[HTTPConnection]) -> str:
+    def _reply(self, turns: Sequence[Turn], connection: HTTPConnection) -> str:
         section = self._section
         body = {
-            "model": self._name(kept),
+            "model": self._name(connection),
             "messages": recent(turns, section.context_characters),
             "max_tokens": section.max_tokens,
             "temperature": section.temperature,
         }
-        answer = self._call("POST", "/chat/completions", body, kept)
+        answer = self._call("POST", "/chat/completions", body, connection)
         try:
             content = answer["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError) as error:
             raise UserError(f"{self._where}: its answer has no choices[0].message.content; is it a chat server?") from error
         return tidy(content if isinstance(content, str) else "", section.max_tokens * CHARACTERS_PER_TOKEN)
 
-    def _name(self, kept: list[HTTPConnection]) -> str:
+    def _name(self, connection: HTTPConnection) -> str:
         if self._model is None:
             try:
-                self._model = str(self._call("GET", "/models", None, kept)["data"][0]["id"])
+                self._model = str(self._call("GET", "/models", None, connection)["data"][0]["id"])
             except (KeyError, IndexError, TypeError) as error:
                 raise UserError(f"{self._where}: it lists no model; name one in task.responder.model") from error
         return self._model
 
-    def _call(self, method: str, path: str, body: Any, kept: list[HTTPConnection]) -> Any:
+    def _call(self, method: str, path: str, body: Any, connection: HTTPConnection) -> Any:
         """The JSON of a good answer, after as many tries as it may take."""
         pause, reason = FIRST_PAUSE_SECONDS, ""
         for attempt in range(self._section.retries + 1):
@@ -182,7 +202,7 @@ class Endpoint(Responder):
                 time.sleep(pause * random.uniform(0.5, 1.0))  # not all threads at once
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             try:
-                status, raw = self._send(method, path, body, kept)
+                status, raw = self._send(method, path, body, connection)
             except (OSError, HTTPException) as error:
                 reason = str(error) or type(error).__name__
                 continue
@@ -199,16 +219,15 @@ class Endpoint(Responder):
                 break
         raise UserError(f"{self._where}: {reason}; start it, correct the address, or see task.responder.model and .retries")
 
-    def _send(self, method: str, path: str, body: Any, kept: list[HTTPConnection]) -> tuple[int, bytes]:
+    def _send(self, method: str, path: str, body: Any, connection: HTTPConnection) -> tuple[int, bytes]:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         sent = None
         if body is not None:
             sent, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
         longest = self._section.timeout_seconds
-        deadline, reused = time.monotonic() + longest, bool(kept)
-        connection = kept.pop() if kept else self._connect(self._host, timeout=min(CONNECT_SECONDS, longest))
+        deadline, reused = time.monotonic() + longest, connection.sock is not None
         try:
-            connection.request(method, self._path + path, sent, headers)
+            connection.request(method, self._path + path, sent, headers)  # connects where it is not open
             connection.sock.settimeout(longest)
             response = connection.getresponse()
             parts, size = [], 0
@@ -220,13 +239,9 @@ class Endpoint(Responder):
         except (OSError, HTTPException) as error:
             connection.close()
             if reused and isinstance(error, ConnectionError):  # it may have hung up while idle: that is no failure
-                return self._send(method, path, body, kept)
+                return self._send(method, path, body, connection)
             raise
         response.close()
-        if response.will_close:
-            connection.close()
-        else:
-            kept.append(connection)
         return response.status, b"".join(parts)
 
     def _words(self, raw: bytes) -> str:
@@ -276,10 +291,3 @@ def _api_key(variable: str) -> str:
     if not (key.isascii() and key.isprintable()):
         raise UserError(f"task.responder.api_key_variable: what {variable} holds is no API key (odd characters)")
     return key
-
-
-def needs_somebody(responder: Responder, task: str) -> None:
-    if not responder.live:
-        raise UserError(
-            f"task.responder: {task} is a conversation, and nobody answers; set task.responder.url to an OpenAI-compatible server"
-        )

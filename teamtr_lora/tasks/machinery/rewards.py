@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from teamtr_lora.common.code_paths import user_code
+from teamtr_lora.common.code_paths import raised, user_code
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.machinery.task import item_of, settled
 from teamtr_lora.team import Episode
@@ -95,10 +95,10 @@ class Rewards:
             except RewardError:
                 raise
             except Exception as error:
-                self._fail(f"reward {name} raised {_one_line(error)} for item {episode.item_id!r}", error)
+                self._fail(f"reward {name} {raised(error)} for item {episode.item_id!r}", error)
                 values.append(0.0)
         if self._on_error == "stop":  # it fails on the whole batch only
-            self._fail(f"reward {name} raised {_one_line(first)} (first item of the batch: {episodes[0].item_id!r})", first)
+            self._fail(f"reward {name} {raised(first)} (first item of the batch: {episodes[0].item_id!r})", first)
         return values
 
     def _number(self, name: str, value: Any, episode: Episode) -> float | None:
@@ -139,10 +139,6 @@ def _name(function: RewardFunction) -> str:
 def _called(function: RewardFunction, columns: dict[str, Any]) -> Any:
     with user_code():
         return settled(function(**_accepted(function, columns)))
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _columns(episodes: Sequence[Episode]) -> dict[str, Any]:

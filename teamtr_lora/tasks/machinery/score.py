@@ -24,30 +24,22 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Scores:
     task: str
-    items: list[tuple[str, float]]  # id, score
+    items: list[dict[str, Any]]  # by response: id (as the items file writes it), score, and what else the benchmark reports
     unanswered: int  # items without a response; they are not in the mean
-    measures: list[dict[str, float]]  # by response, what the benchmark reports beside the score
-    ids: dict[str, Any]  # by id, as the items file writes it: a number stays one
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(score for _, score in self.items)
+        return statistics.fmean(row["score"] for row in self.items)
 
     @property
     def standard_error(self) -> float | None:
         """Of the mean, over responses; None for a single one."""
-        scores = [score for _, score in self.items]
+        scores = [row["score"] for row in self.items]
         return statistics.stdev(scores) / len(scores) ** 0.5 if len(scores) > 1 else None
 
     def as_dict(self) -> dict[str, Any]:
-        rows = zip(self.items, self.measures, strict=True)
-        return {
-            "task": self.task,
-            "n": len(self.items),
-            "mean": self.mean,
-            "standard_error": self.standard_error,
-            "items": [{"id": self.ids[name], "score": score} | more for (name, score), more in rows],
-        }
+        numbers = {"n": len(self.items), "mean": self.mean, "standard_error": self.standard_error}
+        return {"task": self.task, **numbers, "items": self.items}
 
 
 def score_file(settings: TaskSettings, items: Path, responses: Path) -> Scores:
@@ -64,15 +56,11 @@ def score_file(settings: TaskSettings, items: Path, responses: Path) -> Scores:
     if not episodes:
         raise UserError(f"--responses = {str(responses)!r}: holds no response")
     played = [play(task, item, turns) for item, turns in episodes]
-    scored = list(zip([e.item_id for e in played], total_rewards(task, played), strict=True))
-    unanswered = len(known.keys() - {name for name, _ in scored})
-    return Scores(
-        task=settings.name,
-        items=scored,
-        unanswered=unanswered,
-        measures=[task.measures(episode) for episode in played],
-        ids=ids,
-    )
+    rows = [
+        {"id": ids[episode.item_id], "score": reward} | task.measures(episode)
+        for episode, reward in zip(played, total_rewards(task, played), strict=True)
+    ]
+    return Scores(settings.name, rows, unanswered=len(known.keys() - {episode.item_id for episode in played}))
 
 
 def sample_items(settings: TaskSettings, split: Split, count: int) -> list[Item]:

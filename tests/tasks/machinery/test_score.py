@@ -148,7 +148,7 @@ def test_settings_of_a_section(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         status, _, err = run(capsys, *argv, setting)
         assert status == 2 and message in err and err.count("\n") == 1
     status, _, err = run(capsys, *argv, "turns=3", "turns.x=1")
-    assert status == 2 and "turns is set to a value already" in err
+    assert status == 2 and "task.turns is a value, not a section" in err
 
 
 @pytest.mark.parametrize(
