@@ -84,7 +84,7 @@ def diagnose_run(folder: Path) -> RunDiagnosis:
             "advantage": _mean([row.advantage_clip_rate for row in updates]),
             "advantage_overflow": _mean([row.advantage_overflow for row in updates]),
         },
-        stability=known("stability", evaluated, lambda: _stability(stages)),
+        stability=known("stability", evaluated, lambda: rise_stability(stages)),
         coordination=known("coordination", _not_judged(rows), lambda: _coordination(_evaluated(rows))),
         token_shift=known("token_shift", f"{PROBE} and diagnostics.token_shift_ranks", lambda: _token_shift(updates)),
         order=known("order", "needs accepted updates at two places of the order", lambda: _order(updates)),
@@ -267,7 +267,8 @@ def _certified(folder: Path) -> list[StageCertificate]:
         return []
 
 
-def _stability(stages: list[StageRow]) -> dict[str, float]:
+def rise_stability(stages: Sequence[StageRow]) -> dict[str, float]:
+    """The spread of the rise in accuracy from one evaluation to the next; empty with fewer than three evaluations."""
     evaluations = [row.evaluation for row in stages if row.evaluation]
     if len(evaluations) < 3 or min(e["episodes"] for e in evaluations) < 2:
         return {}
