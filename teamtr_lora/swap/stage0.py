@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -58,14 +58,6 @@ class Half:
     batches: list[MessageBatch]
     teachers: list[Teacher]
 
-    @property
-    def messages(self) -> int:
-        return sum(len(batch.messages) for batch in self.batches)
-
-    @property
-    def tokens(self) -> int:
-        return sum(batch.tokens for batch in self.batches)
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -95,9 +87,6 @@ class Alignment:
     seconds: float = 0.0
     done: bool = False
     curve: list[tuple[int, float]] = field(default_factory=list)  # step, held-out mean
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Alignment:
