@@ -259,9 +259,9 @@ class _Rebase(Session):
     def _found(self, request: dict[str, Any]) -> RebaseReport:
         """The report of a rebase that was killed after the new team was there."""
         record = read_rebase(self.out)
-        if record is None or record.request != request or self.work.request() != request:
+        if record is None or record["request"] != request or self.work.request() != request:
             raise UserError(f"{self.out}: is there already; choose another --out")
-        report = report_from(RebaseReport, record.report)
+        report = report_from(RebaseReport, record["report"])
         self.listener.checks(report.checks)
         return report
 
