@@ -183,8 +183,8 @@ def _stage(
 
 def _update(run: _Run, row: UpdateRow, after: UpdateRow | None) -> UpdateCertificate:
     """`after`: the stage's next update, whose episodes the team played with this one made."""
-    played = [vars(one) if one and one.fresh_episodes else None for one in (row, after)]
-    gain, error = _improvement(*played, "reward_mean", "reward_standard_error")
+    played = vars(after) if after and after.fresh_episodes else None
+    gain, error = _improvement(vars(row), played, "reward_mean", "reward_standard_error")
     discounted: Found = (None, None)
     if gain is not None and run.end_discount is not None:
         discounted = run.end_discount * gain, None if error is None else run.end_discount * error
