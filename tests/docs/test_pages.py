@@ -134,9 +134,8 @@ def test_the_python_of_a_page_runs(page: str, desk: Path) -> None:
 
 
 def _tables() -> list[dict[str, Any]]:
-    from teamtr_lora.recipe.engine_facts import ENGINES
-
     from teamtr_lora.algorithm.variants.region import REGIONS
+    from teamtr_lora.recipe.engine_facts import ENGINES
     from teamtr_lora.rollout.engines import SAMPLERS
 
     return [REGIONS, ENGINES, SAMPLERS]
