@@ -8,10 +8,11 @@ DIR/VARIANT/seed-N: finished ones are read, unfinished ones resumed, so the same
 fails stands in the table with its error and the rest goes on; the exit status is then 1. DIR/comparison.json holds everything.
 
 Means are over seeds; +- is half of the 95% Student t interval over seeds. `stability` is the SD of the rise in accuracy from one
-evaluation to the next (evaluation.every_stages=1 makes that every stage), `noise` what binomial noise alone would give it.
+evaluation to the next (evaluation.every_stages=1 makes that every stage), `noise` what sampling alone would give it.
 `delta stale` and `d occ` are means over probed stages of sums over their updates, less their split-half nulls (`paired` and
 `coupled`: the more sensitive readings of both, with common random numbers); they need diagnostics.probe_every_stages=K.
-`rollouts` counts the episodes that were sampled to learn from, `probe tokens` what probes sampled beside them.
+`last three` is the mean accuracy of the last three evaluations. `rollouts` counts the episodes that were sampled to learn from,
+`probe tokens` what probes sampled beside them.
 Decisions and out-of-region updates are totals over seeds; `accepted` counts shrunk ones too.
 """
 
@@ -38,9 +39,10 @@ from teamtr_lora.common.files import dump_json, write_atomic
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.runs.metrics import StageRow, UpdateRow, has_rows, read_rows
 from teamtr_lora.runs.run_dir import RunDir
-from teamtr_lora.study.diagnose import staleness
+from teamtr_lora.study.diagnose import rise_stability, staleness
 from teamtr_lora.training.trainer import TeamTRTrainer
 
+FIRST, LAST, LAST_THREE = slice(1), slice(-1, None), slice(-3, None)  # evaluations
 SAFE_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 # 97.5% quantiles of Student's t with 1, 2, ... degrees of freedom; the normal's beyond
 T_QUANTILES = (
@@ -68,19 +70,12 @@ class RunRows:
     def last(self) -> StageRow:
         return self.stages[-1]
 
-    def rises(self) -> list[float]:
-        accuracies = [e["avg_at_k"] for e in self.evaluations]
-        return [after - before for before, after in zip(accuracies, accuracies[1:], strict=False)]
+    def accuracy(self, which: slice) -> float:
+        return statistics.fmean(e["avg_at_k"] for e in self.evaluations[which])
 
-    def stability(self) -> float | None:
-        rises = self.rises()
-        return statistics.stdev(rises) if len(rises) > 1 else None
-
-    def stability_noise(self) -> float | None:
-        """The SD of a rise between two teams equally good as these, each judged on as many independent episodes."""
-        variances = [e["avg_at_k"] * (1 - e["avg_at_k"]) / e["episodes"] for e in self.evaluations]
-        pairs = [before + after for before, after in zip(variances, variances[1:], strict=False)]
-        return math.sqrt(statistics.fmean(pairs)) if len(pairs) > 1 else None
+    def stability(self, name: str) -> float | None:
+        """One number of `diagnose`'s spread of rises in accuracy; one rise has none."""
+        return rise_stability(self.stages).get(name)
 
     def staleness(self, *path: str) -> float | None:
         """One number of `diagnose`'s table of probed stages, averaged over them."""
@@ -106,15 +101,16 @@ class Column:
 
 
 COLUMNS = (
-    Column("before", lambda run: run.evaluations[0]["avg_at_k"], ".3f", interval=True),
-    Column("after", lambda run: run.evaluations[-1]["avg_at_k"], ".3f", interval=True),
-    Column("improvement", lambda run: run.evaluations[-1]["avg_at_k"] - run.evaluations[0]["avg_at_k"], "+.3f", interval=True),
+    Column("before", lambda run: run.accuracy(FIRST), ".3f", interval=True),
+    Column("after", lambda run: run.accuracy(LAST), ".3f", interval=True),
+    Column("last_three", lambda run: run.accuracy(LAST_THREE), ".3f", interval=True),
+    Column("improvement", lambda run: run.accuracy(LAST) - run.accuracy(FIRST), "+.3f", interval=True),
     Column("delta_stale", lambda run: run.staleness("delta_stale", "excess"), ".4f", interval=True),
     Column("paired", lambda run: run.staleness("delta_stale_paired"), ".4f", interval=True),
     Column("d_occ", lambda run: run.staleness("d_occ", "excess"), ".4f", interval=True),
     Column("coupled", lambda run: run.staleness("d_occ_coupled"), ".4f", interval=True),
-    Column("stability", RunRows.stability, ".4f"),
-    Column("noise", RunRows.stability_noise, ".4f"),
+    Column("stability", lambda run: run.stability("deviation"), ".4f"),
+    Column("noise", lambda run: run.stability("floor"), ".4f"),
     Column("coordination", RunRows.coordination, ".3f", interval=True),
     Column("tokens", lambda run: run.last.sampled_tokens, ",.0f"),
     Column("rollouts", lambda run: sum(row.fresh_episodes for row in run.updates), ",.0f"),
@@ -137,11 +133,19 @@ class Cell:
     error: str | None = None
 
 
+def numbers(text: str) -> list[int]:
+    """0,1,2 of a command line; one that stands twice would pass for two runs."""
+    found = [int(part) for part in text.split(",")]
+    if len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"{text}: each number once")
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="+", metavar="RECIPE | section.key=value")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0, 1, 2])
+    parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
     parser.add_argument("--vary", action="append", default=[], metavar='"NAME: section.key=value ..."')
     parser.add_argument("--json", action="store_true", help="print DIR/comparison.json instead of the table")
     args = parser.parse_intermixed_args(arguments)
@@ -150,13 +154,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"compare: {error}", file=sys.stderr)
         return 2
-    if len(set(args.seeds)) < len(args.seeds):
-        parser.error(f"--seeds {','.join(map(str, args.seeds))}: a seed counted twice would pass for two runs")
-    cells = [run_cell(variant, seed, args.out) for variant in chosen for seed in args.seeds]
-    report = summary(chosen, cells)
-    write_atomic(args.out / "comparison.json", dump_json(report))
+    report = compare(chosen, args.seeds, args.out)
     print(json.dumps(report, indent=2) if args.json else table(report))
-    return 1 if any(cell.error for cell in cells) else 0
+    return exit_status(report)
+
+
+def compare(chosen: Sequence[Variant], seeds: Sequence[int], out: Path) -> dict[str, Any]:
+    """Runs what is missing and returns what OUT/comparison.json then holds."""
+    report = summary(chosen, [run_cell(variant, seed, out) for variant in chosen for seed in seeds])
+    write_atomic(out / "comparison.json", dump_json(report))
+    return report
+
+
+def exit_status(report: dict[str, Any]) -> int:
+    return 1 if any(variant["errors"] for variant in report["variants"].values()) else 0
 
 
 def variants(words: Sequence[str], varied: Sequence[str]) -> list[Variant]:
@@ -209,8 +220,7 @@ def train(recipe: Recipe) -> None:
     try:
         trainer.train(resume=True)
     finally:
-        if trainer.playable is not None:
-            trainer.playable.close()
+        trainer.close()
         del trainer  # before the next run loads its base
         gc.collect()
         torch.cuda.empty_cache()

@@ -84,7 +84,11 @@ def main() -> None:
     for precision, why in skipped.items():
         print(f"{precision}: skipped; {why}")
     if args.json:
-        args.json.write_text(json.dumps(as_dict(args, str(device), readings, skipped), indent=2) + "\n")
+        facts = {name: getattr(args, name) for name in ("base", "messages", "message_tokens")}
+        facts |= {"device": str(device), "torch": torch.__version__, "skipped": skipped}
+        facts["gpu"] = torch.cuda.get_device_name() if device.type == "cuda" else None
+        facts["passes"] = [asdict(r) | {"resolves": r.resolves(strict_of(readings, r.base))} for r in readings]
+        args.json.write_text(json.dumps(facts, indent=2) + "\n")
     sys.exit(0 if readings else 1)
 
 
@@ -196,21 +200,6 @@ def tables(readings: list[PassReading]) -> str:
     for r in readings:
         lines.append(f"{r.base:<6} {r.name:<10} " + " ".join(f"{kl / alpha**2:>9.2e}" for alpha, kl in r.scan.items()))
     return "\n".join(lines) + "\n"
-
-
-def as_dict(args: argparse.Namespace, device: str, readings: list[PassReading], skipped: dict[str, str]) -> dict[str, object]:
-    rows = [asdict(r) | {"resolves": r.resolves(strict_of(readings, r.base))} for r in readings]
-    gpu = torch.cuda.get_device_name() if device.startswith("cuda") else None
-    return {
-        "base": args.base,
-        "device": device,
-        "gpu": gpu,
-        "torch": torch.__version__,
-        "messages": args.messages,
-        "message_tokens": args.message_tokens,
-        "passes": rows,
-        "skipped": skipped,
-    }
 
 
 if __name__ == "__main__":

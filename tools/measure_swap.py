@@ -5,8 +5,8 @@
         [section.key=value ...] [--json]
 
 DIR/seed-N/team is the trained team, DIR/seed-N/swapped a copy of it whose agent is swapped and which then trains on. What is
-there already is not done again, so the same command goes on after an interruption; DIR/seed-N/arguments.json says with what
-arguments it was made, and others are refused. DIR/swap.json holds everything.
+there already is not done again, so the same command goes on after an interruption; DIR/arguments.json says with what arguments
+it was made, and others are refused. DIR/swap.json holds everything.
 
 What must hold: Stage-0 reaches its radius on the held-out half; the aligned swap loses at most a quarter of the accuracy that the
 direct one loses; training that goes on reaches at least the accuracy the team had, within noise (two standard errors). With
@@ -25,16 +25,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import compare
+
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, sha256, write_atomic
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.runs.metrics import StageRow, has_rows, read_rows
+from teamtr_lora.runs.metrics import read_rows
 from teamtr_lora.runs.stored_run import load_run_recipe
 from teamtr_lora.swap.places import find_place
 from teamtr_lora.swap.replace import swapped
 from teamtr_lora.swap.swap_report import SwapOptions
-from teamtr_lora.training.trainer import TeamTRTrainer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "quickstart.yaml")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0, 1, 2])
+    parser.add_argument("--seeds", type=compare.numbers, default=[0, 1, 2])
     parser.add_argument("--agent", default="solver")
     parser.add_argument("--with", dest="spec", default="fresh:rank=32,targets=all-linear")
     parser.add_argument("--items", type=int, default=512, help="held-out items of the swap shock")
@@ -53,10 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print DIR/swap.json instead of the table")
     args = parser.parse_intermixed_args(arguments)
     try:
-        for seed in args.seeds:  # what is refused is refused before anything is trained
-            if not recipe_of(args, seed).swap.stage0:
-                raise UserError("swap.stage0 = false: what is measured here is what Stage-0 saves; leave it true")
-            same_arguments(args.out / f"seed-{seed}", args)
+        if not recipe_of(args, args.seeds[0]).swap.stage0:
+            raise UserError("swap.stage0 = false: what is measured here is what Stage-0 saves; leave it true")
+        same_arguments(args)
         seeds = {str(seed): measure(args, seed) for seed in args.seeds}
     except UserError as error:
         print(f"measure_swap: {error}", file=sys.stderr)
@@ -76,9 +76,9 @@ def measure(args: argparse.Namespace, seed: int) -> dict[str, Any]:
     team, copy, kept = folder / "team", folder / "swapped", folder / "swap-report.json"
     recipe = recipe_of(args, seed)
     stages = recipe.training.stages
-    if last_stage(team) < stages:
+    if not compare.finished(team, recipe):
         say(seed, f"training {stages} stages")
-        train(recipe, resume=(team / "checkpoint").exists())
+        compare.train(recipe)
     if not kept.exists():
         copied(team, copy)
         say(seed, f"swapping {args.agent}")
@@ -89,25 +89,22 @@ def measure(args: argparse.Namespace, seed: int) -> dict[str, Any]:
     if args.control:
         goes_on["control"] = copied(team, folder / "control")
     for name, run in goes_on.items():
-        if last_stage(run) < stages + args.more_stages:
+        longer = load_run_recipe(run, [f"training.stages={stages + args.more_stages}"])
+        if not compare.finished(run, longer):
             say(seed, f"training {args.more_stages} more stages: {name}")
-            train(load_run_recipe(run, [f"training.stages={stages + args.more_stages}"]), resume=True)
+            compare.train(longer)
     measured = summary(json.loads(kept.read_text()), evaluation(team), evaluation(copy))
     return measured | ({"control": evaluation(goes_on["control"])["avg_at_k"]} if args.control else {})
 
 
-def same_arguments(folder: Path, args: argparse.Namespace) -> None:
-    """Refuses a folder that was made with others. Of one made before they were written down it is not known, and it is read."""
-    kept = folder / "arguments.json"
-    now = {
-        "recipe_sha256": sha256(args.recipe.read_bytes()), "overrides": args.overrides, "agent": args.agent, "with": args.spec,
-        "items": args.items, "more_stages": args.more_stages,
-    }  # fmt: skip
-    if not folder.exists():
-        write_atomic(kept, dump_json(now))
+def same_arguments(args: argparse.Namespace) -> None:
+    """Refuses a folder that was made with others, before anything is trained."""
+    kept, now = args.out / "arguments.json", {name: getattr(args, name) for name in ("agent", "spec", "items", "more_stages")}
+    now |= {"recipe_sha256": sha256(args.recipe.read_bytes()), "overrides": args.overrides}
     before = json.loads(kept.read_text()) if kept.exists() else now
     if other := [f"{name} = {before.get(name)!r}, not {value!r}" for name, value in now.items() if before.get(name) != value]:
-        raise UserError(f"{folder}: was measured with {'; '.join(other)}: choose another --out")
+        raise UserError(f"{args.out}: was measured with {'; '.join(other)}: choose another --out")
+    write_atomic(kept, dump_json(now))
 
 
 def copied(team: Path, copy: Path) -> Path:
@@ -118,21 +115,8 @@ def copied(team: Path, copy: Path) -> Path:
     return copy
 
 
-def train(recipe: Recipe, *, resume: bool) -> None:
-    trainer = TeamTRTrainer.from_recipe(recipe)
-    try:
-        trainer.train(resume=resume)
-    finally:
-        trainer.close()
-
-
-def last_stage(run: Path) -> int:
-    return max((row.stage for row in read_rows(run) if isinstance(row, StageRow)), default=-1) if has_rows(run) else -1
-
-
 def evaluation(run: Path) -> dict[str, Any]:
-    rows = [row.evaluation for row in read_rows(run) if isinstance(row, StageRow) and row.evaluation]
-    return rows[-1]
+    return compare.RunRows(read_rows(run)).evaluations[-1]
 
 
 def summary(report: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

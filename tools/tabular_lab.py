@@ -105,10 +105,6 @@ def state_kl(current_SA: Array, new_SA: Array) -> Array:
         return (current_SA * (np.log(current_SA) - np.log(new_SA))).sum(-1)
 
 
-def state_tv(current_SA: Array, new_SA: Array) -> Array:
-    return 0.5 * np.abs(current_SA - new_SA).sum(-1)
-
-
 def kl_functional(lab: Lab, visits_S: Array, current_SA: Array, new_SA: Array) -> float:
     """def:kltok by lem:kltokequals: the state KL averaged over the discounted occupancy of the team that `visits_S` is from."""
     return float((1 - lab.gamma) * visits_S @ state_kl(current_SA, new_SA))
@@ -198,27 +194,3 @@ def run_stage(lab: Lab, start_SA: Array, order: Sequence[int], propose: Proposal
         )
         team_SA = new_SA
     return steps, team_SA
-
-
-Prefix = tuple[int, ...]
-
-
-def random_writer(rng: np.random.Generator, vocabulary: int, longest: int, scale: float = 1.0) -> dict[Prefix, Array]:
-    """An autoregressive message policy: for every prefix the probabilities of the next token, of which the last one ends it."""
-    writer: dict[Prefix, Array] = {}
-    open_prefixes: list[Prefix] = [()]
-    while open_prefixes:
-        prefix = open_prefixes.pop()
-        writer[prefix] = softmax(scale * rng.standard_normal(vocabulary))
-        if len(prefix) + 1 < longest:
-            open_prefixes += [(*prefix, token) for token in range(vocabulary - 1)]
-    return writer
-
-
-def message_probabilities(writer: dict[Prefix, Array]) -> dict[Prefix, float]:
-    """Every complete message with its probability: one whose last token has no distribution to follow."""
-    reached: dict[Prefix, float] = {(): 1.0}
-    for prefix in sorted(writer, key=len):
-        for token, prob in enumerate(writer[prefix]):
-            reached[(*prefix, token)] = reached[prefix] * float(prob)
-    return {message: prob for message, prob in reached.items() if message not in writer}

@@ -138,13 +138,9 @@ def odd_block_mean(values: Sequence[float], block: int) -> float:
     return math.fsum(v for k in range(blocks) for v in values[2 * k * block : (2 * k + 1) * block]) / (blocks * block)
 
 
-def certify_update(update: UpdateTerms, setting: Setting, confidence: Confidence | None = None) -> Certificate:
-    """thm:single: J(after) - J(before) >= L - occupancy penalty - zeta / (1 - gamma); with `confidence` cor:empL's terms too."""
-    return certify_stage([update], setting, confidence)
-
-
 def certify_stage(updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None) -> Certificate:
-    """thm:stage, and thm:stage-hp with `confidence`: the sum of the updates' bounds, each with its share of the failure."""
+    """thm:stage (thm:single for one update), and thm:stage-hp with `confidence`: the sum of the updates' bounds, each with its
+    share of the failure."""
     return _certificate(updates, setting, confidence, occupancy=_own_penalties(updates, setting), reach=_reach(updates, setting))
 
 
@@ -261,14 +257,6 @@ def _times(factor: float, value: float) -> float:
     return factor * value if value else 0.0
 
 
-def tightens(before: UpdateTerms, after: UpdateTerms) -> bool:
-    """prop:tight: no less surrogate and no more KL cannot lower the bound. The other penalties must not rise either, which the
-    proposition leaves to its proof."""
-    return after.surrogate >= before.surrogate and all(
-        getattr(after, name) <= getattr(before, name) for name in ("kl", "zeta", "clip_bias")
-    )
-
-
 def leave_one_out(returns: ArrayLike, group: ArrayLike) -> Array:
     """R - mean of the group's other episodes: unbiased where the mean of all shrinks by 1 - 1/G (lem:shrinkage)."""
     returns_E = np.asarray(returns, dtype=np.float64)
@@ -298,10 +286,6 @@ class ZetaProxies:
     clip: float
     ratio: float
     norm: float
-
-    @property
-    def total(self) -> float:
-        return self.clip + self.ratio + self.norm
 
 
 def zeta_proxies(

@@ -34,12 +34,6 @@ class LocalModel:
         return self.slope * math.sqrt(radius) - self.curvature * radius
 
 
-def local_slope(gradient: ArrayLike, fisher: ArrayLike) -> float:
-    """kappa of lem:lin-quad: the best linear gain in {x' F x / 2 <= delta} is kappa sqrt(delta)."""
-    g = np.asarray(gradient, dtype=np.float64)
-    return math.sqrt(2 * float(g @ np.linalg.solve(np.asarray(fisher, dtype=np.float64), g)))
-
-
 @dataclass(frozen=True)
 class GramModel:
     slope: float  # cross-fitted: the two gradients of g' F^-1 g are of different groups

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -30,11 +29,6 @@ class Excess:
     def excess(self) -> float:
         """Zero on average where nothing has shifted, so it may be negative."""
         return self.value - self.null
-
-
-def total(readings: Sequence[Excess]) -> Excess:
-    """Over a stage's updates: Delta_stale from gaps, D_occ from context shifts."""
-    return Excess(math.fsum(r.value for r in readings), math.fsum(r.null for r in readings))
 
 
 @dataclass(frozen=True)
@@ -134,11 +128,6 @@ class WeightReading:
     mean: float
     mean_standard_error: float
 
-    @property
-    def mean_is_one(self) -> bool:
-        """Within three standard errors. The mean must be 1; far off, the ratios are wrong or too heavy-tailed to be of use."""
-        return abs(self.mean - 1) <= 3 * self.mean_standard_error + 1e-6
-
 
 def trajectory_log_weights(log_ratio: ArrayLike, episode: ArrayLike, episodes: int) -> Array:
     """Sums the log ratios of the messages of agents updated so far into their episodes."""
@@ -160,16 +149,6 @@ def weight_degeneracy(log_weight: ArrayLike) -> WeightReading:
         mean=float(weight_E.mean()),
         mean_standard_error=float(weight_E.std(ddof=1)) / math.sqrt(len(log_E)) if len(log_E) > 1 else math.inf,
     )
-
-
-def k1_standard_error(kl: float, messages: int) -> float:
-    """The standard error of eq:emp_tok_kl for small steps: a message's log ratio has variance 2 KL, whatever its length."""
-    return math.sqrt(2 * kl / messages)
-
-
-def k1_acceptance(kl: float, delta: float, messages: int) -> float:
-    """The probability that the sampled monitor calls a step of true KL `kl` within `delta`."""
-    return NormalDist(kl, k1_standard_error(kl, messages)).cdf(delta)
 
 
 @dataclass(frozen=True)
@@ -213,6 +192,7 @@ def subsampled(update: MonitorTerms, fraction: float, repeats: int, seed: int) -
 
 
 def reliability(fraction: float, updates: Sequence[Subsample]) -> Reliability:
+    """This is the monitor's stability on one batch, not its error: the batch itself is a sample."""
     deviations = [deviation for update in updates for deviation in update.deviations]
     if not deviations:
         raise ValueError("no update to subsample")
@@ -224,11 +204,6 @@ def reliability(fraction: float, updates: Sequence[Subsample]) -> Reliability:
         near_updates=len(near),
         flip_rate=sum(flips for flips, _ in near) / sum(parts for _, parts in near) if near else None,
     )
-
-
-def monitor_reliability(updates: Sequence[MonitorTerms], fraction: float, *, repeats: int = 100, seed: int = 0) -> Reliability:
-    """This is the monitor's stability on one batch, not its error: the batch itself is a sample, see `k1_standard_error`."""
-    return reliability(fraction, [subsampled(update, fraction, repeats, seed + i) for i, update in enumerate(updates)])
 
 
 @dataclass(frozen=True)

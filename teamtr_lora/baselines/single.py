@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
-
 from teamtr_lora.algorithm.variants.matched import stage_budget
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import AgentSection, Recipe
 from teamtr_lora.team import most_messages
 
 
-@dataclass(frozen=True)
-class Budget:
+def budget(recipe: Recipe) -> dict[str, int]:
     """What a recipe's training samples, at most (a message may end early, an episode too)."""
-
-    rollouts: int
-    episodes_per_rollout: int
-    messages_per_episode: int
-    tokens_per_message: int
-
-    @property
-    def episodes(self) -> int:
-        return self.rollouts * self.episodes_per_rollout
-
-    @property
-    def tokens(self) -> int:
-        return self.episodes * self.messages_per_episode * self.tokens_per_message
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"episodes": self.episodes, "tokens": self.tokens}
-
-
-def budget(recipe: Recipe) -> Budget:
-    rollout = recipe.rollout
-    rollouts, items = stage_budget(recipe.training, rollout.items_per_stage, len(recipe.team.agents))
-    return Budget(
-        rollouts=recipe.training.stages * rollouts,
-        episodes_per_rollout=items * rollout.episodes_per_item,
-        messages_per_episode=most_messages(recipe.team),
-        tokens_per_message=rollout.max_message_tokens,
-    )
+    rollout, messages = recipe.rollout, most_messages(recipe.team)
+    per_stage, items = stage_budget(recipe.training, rollout.items_per_stage, len(recipe.team.agents))
+    rollouts, episodes = recipe.training.stages * per_stage, items * rollout.episodes_per_item
+    return {
+        "rollouts": rollouts,
+        "episodes_per_rollout": episodes,
+        "messages_per_episode": messages,
+        "tokens_per_message": rollout.max_message_tokens,
+        "episodes": rollouts * episodes,
+        "tokens": rollouts * episodes * messages * rollout.max_message_tokens,
+    }
 
 
 def single_agent_recipe(recipe: Recipe, name: str | None = None) -> Recipe:

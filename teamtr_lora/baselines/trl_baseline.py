@@ -73,7 +73,7 @@ def train_baseline(
         with run_dir.lock():
             # read again: another process may have gone on here while the base was loading
             state = check_folder(path, single, algorithm, resume=resume) or BaselineState(algorithm)
-            state.budget, state.trl = budget(recipe).as_dict(), version
+            state.budget, state.trl = budget(recipe), version
             if state.stage < single.training.stages:
                 events = Events(callbacks, single, single.training.stages)
                 run = BaselineRun(

@@ -178,17 +178,17 @@ def _play_missing(
         return
     if done:
         logger.warning("%s: continuing after the %d answers that are there", store.folder, sum(sizes[:done]))
+
+    def told(played: int, _: int, tokens: int) -> None:
+        if progress:
+            progress(start * k + played, len(items) * k, tokens)
+
     with _open_policy(source, task, options, settings) as policy:
         for chunk in range(done, len(sizes)):
             start = chunk * settings["items_per_chunk"]
             part = items[start : start + settings["items_per_chunk"]]
-            told = _shifted(progress, start * k, len(items) * k)
             attempts = policy.attempts(part, range(start, start + len(part)), k, told)
             store.append([episode_record(a.episode) | judge(a, task).as_dict() for a in attempts])
-
-
-def _shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
-    return None if progress is None else lambda done, _, tokens: progress(before + done, total, tokens)
 
 
 @contextmanager

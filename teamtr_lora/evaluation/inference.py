@@ -193,15 +193,10 @@ class TreeOfThoughts:
             items.append(Item(f"{item.id}/{number}", form.format(problem=item.prompt, so_far=_so_far(state))))
             groups.append(number * self.tree.thoughts + seen[state.attempt])
             seen[state.attempt] += 1
-        plan = PlayPlan(
-            items,
-            episodes_per_item=count,
-            temperature=self.temperature,
-            max_message_tokens=tokens,
-            purpose=f"{self.purpose}/{purpose}",
-            groups=groups,
-        )
-        return one_message(self.solver).play(Task(), plan)
+        return self._sampled(one_message(self.solver), Task(), tokens, purpose).play(items, groups, count, None)
+
+    def _sampled(self, playable: PlayableTeam, task: Task, tokens: int, purpose: str) -> Played:
+        return Played(playable, task, self.temperature, max_message_tokens=tokens, purpose=f"{self.purpose}/{purpose}")
 
     def _conclude(self, best: list[_State], items: Sequence[Item], groups: Sequence[int], k: int) -> list[Episode]:
         """The answer, scored like any other: the item as it is, but for the steps before the question's end."""
@@ -212,17 +207,7 @@ class TreeOfThoughts:
         ]
         numbers = [group * k + sample for group in groups for sample in range(k)]
         tokens = max(1, self.tree.conclusion_tokens // self.messages)
-        episodes = self.solver.play(
-            self.task,
-            PlayPlan(
-                asked,
-                episodes_per_item=1,
-                temperature=self.temperature,
-                max_message_tokens=tokens,
-                purpose=f"{self.purpose}/answer",
-                groups=numbers,
-            ),
-        )
+        episodes = self._sampled(self.solver, self.task, tokens, "answer").play(asked, numbers, 1, None)
         for place, episode in enumerate(episodes):
             episode.group = groups[place // k]
             episode.item = items[place // k]  # what is compared and counted by category is the item itself

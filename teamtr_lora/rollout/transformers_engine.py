@@ -19,7 +19,7 @@ from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.sampler import Completion, Request, SamplerBase
 
 # Up to this many queued requests share a batch whatever their agents, by device. Mixing makes PEFT split every layer by agent:
-# on a CPU that is cheaper than another batch, on a GPU its many small kernels are not (tools/bench_update.py measures both).
+# on a CPU that is cheaper than another batch, on a GPU its many small kernels are not.
 MIXED_ROWS = {"cpu": 48, "cuda": 0}
 # Rows that finished are dropped from the cache when they are at least this share of it.
 COMPACT_SHARE = 0.5

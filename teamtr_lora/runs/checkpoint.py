@@ -51,11 +51,14 @@ class CheckpointStore(CheckpointReader):
         state, body, contents = self._read(STATE, TENSORS)
         tensors = load_safetensors(contents[TENSORS])
         _restore_generators(tensors, body["python_random"])
-        optimizers = {agent: (_under(tensors, f"optimizer/{agent}/"), scalars) for agent, scalars in body["optimizers"].items()}
+        optimizers = {
+            agent: (tensors_under(tensors, f"optimizer/{agent}/"), scalars) for agent, scalars in body["optimizers"].items()
+        }
         return state, optimizers
 
 
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def tensors_under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names begin with `prefix`, by what follows it."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 

@@ -39,22 +39,12 @@ class RunHistory:
     stale: bool  # the run was evaluated, but not as it is now
 
 
-@dataclass(frozen=True)
-class RebaseRecord:
-    """What `rebase` left in the run that it made."""
-
-    request: dict[str, Any]
-    report: dict[str, Any]
-
-
-def read_rebase(run: Path) -> RebaseRecord | None:
-    """None in a run that no `rebase` made."""
+def read_rebase(run: Path) -> dict[str, Any] | None:
+    """What `RunDir.write_rebase` wrote, its `request` and its `report`; None in a run that no `rebase` made."""
     data = read_own_json(run / REBASE)
-    if data is None:
-        return None
-    if not isinstance(data.get("request"), dict) or not isinstance(data.get("report"), dict):
+    if data is not None and not (isinstance(data.get("request"), dict) and isinstance(data.get("report"), dict)):
         raise UserError(f"{run / REBASE}: damaged (it holds no request and report)")
-    return RebaseRecord(data["request"], data["report"])
+    return data
 
 
 def read_history(run: Path, versions: Mapping[str, AdapterVersion]) -> RunHistory:
@@ -64,7 +54,7 @@ def read_history(run: Path, versions: Mapping[str, AdapterVersion]) -> RunHistor
     evaluations: list[tuple[dict[str, str], dict[str, Any]]] = []  # of which versions, oldest first
     if rebase:
         try:
-            report = rebase.report
+            report = rebase["report"]
             for agent in names:
                 old, new = str(report["old_versions"][agent]), str(report["versions"][agent])
                 lineage.append(Replaced(agent, old, new, how="rebase", source=str(report["old_base"])))

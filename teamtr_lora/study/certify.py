@@ -25,17 +25,11 @@ from teamtr_lora.algorithm.certificate import (
 from teamtr_lora.algorithm.local_gain import LocalModel, certify_achievable_stage
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.runs import stored_run
-from teamtr_lora.runs.layout import RECIPE, is_baseline
+from teamtr_lora.runs.layout import RECIPE
 from teamtr_lora.runs.metrics import CertificateTerms, MetricsRow, StageRow, SwapRow, UpdateRow
+from teamtr_lora.runs.stored_run import read_run
 from teamtr_lora.study.certified import Certified, Replacement, RunCertificates, StageCertificate, UpdateCertificate
 from teamtr_lora.team import most_messages
-
-
-def read_run(folder: Path) -> tuple[Recipe, list[MetricsRow]]:
-    """A run directory's recipe and what it has logged."""
-    run = stored_run.read_run(folder)
-    return run.recipe, run.rows()
 
 
 @dataclass(frozen=True)
@@ -65,8 +59,9 @@ class _Run:
 
 def certify_run(folder: Path, block: int = 1, beta: float = 0.0) -> RunCertificates:
     """`block` and `beta`: how far consecutive groups depend on each other, for thm:stage-hp (lem:beta-block)."""
-    recipe, rows = read_run(folder)
-    if is_baseline(folder):
+    stored = read_run(folder)
+    recipe, rows = stored.recipe, stored.rows()
+    if stored.baseline:
         raise UserError(f"{folder}: a run of `baseline`, which has no trust region to certify; diagnose says how far it went")
     updates = [row for row in rows if isinstance(row, UpdateRow)]
     terms = [row.certificate for row in updates if row.certificate]
@@ -156,7 +151,7 @@ def _complete_stages(rows: list[MetricsRow]) -> Iterator[tuple[dict[str, Any] | 
 
 
 def _replacement(row: SwapRow) -> Replacement:
-    change, error = _improvement(row.evaluation_before, row.evaluation, "mean_reward")
+    change, error = _improvement(row.evaluation_before, row.evaluation, "mean_reward", "mean_reward_standard_error")
     return Replacement(
         after_stage=row.stage,
         agent=row.agent,
@@ -176,9 +171,9 @@ def _stage(
     fresh = len(set(rollout)) == len(rows)
     accepted = [row.certificate for row in rows if row.certificate]
     zeta = {n: math.fsum(getattr(t, f"zeta_{n}") for t in accepted) / max(1, len(accepted)) for n in ("clip", "ratio", "norm")}
-    measured = _Improvement(_improvement(*evaluations, "mean_reward"), _improvement(*evaluations, "mean_return"))
+    reward, discounted = (_improvement(*evaluations, w, f"{w}_standard_error") for w in ("mean_reward", "mean_return"))
     return StageCertificate(
-        **vars(_certified(run, rows, rollout, measured)),
+        **vars(_certified(run, rows, rollout, reward=reward, discounted=discounted)),
         theorem="thm:stage" if fresh else "cached episodes",
         stale=None if fresh else certify_stale_stage(_discounted_terms(rows), run.setting, None, rollout),
         zeta=zeta,
@@ -188,15 +183,16 @@ def _stage(
 
 def _update(run: _Run, row: UpdateRow, after: UpdateRow | None) -> UpdateCertificate:
     """`after`: the stage's next update, whose episodes the team played with this one made."""
-    gain: Found = (None, None)
-    if after is not None and after.fresh_episodes:
-        errors = [error for error in (row.reward_standard_error, after.reward_standard_error) if error is not None]
-        gain = after.reward_mean - row.reward_mean, math.hypot(*errors) if len(errors) == 2 else None
-    bounds = _certified(run, [row], [0], _Improvement(gain, _discounted(gain, run.end_discount)))
+    played = vars(after) if after and after.fresh_episodes else None
+    gain, error = _improvement(vars(row), played, "reward_mean", "reward_standard_error")
+    discounted: Found = (None, None)
+    if gain is not None and run.end_discount is not None:
+        discounted = run.end_discount * gain, None if error is None else run.end_discount * error
+    bounds = _certified(run, [row], [0], reward=(gain, error), discounted=discounted)
     return UpdateCertificate(**vars(bounds), update=row.update, agent=row.agent, decision=row.decision)
 
 
-def _certified(run: _Run, rows: list[UpdateRow], rollout: list[int], measured: _Improvement) -> Certified:
+def _certified(run: _Run, rows: list[UpdateRow], rollout: list[int], *, reward: Found, discounted: Found) -> Certified:
     """The bounds of some updates of one stage; those that share a number in `rollout` learned from the same episodes."""
     terms, turns = _discounted_terms(rows), [_terms(row.certificate, discounted=False) for row in rows]
     fresh = len(set(rollout)) == len(rows)
@@ -206,10 +202,10 @@ def _certified(run: _Run, rows: list[UpdateRow], rollout: list[int], measured: _
         high_probability=certify_cached_stage(terms, run.setting, run.confidence, rollout),
         distribution_free=_distribution_free(run, rows, rollout),
         by_turns=certify_by_turns(turns, run.undiscounted, run.confidence) if fresh else None,
-        improvement=measured.reward[0],
-        improvement_standard_error=measured.reward[1],
-        return_improvement=measured.discounted[0],
-        return_improvement_standard_error=measured.discounted[1],
+        improvement=reward[0],
+        improvement_standard_error=reward[1],
+        return_improvement=discounted[0],
+        return_improvement_standard_error=discounted[1],
     )
 
 
@@ -279,39 +275,18 @@ def _kl(logged: CertificateTerms) -> float:
 Found = tuple[float | None, float | None]  # a difference and its standard error, where they are known
 
 
-@dataclass(frozen=True)
-class _Improvement:
-    """What was measured: of the mean reward, and of the discounted return, which L and the bounds are about."""
-
-    reward: Found
-    discounted: Found
-
-
-def _improvement(before: dict[str, Any] | None, after: dict[str, Any] | None, what: str) -> Found:
-    """The standard error takes the two evaluations as independent; on common seeds it is smaller."""
+def _improvement(before: dict[str, Any] | None, after: dict[str, Any] | None, what: str, error: str) -> Found:
+    """The standard error takes the two as independent; on common seeds it is smaller."""
     if before is None or after is None:
         return None, None
-    errors = [evaluation[f"{what}_standard_error"] for evaluation in (before, after)]
-    known = all(error is not None for error in errors)
-    return after[what] - before[what], math.hypot(*errors) if known else None
-
-
-def _discounted(found: Found, end_discount: float | None) -> Found:
-    gain, error = found
-    if gain is None or end_discount is None:
-        return None, None
-    return end_discount * gain, None if error is None else end_discount * error
+    errors = [measured[error] for measured in (before, after)]
+    return after[what] - before[what], None if None in errors else math.hypot(*errors)
 
 
 def _calibrations(rows: Sequence[Certified]) -> tuple[Calibration | None, Calibration | None]:
-    """How the field `certificate` did, and how `by_turns` did."""
-    return (
-        _calibration([(r.certificate, r.return_improvement, r.return_improvement_standard_error) for r in rows]),
-        _calibration([(r.by_turns, r.improvement, r.improvement_standard_error) for r in rows]),
-    )
-
-
-def _calibration(stages: Sequence[tuple[Certificate | None, float | None, float | None]]) -> Calibration | None:
-    """`stages` are (bound, measured improvement, its standard error)."""
-    measured = [Measured(c, found, error) for c, found, error in stages if c is not None and found is not None]
-    return calibrate(measured) if measured else None
+    """How the field `certificate` did, and how `by_turns` did; None where nothing was measured."""
+    whole = [(r.certificate, r.return_improvement, r.return_improvement_standard_error) for r in rows]
+    by_turns = [(r.by_turns, r.improvement, r.improvement_standard_error) for r in rows]
+    measured = [[Measured(c, gain, e) for c, gain, e in kind if c and gain is not None] for kind in (whole, by_turns)]
+    of_whole, of_turns = (calibrate(kind) if kind else None for kind in measured)
+    return of_whole, of_turns

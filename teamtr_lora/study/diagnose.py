@@ -14,10 +14,10 @@ import numpy as np
 from teamtr_lora.algorithm.occupancy import Subsample, order_sensitivity, reliability, stability
 from teamtr_lora.algorithm.trust_region import ESTIMATORS
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.runs.layout import is_baseline
 from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, UpdateRow
+from teamtr_lora.runs.stored_run import read_run
 from teamtr_lora.study.certified import StageCertificate
-from teamtr_lora.study.certify import certify_run, read_run
+from teamtr_lora.study.certify import certify_run
 
 HALF_NORMAL = math.sqrt(2 / math.pi)  # E|x| of x ~ N(0, 1)
 PROBE = "not measured; set diagnostics.probe_every_stages"
@@ -51,7 +51,8 @@ class RunDiagnosis:
 
 
 def diagnose_run(folder: Path) -> RunDiagnosis:
-    recipe, rows = read_run(folder)
+    stored = read_run(folder)
+    recipe, rows = stored.recipe, stored.rows()
     made = [row for row in rows if isinstance(row, UpdateRow)]
     updates = _of_stages(rows)
     stages = [row for row in rows if isinstance(row, StageRow)]
@@ -60,13 +61,12 @@ def diagnose_run(folder: Path) -> RunDiagnosis:
     if not updates:
         raise UserError(f"{folder}: a swap cut the only stage short, so there is nothing to diagnose; let train finish one")
     missing: dict[str, str] = {}
-    foreign = is_baseline(folder)
 
     def known(name: str, reason: str, make: Callable[[], Any]) -> Any:
         found = make()
         if not found:
             ours = reason == ACCEPTED or reason.startswith((PROBE, UPDATES))
-            missing[name] = "not measured in a run of `baseline`" if foreign and ours else reason
+            missing[name] = "not measured in a run of `baseline`" if stored.baseline and ours else reason
         return found
 
     evaluated = "needs evaluations of at least three stages; set evaluation.every_stages=1"
@@ -84,7 +84,7 @@ def diagnose_run(folder: Path) -> RunDiagnosis:
             "advantage": _mean([row.advantage_clip_rate for row in updates]),
             "advantage_overflow": _mean([row.advantage_overflow for row in updates]),
         },
-        stability=known("stability", evaluated, lambda: _stability(stages)),
+        stability=known("stability", evaluated, lambda: rise_stability(stages)),
         coordination=known("coordination", _not_judged(rows), lambda: _coordination(_evaluated(rows))),
         token_shift=known("token_shift", f"{PROBE} and diagnostics.token_shift_ranks", lambda: _token_shift(updates)),
         order=known("order", "needs accepted updates at two places of the order", lambda: _order(updates)),
@@ -267,7 +267,8 @@ def _certified(folder: Path) -> list[StageCertificate]:
         return []
 
 
-def _stability(stages: list[StageRow]) -> dict[str, float]:
+def rise_stability(stages: Sequence[StageRow]) -> dict[str, float]:
+    """The spread of the rise in accuracy from one evaluation to the next; empty with fewer than three evaluations."""
     evaluations = [row.evaluation for row in stages if row.evaluation]
     if len(evaluations) < 3 or min(e["episodes"] for e in evaluations) < 2:
         return {}

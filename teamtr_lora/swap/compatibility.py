@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
@@ -31,9 +31,6 @@ class Check:
     new: str
     verdict: Verdict  # note: nothing to stop for, but worth knowing
     fix: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def stop_on_failure(checks: Sequence[Check]) -> None:

@@ -42,10 +42,10 @@ from teamtr_lora.swap.compatibility import (
 )
 from teamtr_lora.swap.newcomer import find_fresh, fresh_lora
 from teamtr_lora.swap.places import Place
-from teamtr_lora.swap.probe_contexts import Probe, context_strings, play_probe, probe_from, probe_record, replayed
+from teamtr_lora.swap.probe_contexts import Probe, context_strings, replayed
 from teamtr_lora.swap.session import Session, scorer_for
 from teamtr_lora.swap.shock import TeamScore, shock
-from teamtr_lora.swap.stage0 import Alignment, Half, Teacher, in_chunks, probe_batch, teacher_states
+from teamtr_lora.swap.stage0 import Alignment, Teacher, teacher_states
 from teamtr_lora.swap.swap_report import Listener, RebaseOptions, RebaseReport, report_from
 from teamtr_lora.swap.work import Work
 from teamtr_lora.tasks import Task
@@ -159,14 +159,7 @@ class _Rebase(Session):
         playable = self._open(self.recipe)
         try:
             load_versions(playable, self.held.versions, self.held.adapters)
-            record = self.work.get("probe")
-            contexts = self.recipe.swap.probe_contexts
-            if record is None:
-                told = self.listener.phase("playing the probe")
-                played = play_probe(playable, self.task, self.recipe, self.agents, contexts, told, ids=self._shared_ids)
-                record = probe_record(played)
-                self.work.put("probe", record)
-            probe = probe_from(record)
+            probe = self.probe(playable, self.agents, ids=self._shared_ids)
             new = load_tokenizer(resolve(_local(self.options.base), None), self.options.base)
             tokenizer = playable.base.tokenizer
             checks[2] = compare_tokenizers(tokenizer, new, context_strings(probe, tokenizer, STRINGS))
@@ -182,17 +175,12 @@ class _Rebase(Session):
     def _teachers(self, playable: PlayableTeam, probe: Probe, agent: str) -> list[Teacher]:
         """One a minibatch of the half to learn from, then one for the half that is held out."""
         self.listener.phase(f"reading {agent}'s policy")
-        scorer, swap = scorer_for(playable, self.recipe), self.recipe.swap
+        scorer = scorer_for(playable, self.recipe)
         head = head_weight(playable.base.model).detach().float().clone()
-        fit, held = probe.halves(agent, swap.probe_contexts, self.recipe.seed)
         playable.bank.activate(agent)
-        teachers = []
         with playable.training_memory():
-            for chunk in [*in_chunks(fit, swap.contexts_per_step), held]:
-                inside = self._same_contexts and chunk is not held
-                batch = probe_batch(scorer, chunk, self.recipe.training.tokens_per_microbatch, with_context=inside)
-                teachers.append(Teacher([state.cpu() for state in teacher_states(scorer, batch)], head))
-        return teachers
+            batches = self.batches(scorer, probe, agent, with_context=self._same_contexts)
+            return [Teacher([state.cpu() for state in teacher_states(scorer, batch)], head) for batch in batches]
 
     def _settle_on_new_base(
         self, probe: Probe, before: TeamScore, teachers: dict[str, list[Teacher]], checks: list[Check]
@@ -232,21 +220,16 @@ class _Rebase(Session):
         )
 
     def _align(self, playable: PlayableTeam, probe: Probe, agent: str, teachers: list[Teacher]) -> Alignment:
-        recipe = self.new_recipe
-        scorer = scorer_for(playable, recipe)
-        fit, held = probe.halves(agent, recipe.swap.probe_contexts, recipe.seed)
-        longest = max(len(context.ids) for context in [*fit, *held])
+        scorer = scorer_for(playable, self.new_recipe)
+        longest = max(len(m.prompt_ids) + len(m.token_ids) for e in probe.episodes for m in e.messages)
         if longest > playable.team.context_tokens:
             raise UserError(
                 f"--to {self.options.base}: its context of {playable.team.context_tokens} tokens is shorter than the team's "
                 f"transcripts ({longest}); choose another base"
             )
-        limit, size = recipe.training.tokens_per_microbatch, recipe.swap.contexts_per_step
-        batches = [probe_batch(scorer, chunk, limit, with_context=self._same_contexts) for chunk in in_chunks(fit, size)]
-        batches.append(probe_batch(scorer, held, limit))
+        batches = self.batches(scorer, probe, agent, with_context=self._same_contexts)
         with playable.training_memory():
-            fit_half, held_half = Half(batches[:-1], teachers[:-1]), Half(batches[-1:], teachers[-1:])
-            return self.align(f"agent-{agent}", agent, playable, scorer, adapter=agent, fit=fit_half, held=held_half)
+            return self.align(f"agent-{agent}", agent, playable, scorer, adapter=agent, batches=batches, teachers=teachers)
 
     def _write(self, report: RebaseReport, request: dict[str, Any]) -> None:
         """A run directory, built out of sight and renamed into place."""
@@ -276,9 +259,9 @@ class _Rebase(Session):
     def _found(self, request: dict[str, Any]) -> RebaseReport:
         """The report of a rebase that was killed after the new team was there."""
         record = read_rebase(self.out)
-        if record is None or record.request != request or self.work.request() != request:
+        if record is None or record["request"] != request or self.work.request() != request:
             raise UserError(f"{self.out}: is there already; choose another --out")
-        report = report_from(RebaseReport, record.report)
+        report = report_from(RebaseReport, record["report"])
         self.listener.checks(report.checks)
         return report
 

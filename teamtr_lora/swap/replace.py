@@ -28,10 +28,10 @@ from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.swap.compatibility import STRINGS, Check, Fitting, fit_adapter, stop_on_failure, token_check
 from teamtr_lora.swap.newcomer import Incoming, find_incoming
 from teamtr_lora.swap.places import Place, Replacement
-from teamtr_lora.swap.probe_contexts import Probe, context_strings, play_probe, probe_from, probe_record
+from teamtr_lora.swap.probe_contexts import Probe, context_strings
 from teamtr_lora.swap.session import Session, scorer_for
 from teamtr_lora.swap.shock import TeamScore, shock
-from teamtr_lora.swap.stage0 import Alignment, Half, Teacher, in_chunks, probe_batch, teacher_states
+from teamtr_lora.swap.stage0 import Alignment, Teacher, teacher_states
 from teamtr_lora.swap.swap_report import Listener, SwapOptions, SwapReport, report_from
 from teamtr_lora.swap.work import Work
 from teamtr_lora.tasks import Task
@@ -86,8 +86,7 @@ class _Swap(Session):
         if incoming.tokenizer is not None:
             playable = self._open(fitting)
             try:
-                probe = self._play_probe(playable)
-                self._compare_tokens(playable, incoming, fitting, probe)
+                self._compare_tokens(playable, incoming, fitting, self.probe(playable, [self.agent], keep=False))
             finally:
                 playable.close()
         else:
@@ -139,9 +138,7 @@ class _Swap(Session):
         return playable
 
     def _carry_out(self, playable: PlayableTeam, incoming: Incoming, fitting: Fitting) -> SwapReport:
-        record = self.work.get("probe")
-        probe = probe_from(record) if record else self._play_probe(playable)
-        self.work.put("probe", probe_record(probe))
+        probe = self.probe(playable, [self.agent])
         self._compare_tokens(playable, incoming, fitting, probe)
         recipe, stand_in = self.recipe, (self.agent, self.candidate)
         scores = {"before": self.score("before", playable, recipe)}
@@ -152,10 +149,6 @@ class _Swap(Session):
             scores["aligned"] = self.score("aligned", playable, recipe, stand_in=stand_in)
         return self._commit(playable, fitting, alignment, scores, probe)
 
-    def _play_probe(self, playable: PlayableTeam) -> Probe:
-        progress = self.listener.phase("playing the probe")
-        return play_probe(playable, self.task, self.recipe, [self.agent], self.recipe.swap.probe_contexts, progress)
-
     def _compare_tokens(self, playable: PlayableTeam, incoming: Incoming, fitting: Fitting, probe: Probe) -> None:
         tokenizer = playable.base.tokenizer
         strings = context_strings(probe, tokenizer, STRINGS) if incoming.tokenizer is not None else []
@@ -164,20 +157,12 @@ class _Swap(Session):
         stop_on_failure(fitting.checks)
 
     def _align(self, playable: PlayableTeam, probe: Probe) -> Alignment:
-        recipe = self.recipe
-        scorer = scorer_for(playable, recipe)
-        fit, held = probe.halves(self.agent, recipe.swap.probe_contexts, recipe.seed)
-
-        def half(chunks: list[list[Any]], *, learn: bool) -> Half:
-            playable.bank.activate(self.agent)
-            limit = recipe.training.tokens_per_microbatch
-            batches = [probe_batch(scorer, chunk, limit, with_context=learn) for chunk in chunks]
-            return Half(batches, [Teacher(teacher_states(scorer, batch)) for batch in batches])
-
+        scorer = scorer_for(playable, self.recipe)
         with playable.training_memory():
-            fit_half = half(in_chunks(fit, recipe.swap.contexts_per_step), learn=True)
-            held_half = half([held], learn=False)
-            return self.align("stage0", self.agent, playable, scorer, adapter=self.candidate, fit=fit_half, held=held_half)
+            playable.bank.activate(self.agent)
+            batches = self.batches(scorer, probe, self.agent)
+            teachers = [Teacher(teacher_states(scorer, batch)) for batch in batches]
+            return self.align("stage0", self.agent, playable, scorer, adapter=self.candidate, batches=batches, teachers=teachers)
 
     def _commit(
         self, playable: PlayableTeam, fitting: Fitting, alignment: Alignment | None, scores: dict[str, TeamScore], probe: Probe

@@ -6,6 +6,8 @@ Every finished part is kept in a work folder, so that the same command goes on f
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,11 +16,13 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.registry.stored import StoredTeam
 from teamtr_lora.rollout.playable import PlayableTeam
+from teamtr_lora.swap.probe_contexts import Probe, play_probe, probe_from, probe_record
 from teamtr_lora.swap.shock import TeamScore, score_team
-from teamtr_lora.swap.stage0 import Alignment, Half, Stage0
+from teamtr_lora.swap.stage0 import Alignment, Half, Stage0, Teacher, in_chunks, probe_batch
 from teamtr_lora.swap.swap_report import Listener
 from teamtr_lora.swap.work import Work
 from teamtr_lora.tasks import Task
+from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.scoring import Scorer
 
 
@@ -56,6 +60,26 @@ class Session:
             self._task = self.recipe.task.build(self.recipe.folder)
         return self._task
 
+    def probe(self, playable: PlayableTeam, agents: Sequence[str], *, ids: int | None = None, keep: bool = True) -> Probe:
+        """Contexts in which each of `agents` speaks, played by the team as it was; `ids` is `play_probe`'s."""
+        if keep and (record := self.work.get("probe")) is not None:
+            return probe_from(record)
+        told = self.listener.phase("playing the probe")
+        probe = play_probe(playable, self.task, self.recipe, agents, self.recipe.swap.probe_contexts, told, ids=ids)
+        if keep:
+            self.work.put("probe", probe_record(probe))
+        return probe
+
+    def batches(self, scorer: Scorer, probe: Probe, agent: str, *, with_context: bool = True) -> list[MessageBatch]:
+        """The minibatches that `agent`'s successor learns from, and last the held-out half. `with_context`: what is learned from
+        has tokens of the contexts themselves too."""
+        swap, limit = self.recipe.swap, self.recipe.training.tokens_per_microbatch
+        fit, held = probe.halves(agent, swap.probe_contexts, self.recipe.seed)
+        chunks = in_chunks(fit, swap.contexts_per_step)
+        return [probe_batch(scorer, chunk, limit, with_context=with_context) for chunk in chunks] + [
+            probe_batch(scorer, held, limit)
+        ]
+
     def score(self, name: str, playable: PlayableTeam, recipe: Recipe, *, stand_in: tuple[str, str] | None = None) -> TeamScore:
         """The team on the held-out items, under the name of this measurement; `stand_in` is `score_team`'s."""
         known = self.work.get(name)
@@ -63,22 +87,31 @@ class Session:
             return TeamScore(**known)
         progress = self.listener.phase(f"measuring the team: {name}")
         score = score_team(playable, self.task, recipe, self.items, stand_in=stand_in, progress=progress)
-        self.work.put(name, score.as_dict())
+        self.work.put(name, asdict(score))
         return score
 
     def align(
-        self, part: str, agent: str, playable: PlayableTeam, scorer: Scorer, *, adapter: str, fit: Half, held: Half
+        self,
+        part: str,
+        agent: str,
+        playable: PlayableTeam,
+        scorer: Scorer,
+        *,
+        adapter: str,
+        batches: list[MessageBatch],
+        teachers: list[Teacher],
     ) -> Alignment:
-        """Stage-0 of one adapter of the bank for `agent`, from where the work folder has it. UserError where the held-out half
-        does not come within the radius. Call it inside `playable.training_memory()`."""
+        """Stage-0 of one adapter of the bank for `agent`, from where the work folder has it, on the batches of `batches` and the
+        old agent's states for each. UserError where the held-out half does not come within the radius. Call it inside
+        `playable.training_memory()`."""
         recipe = self.recipe
         told = self.listener.phase(f"aligning {part}")
         stage0 = Stage0(
             scorer,
             playable.bank,
             adapter,
-            fit=fit,
-            held=held,
+            fit=Half(batches[:-1], teachers[:-1]),
+            held=Half(batches[-1:], teachers[-1:]),
             region=recipe.trust_region,
             settings=recipe.swap,
             delta=self.radius,
@@ -87,7 +120,7 @@ class Session:
         )
 
         def keep(now: Alignment, tensors: dict[str, Any], scalars: dict[str, Any]) -> None:
-            self.work.put_tensors(part, now.steps, {"alignment": now.as_dict(), "scalars": scalars}, tensors)
+            self.work.put_tensors(part, now.steps, {"alignment": asdict(now), "scalars": scalars}, tensors)
             if told:
                 told(now.steps, recipe.swap.align_steps, now.trained_tokens)
 

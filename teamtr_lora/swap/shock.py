@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from teamtr_lora.algorithm.advantage import message_discount
@@ -30,9 +30,6 @@ class TeamScore:
     @property
     def sampled_tokens(self) -> int:
         return int(self.evaluation["sampled_tokens"])
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
 from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.recipe import SwapSection, TrustRegionSection
+from teamtr_lora.runs.checkpoint import tensors_under
 from teamtr_lora.team import SequenceSpan, TokenSequence
 from teamtr_lora.training.batches import MessageBatch, Microbatch
 from teamtr_lora.training.gate import gate_pass
@@ -58,14 +59,6 @@ class Half:
     batches: list[MessageBatch]
     teachers: list[Teacher]
 
-    @property
-    def messages(self) -> int:
-        return sum(len(batch.messages) for batch in self.batches)
-
-    @property
-    def tokens(self) -> int:
-        return sum(batch.tokens for batch in self.batches)
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -95,9 +88,6 @@ class Alignment:
     seconds: float = 0.0
     done: bool = False
     curve: list[tuple[int, float]] = field(default_factory=list)  # step, held-out mean
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Alignment:
@@ -199,7 +189,7 @@ class Stage0:
 
     def resume(self, state: Alignment, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
         """Back to where `keep` was called."""
-        parts = {kind: _under(tensors, f"{kind}/") for kind in ("now", "best", "optimizer")}
+        parts = {kind: tensors_under(tensors, f"{kind}/") for kind in ("now", "best", "optimizer")}
         self._bank.restore(self._name, parts["now"])
         self._best = {name: tensor.clone() for name, tensor in parts["best"].items()}
         self._optimizer = self._new_optimizer(state.learning_rate)
@@ -265,10 +255,6 @@ class Stage0:
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"now": self._bank.tensors(self._name), "best": self._best, "optimizer": flatten_state(self._optimizer)[0]}
         return {f"{kind}/{name}": tensor.cpu() for kind, tensors in parts.items() for name, tensor in tensors.items()}
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _weights(batch: MessageBatch, reduction: str) -> Tensor:

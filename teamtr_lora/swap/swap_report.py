@@ -15,47 +15,53 @@ from teamtr_lora.swap.stage0 import Alignment
 _SCORES, _SHOCKS = ("before", "direct", "aligned"), ("shock_direct", "shock_aligned")
 
 
-@dataclass(frozen=True)
-class SwapOptions:
-    """What `swap` is asked for. What is None is the recipe's `swap` section's."""
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """What is None is the recipe's `swap` section's."""
 
-    agent: str
-    spec: str  # what takes the agent's place: --with
-    stage0: bool | None = None
     probe_contexts: int | None = None
     delta_align: float | None = None
     items: int | None = None  # held-out items of the swap shock; None: evaluation.items
 
     def applied(self, recipe: Recipe) -> Recipe:
         """The recipe with these settings in its `swap` section."""
-        return _with_swap(recipe, stage0=self.stage0, probe_contexts=self.probe_contexts, delta_align=self.delta_align)
+        names = recipe.swap.model_dump()
+        chosen = {key: value for key, value in vars(self).items() if key in names and value is not None}
+        swap = type(recipe.swap).model_validate(names | chosen)
+        return recipe.model_copy(update={"swap": swap}).placed_in(recipe.folder)
 
 
 @dataclass(frozen=True)
-class RebaseOptions:
-    """What `rebase` is asked for. What is None is the recipe's `swap` section's."""
+class SwapOptions(_Options):
+    """What `swap` is asked for."""
+
+    agent: str
+    spec: str  # what takes the agent's place: --with
+    stage0: bool | None = None
+
+
+@dataclass(frozen=True)
+class RebaseOptions(_Options):
+    """What `rebase` is asked for."""
 
     base: str
     out: Path | None = None
     spec: str = "fresh"  # what the new adapters are; what it leaves out is each agent's own
-    probe_contexts: int | None = None
-    delta_align: float | None = None
-    items: int | None = None
     extra_tokens: bool = False  # the new tokenizer may have tokens that the old one lacks
 
-    def applied(self, recipe: Recipe) -> Recipe:
-        """The recipe with these settings in its `swap` section."""
-        return _with_swap(recipe, probe_contexts=self.probe_contexts, delta_align=self.delta_align)
 
-
-def _with_swap(recipe: Recipe, **given: Any) -> Recipe:
-    chosen = {key: value for key, value in given.items() if value is not None}
-    swap = type(recipe.swap).model_validate(recipe.swap.model_dump() | chosen)
-    return recipe.model_copy(update={"swap": swap}).placed_in(recipe.folder)
+class _Report:
+    def as_dict(self) -> dict[str, Any]:
+        """For printing: all but the items one by one."""
+        report = asdict(self)  # type: ignore[call-overload]
+        for key in _SCORES:
+            if report[key]:
+                del report[key]["by_item"]
+        return dict(report)
 
 
 @dataclass(frozen=True)
-class SwapReport:
+class SwapReport(_Report):
     """What came of a swap, or of looking at one (`how` is then "dry run" and `plan` says what would be done)."""
 
     team: str
@@ -78,13 +84,9 @@ class SwapReport:
     seconds: float
     plan: list[str]
 
-    def as_dict(self) -> dict[str, Any]:
-        """For printing: all but the items one by one."""
-        return _without_items(asdict(self))
-
 
 @dataclass(frozen=True)
-class RebaseReport:
+class RebaseReport(_Report):
     """What came of a rebase."""
 
     team: str
@@ -103,10 +105,6 @@ class RebaseReport:
     sampled_tokens: int
     trained_tokens: int
     seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """For printing: all but the items one by one."""
-        return _without_items(asdict(self))
 
 
 class Listener:
@@ -130,10 +128,3 @@ def report_from(kind: type[Report], data: dict[str, Any]) -> Report:
     if "alignments" in data:
         made["alignments"] = {agent: Alignment.from_dict(alignment) for agent, alignment in data["alignments"].items()}
     return kind(**{**data, **made})
-
-
-def _without_items(report: dict[str, Any]) -> dict[str, Any]:
-    for key in _SCORES:
-        if report[key]:
-            del report[key]["by_item"]
-    return report

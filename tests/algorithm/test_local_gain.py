@@ -9,8 +9,24 @@ import pytest
 from tabular_lab import episode_lab, random_team, softmax, solve, state_kl
 
 from teamtr_lora.algorithm.certificate import Confidence, UpdateTerms, certify_stage, episode_setting
-from teamtr_lora.algorithm.local_gain import LocalModel, certify_achievable_stage, gram_model, local_slope
+from teamtr_lora.algorithm.local_gain import LocalModel, certify_achievable_stage, gram_model
 from teamtr_lora.algorithm.occupancy import order_sensitivity
+
+
+def local_slope(gradient: np.ndarray, fisher: np.ndarray) -> float:
+    """kappa of lem:lin-quad: the best linear gain in {x' F x / 2 <= delta} is kappa sqrt(delta)."""
+    return math.sqrt(2 * float(gradient @ np.linalg.solve(fisher, gradient)))
+
+
+def test_local_slope_is_the_best_linear_gain() -> None:
+    """lem:lin-quad by random search on the ellipsoid."""
+    rng = np.random.default_rng(0)
+    root = rng.standard_normal((4, 4))
+    gradient, fisher, delta = rng.standard_normal(4), root @ root.T + 0.1 * np.eye(4), 0.03
+    steps = rng.standard_normal((200_000, 4))
+    steps *= np.sqrt(2 * delta / np.einsum("ri,ij,rj->r", steps, fisher, steps))[:, None]
+    best = local_slope(gradient, fisher) * math.sqrt(delta)
+    assert 0.9 * best < float((steps @ gradient).max()) <= best * (1 + 1e-9)
 
 
 def test_the_gram_matrix_gives_what_the_fisher_matrix_gives() -> None:

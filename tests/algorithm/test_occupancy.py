@@ -13,16 +13,15 @@ from teamtr_lora.algorithm.occupancy import (
     ContextKey,
     Excess,
     MonitorTerms,
+    Reliability,
     context_shift,
     fit_exponent,
-    k1_acceptance,
-    k1_standard_error,
     length_bin,
-    monitor_reliability,
+    reliability,
     stability,
     stale_gap,
+    subsampled,
     token_shift,
-    total,
     total_variation,
     trajectory_log_weights,
     weight_degeneracy,
@@ -59,7 +58,6 @@ def test_a_real_gap_is_found() -> None:
     reading = stale_gap(item + 2 + 0.1 * rng.normal(size=64), item + 0.1 * rng.normal(size=64))
     assert reading.value == pytest.approx(2, abs=0.2) and reading.excess > 1.5
     assert reading.signed == pytest.approx(2, abs=5 * reading.standard_error)
-    assert total([reading, reading, Excess(1.0, 0.5)]) == Excess(2 * reading.value + 1, 2 * reading.null + 0.5)
     with pytest.raises(ValueError, match="same items"):
         stale_gap([1.0, 2.0], [1.0, 2.0, 3.0])
 
@@ -114,8 +112,7 @@ def test_weights_of_a_lognormal() -> None:
     assert reading.p95 == pytest.approx(math.exp(normal.inv_cdf(0.95)), rel=0.02)
     assert reading.p99 == pytest.approx(math.exp(normal.inv_cdf(0.99)), rel=0.02)
     assert reading.over_ten == pytest.approx(1 - normal.cdf(math.log(10)), rel=0.2)
-    assert reading.mean == pytest.approx(1, abs=0.01) and reading.mean_is_one
-    assert not weight_degeneracy(rng.normal(0.2, 0.1, size=1000)).mean_is_one  # ratios of another policy
+    assert reading.mean == pytest.approx(1, abs=0.01)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=30))
@@ -137,29 +134,8 @@ def test_weights_do_not_overflow() -> None:
 # --- the KL monitor ---
 
 
-def test_noise_of_the_sampled_monitor() -> None:
-    """At KL = 0.01 and 64 messages the standard error is 0.018, more than delta; a step of 2 delta passes 34 times in 100."""
-    assert k1_standard_error(0.01, 64) == pytest.approx(0.0177, abs=1e-4)
-    assert k1_acceptance(0.02, 0.01, 64) == pytest.approx(0.345, abs=1e-3)
-    rng, tokens, messages, runs = np.random.default_rng(0), 63, 64, 400
-    p = rng.dirichlet(np.ones(8))
-
-    def tilted(length: float) -> np.ndarray:
-        odds = p * np.exp(length * np.linspace(-1, 1, 8))
-        return odds / odds.sum()
-
-    for kl in (0.01, 0.02):
-        low, high = 0.0, 1.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            inside = tokens * float((p * np.log(p / tilted(middle))).sum()) < kl
-            low, high = (middle, high) if inside else (low, middle)
-        log_ratio = np.log(p / tilted(low))
-        counts = rng.multinomial(tokens * messages, p, size=runs)
-        monitor = counts @ log_ratio / messages
-        assert monitor.mean() == pytest.approx(kl, abs=4 * k1_standard_error(kl, messages) / math.sqrt(runs))
-        assert monitor.std() == pytest.approx(k1_standard_error(kl, messages), rel=0.12)
-        assert (monitor <= 0.01).mean() == pytest.approx(k1_acceptance(kl, 0.01, messages), abs=0.08)
+def monitor_reliability(updates: list[MonitorTerms], fraction: float, repeats: int = 100) -> Reliability:
+    return reliability(fraction, [subsampled(update, fraction, repeats, seed) for seed, update in enumerate(updates)])
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from teamtr_lora.algorithm.certificate import Setting, UpdateTerms, certify_stage, occupancy_penalty
-from teamtr_lora.algorithm.occupancy import fit_exponent, k1_standard_error
+from teamtr_lora.algorithm.occupancy import fit_exponent
 
 SIZES = [2, 3, 4, 5, 6, 8]
 # tab:scaling, column: (naive, TeamTR), and the exponents printed below them
@@ -86,7 +86,7 @@ def test_monitor_reliability_table() -> None:
     which would need 100,000 messages. Nor do the rows fit each other: the medians' ratio is sqrt(3), P90 / median 2.44.
     """
     rollouts = 49_200 / 120
-    median = 0.6745 * k1_standard_error(0.01, round(rollouts)) / 0.01
+    median = 0.6745 * math.sqrt(2 * 0.01 / round(rollouts)) / 0.01
     assert median == pytest.approx(0.47, abs=0.01)
     needed = (0.6745 * math.sqrt(0.02) / 0.01 / 0.03) ** 2
     assert needed > 100_000

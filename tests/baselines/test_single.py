@@ -24,8 +24,8 @@ def quickstart(*overrides: str) -> Recipe:
 
 def test_the_budget_is_stages_times_agents_times_items_times_episodes() -> None:
     found = budget(quickstart())
-    assert (found.rollouts, found.episodes) == (8 * 3, 8 * 3 * 32 * 8)
-    assert found.tokens == 8 * 3 * 32 * 8 * 3 * 12
+    assert (found["rollouts"], found["episodes"]) == (8 * 3, 8 * 3 * 32 * 8)
+    assert found["tokens"] == 8 * 3 * 32 * 8 * 3 * 12
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_one_agent_gets_all_of_the_teams_budget(change: list[str]) -> None:
     team = quickstart(*change)
     single = single_agent_recipe(team)
     assert budget(single) == budget(team)
-    assert len(single.team.agents) == 1 and single.training.stages == budget(team).rollouts
+    assert len(single.team.agents) == 1 and single.training.stages == budget(team)["rollouts"]
     assert Recipe.model_validate(single.model_dump()) == single, "it is a recipe that eval and the rest can read"
     assert single.folder == team.folder
     every = single.evaluation.every_stages

@@ -70,8 +70,8 @@ def test_the_run_directory_has_what_a_run_of_train_has(done: tuple[TrainSummary,
     stages = [row for row in found if isinstance(row, StageRow)]
     team = budget(small(run_dir))
     assert [row.stage for row in stages] == [0, 1, 2] and [row.stage for row in updates] == [1, 2]
-    assert sum(row.fresh_episodes for row in updates) == team.episodes == 24
-    assert sum(row.sampled_tokens for row in updates) <= team.tokens
+    assert sum(row.fresh_episodes for row in updates) == team["episodes"] == 24
+    assert sum(row.sampled_tokens for row in updates) <= team["tokens"]
     assert all(row.messages == 24 and row.optimizer_steps == 2 and row.decision == "accepted" for row in updates)
     assert stages[0].evaluation and stages[0].evaluation["avg_at_k"] == summary.accuracy_before
     assert stages[-1].evaluation and stages[-1].evaluation["avg_at_k"] == summary.accuracy_after

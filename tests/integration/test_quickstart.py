@@ -41,7 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 
 
 def test_the_team_learns(trained: tuple[Path, dict[str, Any], int]) -> None:
-    """A rise that chance does not explain (tools/claims.py measures the full claim)."""
+    """A rise that chance does not explain (tools/compare.py measures the full claim)."""
     run_dir, summary, _ = trained
     before, after, n = summary["accuracy_before"], summary["accuracy_after"], summary["episodes_evaluated"]
     pooled = (before + after) / 2

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed (tools/setup --all installs it)")
 def test_the_quickstart_team_learns_with_vllm(tmp_path: Path) -> None:
-    """Two small stages of it (tools/claims.py rollout.engine=vllm runs the whole recipe)."""
+    """Two small stages of it (tools/compare.py recipes/quickstart.yaml rollout.engine=vllm runs the whole recipe)."""
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "teamtr_lora", "train", str(ROOT / "recipes" / "quickstart.yaml"), "--json"]
     smaller = ["training.stages=2", "rollout.items_per_stage=24", "evaluation.every_stages=0"]

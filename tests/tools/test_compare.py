@@ -134,12 +134,3 @@ def test_the_interval_is_students(compare: ModuleType) -> None:
         values = [0.01 * i * (-1) ** i for i in range(count)]
         low, high = stats.t.interval(0.95, count - 1, loc=0, scale=stats.sem(values))
         assert compare.half_width(values) == pytest.approx((high - low) / 2, rel=0.03 if count > 31 else 1e-3)
-
-
-def test_stability_is_the_spread_of_rises_beside_its_noise(compare: ModuleType) -> None:
-    rows = compare.RunRows([])
-    rows.evaluations = [{"avg_at_k": share, "episodes": 100} for share in (0.5, 0.6, 0.5, 0.7)]
-    assert rows.stability() == pytest.approx(0.1528, abs=1e-4)
-    assert rows.stability_noise() == pytest.approx(0.0693, abs=2e-3)
-    rows.evaluations = rows.evaluations[:2]
-    assert rows.stability() is None and rows.stability_noise() is None, "one rise has no spread"
