@@ -236,7 +236,8 @@ def test_a_command_can_be_given(
 ) -> None:
     line = re.split(r" > | \| ", line)[0]
     words = shlex.split(line, comments=True)
-    while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):  # a variable for this command
+    while variable := re.fullmatch(r"([A-Z_]+)=\S*", words[0]):  # for this command
+        assert variable[1] in _words_of_the_source(), f"{where}: {words[0]}"
         words.pop(0)
     program = Path(words[0]).name
     if program == "teamtr-lora":
@@ -351,18 +352,18 @@ def _extras_exist(requirement: str, where: str) -> None:
 
 @cache
 def _words_of_the_source() -> frozenset[str]:
-    """Every word in the code, the recipes, the project's file and the blocks of the pages."""
+    """Every word in the code, the recipes, the project's file and the code on the pages."""
     files = [path for folder in ("teamtr_lora", "tools", "recipes") for path in (ROOT / folder).rglob("*")]
     texts = [
         path.read_text() for path in files if path.suffix in (".py", ".yaml") or path.parent.name == "tools" and path.is_file()
     ]
-    texts += [(ROOT / "pyproject.toml").read_text(), *(block.text for page in PAGES for block in blocks(page))]
+    texts += [(ROOT / "pyproject.toml").read_text(), *(block.text for kind in ("python", "yaml") for block in all_blocks(kind))]
     return frozenset(word for text in texts for word in re.findall(r"\w+", text))
 
 
 @cache
 def _options_of_all_commands() -> frozenset[str]:
-    parsers, options = [build_parser()], set()
+    parsers, options = [build_parser()], set[str]()
     for parser in parsers:
         for action in parser._actions:
             options.update(action.option_strings)
@@ -421,7 +422,7 @@ def test_recipe_keys_in_the_prose_exist(tmp_path: Path) -> None:
 def _taken(setting: str, starter: Path) -> bool:
     for recipe, more in ((QUICKSTART, []), (starter, []), (QUICKSTART, ["training.resampling=never"])):
         try:
-            load_recipe(recipe, [setting, *more])
+            load_recipe(recipe, [*more, setting])
         except UserError:
             continue
         return True
