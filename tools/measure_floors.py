@@ -17,7 +17,7 @@ import gc
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -146,9 +146,16 @@ def read_passes(playable: PlayableTeam, episodes: list[Episode], precision: str)
         )
         batch = unweighted_batch(scorer, agent_sequences(episodes, AGENT), TRAINING.tokens_per_microbatch)
         if not tf32:
-            yield PassReading(precision, "training", floors["training"], scan(scorer, bank, batch, torch.no_grad()))
+            yield PassReading(precision, "training", floors["training"], scan(scorer, bank, batch, training_pass(scorer)))
         name = "gate tf32" if tf32 else "gate fp32"
         yield PassReading(precision, name, floors["gate"], scan(scorer, bank, batch, gate_pass(scorer)))
+
+
+@contextmanager
+def training_pass(scorer: Scorer) -> Iterator[None]:
+    """The arithmetic of an update's passes, without their gradients."""
+    with scorer.training(AGENT), torch.no_grad():
+        yield
 
 
 def scan(scorer: Scorer, bank: AdapterBank, batch: MessageBatch, passes: AbstractContextManager[None]) -> dict[float, float]:
@@ -165,8 +172,8 @@ def scan(scorer: Scorer, bank: AdapterBank, batch: MessageBatch, passes: Abstrac
             for alpha in ALPHAS:
                 bank.interpolate(AGENT, before, candidate, alpha)
                 total = 0.0
-                for part, hidden in zip(batch.microbatches, current.hidden, strict=True):
-                    kl_N = scorer.score(part, scorer.hidden(part), hidden).kl_N
+                for part, kept in zip(batch.microbatches, current.kept, strict=True):
+                    kl_N = scorer.score_and_keep(part, kept)[0].kl_N
                     assert kl_N is not None
                     total += float(kl_N.double().sum())
                 found[alpha] = total / len(batch.messages)

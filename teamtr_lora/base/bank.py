@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from teamtr_lora.base.fused_lora import can_fuse, fused
 from teamtr_lora.base.versions import AdapterVersion, content_hash
 from teamtr_lora.common.errors import UserError
 
@@ -105,15 +106,18 @@ class AdapterBank:
         self._checkpointing = True
 
     @contextmanager
-    def training(self, agent: str) -> Iterator[list[nn.Parameter]]:
-        """`agent` active and its own parameters, and no others, requiring gradients."""
+    def training(self, agent: str, *, compiled: bool = False) -> Iterator[list[nn.Parameter]]:
+        """`agent` is active and its own parameters, and no others, require gradients. On a GPU in half precision its layers are
+        fused ones meanwhile, and run compiled where `compiled` says so."""
         self.activate(agent)
         parameters = list(self._owned[agent].values())
         for parameter in parameters:
             parameter.requires_grad_(True)
-        self.model.train(self._checkpointing)  # checkpointing acts in training mode only
+        fusing = can_fuse(self.model, _peft_name(agent))
         try:
-            yield parameters
+            with fused(self.model, _peft_name(agent), compiled=compiled) if fusing else nullcontext():
+                self.model.train(self._checkpointing)  # checkpointing acts in training mode only
+                yield parameters
         finally:
             self.model.eval()
             for parameter in parameters:

@@ -49,7 +49,7 @@ def measure_floors(
     if scorer.tf32:
         with gate_pass(scorer):
             gate = floor_here()
-    with torch.no_grad():
+    with scorer.training(agent), torch.no_grad():
         return {"training": floor_here(), "gate": gate}
 
 
@@ -65,8 +65,8 @@ def _perturbed_kl(scorer: Scorer, bank: AdapterBank, agent: str, batch: MessageB
         for size in PERTURBATIONS:
             bank.restore(agent, {name: tensor + size * noise[name] for name, tensor in before.items()})
             totals.append(0.0)
-            for part, hidden in zip(batch.microbatches, current.hidden, strict=True):
-                kl_N = scorer.score(part, scorer.hidden(part), hidden).kl_N
+            for part, kept in zip(batch.microbatches, current.kept, strict=True):
+                kl_N = scorer.score_and_keep(part, kept)[0].kl_N
                 assert kl_N is not None
                 totals[-1] += float(message_kl(kl_N, part.message_N, len(batch.messages), reduction).sum())
     finally:

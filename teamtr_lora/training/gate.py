@@ -55,8 +55,8 @@ def read_candidate(
     sums, lengths, objective_M, log_ratio_M = (torch.zeros(count) for _ in range(4))
     terms_N: dict[str, list[Tensor]] = {name: [] for name in ESTIMATORS}
     messages_N: list[Tensor] = []
-    for part, hidden_cur, logp_cur in zip(batch.microbatches, current.hidden, current.logp, strict=True):
-        scores = scorer.score(part, scorer.hidden(part), hidden_cur)
+    for part, kept, logp_cur in zip(batch.microbatches, current.kept, current.logp, strict=True):
+        scores, _ = scorer.score_and_keep(part, kept)
         assert scores.kl_N is not None
         by_token = {
             "exact": scores.kl_N,

@@ -17,7 +17,13 @@ from teamtr_lora.training.scoring import CurrentPolicy, Scorer
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-Minibatch = tuple[MessageBatch, CurrentPolicy]  # the messages of one optimizer step, and the policy that the step starts from
+
+@dataclass
+class Minibatch:
+    """The messages of one optimizer step, and the policy that the update starts from. None: the first pass is that policy's."""
+
+    batch: MessageBatch
+    current: CurrentPolicy | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,22 +86,31 @@ def optimize(learner: Learner, minibatches: list[Minibatch], *, radius: float, b
 
 
 def accumulate(learner: Learner, minibatch: Minibatch, beta: float) -> InSample:
-    """Adds the gradient of one optimizer step, a micro-batch at a time (none under no_grad), and returns what was measured."""
-    (batch, current), scorer, config = minibatch, learner.scorer, learner.config
+    """Adds the gradient of one optimizer step, a micro-batch at a time (none under no_grad), and returns what was measured.
+
+    A first pass sees the policy that the update starts from, and keeps it: all ratios are 1 there, and the KL and its gradient 0.
+    """
+    batch, config = minibatch.batch, learner.config
     count = len(batch.messages)
     totals = torch.zeros(3, dtype=torch.float64)
-    for part, hidden_cur, logp_cur in zip(batch.microbatches, current.hidden, current.logp, strict=True):
-        scores = scorer.score(part, scorer.hidden(part), hidden_cur)
-        assert scores.kl_N is not None
+    first, current = minibatch.current is None, minibatch.current or CurrentPolicy([], [])
+    for place, part in enumerate(batch.microbatches):
+        scores, kept = learner.scorer.score_and_keep(part, None if first else current.kept[place])
+        if first:
+            current.kept.append(kept)
+            current.logp.append(scores.logp_N.detach())
+        logp_cur, kl_N = current.logp[place], torch.zeros_like(scores.logp_N) if first else scores.kl_N
+        assert kl_N is not None
         advantage_M = batch.advantage_M.to(scores.logp_N.device)
         terms = surrogate_terms(
             scores.logp_N, logp_cur, part.message_N, advantage_M, clip=config.training.clip_ratio, ratio=config.training.ratio
         )
         present_M = torch.zeros(count, device=advantage_M.device).index_fill(0, part.message_N.unique(), 1.0)
         objective = (terms.objective_M * present_M).sum() / count
-        kl = message_kl(scores.kl_N, part.message_N, count, config.trust_region.reduction).sum() / count
+        kl = message_kl(kl_N, part.message_N, count, config.trust_region.reduction).sum() / count
         if torch.is_grad_enabled():
             learner.accelerator.backward(learner.scaler.scale(beta * kl - objective))
         clipped = (terms.clipped_M * present_M).sum() / count
         totals += torch.stack([kl, objective, clipped]).detach().double().cpu()
+    minibatch.current = current
     return InSample(*totals.tolist())

@@ -10,26 +10,38 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from teamtr_lora.algorithm.head_statistics import HeadStatistics, score_with_statistics
 from teamtr_lora.algorithm.token_kl import TokenScores, head_logits, message_kl, score_tokens
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase
-from teamtr_lora.base.precision import has_sliding_window, head_weight, strict_fp32
+from teamtr_lora.base.precision import HALF_DTYPES, has_sliding_window, head_weight, strict_fp32
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import TokenSequence
 from teamtr_lora.training.batches import MessageBatch, Microbatch, message_batch
+
+Kept = Tensor | HeadStatistics  # of one policy at the message tokens: its hidden states, or what a training pass made of them
 
 
 class Scorer:
     """Log-probabilities and KL of the active adapter's policy at the sampling temperature.
 
     Passes run in the base's own precision; inside `strict()` they run in float32 (or TF32) on the stored weights, which is
-    how the policy is defined and what the gate measures.
+    how the policy is defined and what the gate measures. Inside `training()` they have gradients, and on a GPU in half precision
+    they go through fused layers and two head products.
     """
 
     def __init__(
-        self, base: FrozenBase, bank: AdapterBank, *, temperature: float, head_chunk_tokens: int, tf32: bool = False
+        self,
+        base: FrozenBase,
+        bank: AdapterBank,
+        *,
+        temperature: float,
+        head_chunk_tokens: int,
+        tf32: bool = False,
+        compiled: bool = False,
     ) -> None:
+        self._compiled, self._training = compiled, False
         self._bank, self._temperature, self._chunk, self.tf32 = bank, temperature, head_chunk_tokens, tf32
         self.device = base.device
         self._head = head_weight(base.model).detach()
@@ -47,7 +59,18 @@ class Scorer:
             temperature=config.rollout.temperature,
             head_chunk_tokens=config.training.head_chunk_tokens,
             tf32=config.trust_region.gate_precision == "tf32",
+            compiled=config.training.compile,
         )
+
+    @contextmanager
+    def training(self, agent: str) -> Iterator[list[torch.nn.Parameter]]:
+        """Around the passes that an update learns from; yields the parameters of `agent`."""
+        with self._bank.training(agent, compiled=self._compiled) as parameters:
+            self._training = True
+            try:
+                yield parameters
+            finally:
+                self._training = False
 
     @contextmanager
     def strict(self, *, tf32: bool) -> Iterator[None]:
@@ -68,6 +91,22 @@ class Scorer:
         # Messages that share a row share the position before their first token. Indexing would add up their gradients in an
         # order that depends on threads; an embedding adds them in the order of N, so that a run can be repeated bit by bit.
         return embedding(batch.place_N, hidden_B_T_D.flatten(0, 1))
+
+    def score_and_keep(self, batch: Microbatch, current: Kept | None = None) -> tuple[TokenScores, Kept]:
+        """The scores of the adapter as it is now, and what later passes need to measure from this policy."""
+        hidden_ND = self.hidden(batch)
+        if self._training and hidden_ND.is_cuda and hidden_ND.dtype in HALF_DTYPES:
+            assert not isinstance(current, Tensor)
+            return score_with_statistics(
+                hidden_ND,
+                self._head,
+                batch.target_N,
+                temperature=self._temperature,
+                chunk_tokens=self._chunk,
+                current=current,
+            )
+        assert not isinstance(current, HeadStatistics)
+        return self.score(batch, hidden_ND, current), hidden_ND.detach()
 
     def score(
         self, batch: Microbatch, hidden_ND: Tensor, current_ND: Tensor | None = None, current_head: Tensor | None = None
@@ -101,16 +140,17 @@ def unweighted_batch(scorer: Scorer, sequences: Sequence[TokenSequence], tokens_
 
 @dataclass(frozen=True)
 class CurrentPolicy:
-    """The policy being replaced, kept once per update: hidden states for the exact KL, log-probabilities for the ratios."""
+    """The policy being replaced, kept once per update, a value a micro-batch: what the exact KL needs, and log-probabilities for
+    the ratios."""
 
-    hidden: list[Tensor]  # one [N, D] a micro-batch
+    kept: list[Kept]
     logp: list[Tensor]
 
 
 @torch.no_grad()
 def keep_current(scorer: Scorer, batch: MessageBatch) -> CurrentPolicy:
-    hidden = [scorer.hidden(part) for part in batch.microbatches]
-    return CurrentPolicy(hidden, [scorer.score(p, h).logp_N for p, h in zip(batch.microbatches, hidden, strict=True)])
+    pairs = [scorer.score_and_keep(part) for part in batch.microbatches]
+    return CurrentPolicy([kept for _, kept in pairs], [scores.logp_N for scores, _ in pairs])
 
 
 @torch.no_grad()

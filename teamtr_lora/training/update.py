@@ -113,18 +113,12 @@ class AgentUpdater:
         if split is None:
             return self._skipped(agent, episodes, advantages, log_weight_E)
 
-        bank.activate(agent)
-        with torch.no_grad():
-            minibatches = [(batch, keep_current(self.scorer, batch)) for batch in split.fit]
-        gap = self._sampler_gap(agent, minibatches)
-        if (cap := self._config.rollout.importance_cap) is not None:
-            for batch, current in minibatches:
-                weight_by_sampler(batch, current, cap)
+        minibatches = [Minibatch(batch) for batch in split.fit]
         before, optimizer_before = bank.snapshot(agent), copy.deepcopy(self.optimizers[agent].state_dict())
-        clock.lap("current")
         try:
             optimized = self._optimize(agent, minibatches)
             clock.lap("optimize")
+            gap = self._sampler_gap(agent, minibatches)
             candidate = bank.snapshot(agent)
             step, readings = self._judge(agent, split.judging.batch, before, candidate)
         except BaseException:  # an interrupt too: half an update is no version of the agent
@@ -184,7 +178,13 @@ class AgentUpdater:
         )
 
     def _optimize(self, agent: str, minibatches: list[Minibatch]) -> OptimizeReport:
-        with self._playable.bank.training(agent) as parameters:
+        cap = self._config.rollout.importance_cap
+        with self.scorer.training(agent) as parameters:
+            if len(minibatches) > 1 or cap is not None:  # else the first pass of the one minibatch keeps the current policy
+                for minibatch in minibatches:
+                    minibatch.current = keep_current(self.scorer, minibatch.batch)
+                    if cap is not None:
+                        weight_by_sampler(minibatch.batch, minibatch.current, cap)
             learner = Learner(
                 accelerator=self._accelerator,
                 scorer=self.scorer,
@@ -234,7 +234,7 @@ class AgentUpdater:
 
     def _sampler_gap(self, agent: str, minibatches: list[Minibatch]) -> dict[str, float]:
         reduction = self._config.trust_region.reduction
-        gaps = [sampler_gap(batch, current, reduction) for batch, current in minibatches]
+        gaps = [sampler_gap(each.batch, each.current, reduction) for each in minibatches if each.current is not None]
         gap = {
             "mean_abs": sum(g["mean_abs"] for g in gaps) / len(gaps),
             "max_abs": max(g["max_abs"] for g in gaps),

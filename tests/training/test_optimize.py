@@ -11,7 +11,7 @@ from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.recipe import TrainingSection
 from teamtr_lora.team import agent_sequences
 from teamtr_lora.training.batches import message_batch
-from teamtr_lora.training.optimize import InSample, Learner, optimize
+from teamtr_lora.training.optimize import InSample, Learner, Minibatch, optimize
 from teamtr_lora.training.optimizers import build_optimizer, flatten_state, restore_state
 from teamtr_lora.training.scoring import Scorer, keep_current
 
@@ -36,7 +36,7 @@ def climb(make_team, episodes, config, accelerator):
 
         playable.bank.activate("left")
         batches = [batch_of(chosen[i::parts]) for i in range(parts)]
-        pairs = [(batch, keep_current(scorer, batch)) for batch in batches]
+        pairs = [Minibatch(batch, keep_current(scorer, batch)) for batch in batches]
         optimizer = (optimizer or torch.optim.SGD)(
             list(playable.bank.parameters("left").values()), lr=settings.training.learning_rate
         )

@@ -9,7 +9,7 @@ from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.team import agent_sequences
 from teamtr_lora.training.batches import MessageBatch, message_batch
-from teamtr_lora.training.optimize import Learner, accumulate
+from teamtr_lora.training.optimize import Learner, Minibatch, accumulate
 from teamtr_lora.training.scoring import Scorer, keep_current
 
 
@@ -180,8 +180,8 @@ def exact_kl(playable, agent: str, episodes, current: dict, scorer: Scorer | Non
     playable.bank.restore(agent, now)
     total = torch.zeros(len(batch.messages))
     with torch.no_grad():
-        for part, hidden in zip(batch.microbatches, kept.hidden, strict=True):
-            kl_N = scorer.score(part, scorer.hidden(part), hidden).kl_N
+        for part, kept_part in zip(batch.microbatches, kept.kept, strict=True):
+            kl_N = scorer.score_and_keep(part, kept_part)[0].kl_N
             assert kl_N is not None
             total += message_kl(kl_N, part.message_N, len(batch.messages), "message_sum")
     return total.tolist()
@@ -258,7 +258,7 @@ def test_the_gradient_of_the_whole_loss_is_that_of_float64_finite_differences(
             config=settings,
             region=Variants.of(settings).region,
         )
-        seen = accumulate(learner, (batch, current), beta)
+        seen = accumulate(learner, Minibatch(batch, current), beta)
         gradient = {name: p.grad.clone() for name, p in playable.bank.parameters("left").items()}
     assert len(parameters) == len(gradient)
 
@@ -290,3 +290,32 @@ def test_the_gradient_of_the_whole_loss_is_that_of_float64_finite_differences(
             down = loss()
             flat[place] += step
             assert float(gradient[name].view(-1)[place]) == pytest.approx((up - down) / (2 * step), rel=2e-3, abs=1e-6), name
+
+
+def test_a_first_pass_has_the_gradient_of_a_pass_that_knows_the_policy(make_team, episodes, accelerator, config) -> None:
+    """Bit for bit: on a CPU the update needs no pass of its own for the policy that it starts from."""
+    playable = make_team()
+    scorer, settings = scorer_of(playable, chunk=4), config()
+    batch = batch_of(episodes, "left")
+    found = []
+    for known in (False, True):
+        with scorer.training("left") as parameters:
+            learner = Learner(
+                accelerator=accelerator,
+                scorer=scorer,
+                optimizer=None,
+                parameters=parameters,
+                scaler=torch.amp.GradScaler("cpu", enabled=False),
+                config=settings,
+                region=Variants.of(settings).region,
+            )
+            minibatch = Minibatch(batch, keep_current(scorer, batch) if known else None)
+            seen = accumulate(learner, minibatch, 0.3)
+            gradient = {name: p.grad.clone() for name, p in playable.bank.parameters("left").items()}
+        assert minibatch.current is not None and seen.kl == 0
+        found.append((gradient, minibatch.current.logp, minibatch.current.kept))
+    for name, gradient in found[0][0].items():
+        assert torch.equal(gradient, found[1][0][name]), name
+    assert float(sum(g.abs().sum() for g in found[0][0].values())) > 0
+    for one, other in zip((*found[0][1], *found[0][2]), (*found[1][1], *found[1][2]), strict=True):
+        assert torch.equal(one, other)

@@ -209,7 +209,9 @@ def test_whole_groups_are_held_out_and_never_trained_on(updater: Updater, episod
     trained: list[Any] = []
     read: list[Any] = []
     real_optimize, real_read = update_module.optimize, update_module.read_candidate
-    monkeypatch.setattr(update_module, "optimize", lambda *a, **k: trained.extend(b for b, _ in a[1]) or real_optimize(*a, **k))
+    monkeypatch.setattr(
+        update_module, "optimize", lambda *a, **k: trained.extend(m.batch for m in a[1]) or real_optimize(*a, **k)
+    )
     monkeypatch.setattr(update_module, "read_candidate", lambda *a: read.append(a[1]) or real_read(*a))
     outcome = update.update("left", episodes, 3)
     groups = [set(b.group_M.tolist()) for b in trained]
@@ -321,7 +323,7 @@ def test_importance_weights_are_capped_and_multiply_the_advantage(
         real = update_module.optimize
 
         def run(*args: Any, **values: Any) -> Any:
-            for batch, _ in args[1]:
+            for batch in (minibatch.batch for minibatch in args[1]):
                 store.update({id(m): a for m, a in zip(batch.messages, batch.advantage_M.tolist(), strict=True)})
             return real(*args, **values)
 

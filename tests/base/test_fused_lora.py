@@ -1,0 +1,96 @@
+"""The fused adapter layers against autograd in float64, and against PEFT's own modules."""
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from teamtr_lora.base.fused_lora import A_SCALE, B_SCALE, FusedLora, can_fuse, fused, two_parts
+
+ADAPTER = "agent_a"
+
+
+def tiny(dtype: torch.dtype, device: str = "cpu") -> nn.Module:
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    config = Qwen3Config(vocab_size=300, num_attention_heads=4, num_key_value_heads=2, **sizes)
+    model = get_peft_model(Qwen3ForCausalLM(config), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"), ADAPTER)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.05)
+        elif "lora_A" not in name:
+            parameter.data = parameter.data.to(dtype)
+        parameter.requires_grad_("lora_" in name)
+    return model.eval().to(device)
+
+
+def gradients(model: nn.Module, ids: Tensor, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Of a weighted sum of the last hidden states, scaled so that half precision does not underflow."""
+    trained = {name: p for name, p in model.named_parameters() if "lora_" in name}
+    for parameter in trained.values():
+        parameter.grad = None
+    hidden = model.get_base_model().model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[operator]
+    ((hidden.to(weight.dtype) * weight).sum() * 16).backward()
+    return {name: p.grad.double() / 16 for name, p in trained.items() if p.grad is not None}, hidden.detach()
+
+
+def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    assert found.keys() == wanted.keys()
+    apart = sum(float(((found[n] - wanted[n].to(found[n].device)) ** 2).sum()) for n in wanted)
+    return float((apart / sum(float((wanted[n] ** 2).sum()) for n in wanted)) ** 0.5)
+
+
+def test_float32_gradients_are_those_of_float64() -> None:
+    ids, weight = torch.randint(0, 300, (3, 17)), torch.randn(3, 17, 64)
+    model = tiny(torch.float32)
+    trained = {name: p for name, p in model.named_parameters() if "lora_" in name}
+    with fused(model, ADAPTER, compiled=False):
+        assert isinstance(model.get_base_model().model.layers[0].mlp.up_proj, FusedLora)  # type: ignore[operator]
+        hidden = model.get_base_model().model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[operator]
+        (hidden * weight).sum().backward()
+    found = {name: p.grad.double() for name, p in trained.items() if p.grad is not None}
+    wanted, exact = gradients(tiny(torch.float32).double(), ids, weight.double())
+    assert distance(found, wanted) < 1e-6
+    torch.testing.assert_close(hidden.detach().double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_peft_is_back_afterwards_whatever_was_raised() -> None:
+    model = tiny(torch.float32)
+    before = {name: type(module) for name, module in model.named_modules()}
+    with pytest.raises(KeyboardInterrupt), fused(model, ADAPTER, compiled=False):
+        raise KeyboardInterrupt
+    assert {name: type(module) for name, module in model.named_modules()} == before
+    assert not can_fuse(model, ADAPTER) and not can_fuse(model, "nobody")  # on a CPU, and without such an adapter
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [A_SCALE, B_SCALE])
+def test_two_half_precision_parts_keep_twice_the_bits(dtype: torch.dtype, scale: float) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(8, 400) * torch.logspace(-4, -1, 400)
+    parts = two_parts(weight, scale, dtype).float()
+    apart = ((parts[:8] + parts[8:]) / scale - weight).abs()
+    bits, smallest = (20, 2.0**-24) if dtype == torch.float16 else (15, 0.0)  # float16 has no numbers below that
+    assert bool((apart <= weight.abs() * 2.0**-bits + smallest / scale).all())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="half precision on tensor cores and compiled layers need a GPU")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_half_precision_on_a_gpu(compiled: bool) -> None:
+    """Against float64 on the same rounded base: no further away than PEFT's float32 adapters are."""
+    ids, weight = torch.randint(0, 300, (3, 65), device="cuda"), torch.randn(3, 65, 64, device="cuda")
+    model = tiny(torch.float16, "cuda")
+    wanted, _ = gradients(tiny(torch.float16, "cuda").double(), ids, weight.double())
+    peft, _ = gradients(model, ids, weight)
+    trained = {name: p for name, p in model.named_parameters() if "lora_" in name}
+    for parameter in trained.values():
+        parameter.grad = None
+    assert can_fuse(model, ADAPTER)
+    with fused(model, ADAPTER, compiled=compiled):
+        hidden = model.get_base_model().model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[operator]
+        ((hidden.float() * weight).sum() * 16).backward()
+    found = {name: p.grad.double() / 16 for name, p in trained.items() if p.grad is not None}
+    assert distance(found, wanted) < max(1e-3, 1.2 * distance(peft, wanted))

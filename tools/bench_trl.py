@@ -1,0 +1,293 @@
+"""One update of TRL's GRPOTrainer beside one of ours, on the same base, prompts, lengths, rank and number of passes.
+
+    python tools/bench_trl.py                                              # the embedded base, seconds, on a CPU
+    python tools/bench_trl.py --base random:qwen3-1.7b --prompts 32 --message-tokens 256 --engine vllm --json out.json
+    python tools/bench_trl.py --base random:qwen3-1.7b --prompt-tokens 512 --message-tokens 1024 --engine vllm --trl liger
+
+Both sides stay loaded in processes of their own and take turns, an update each, so that what the machine does meanwhile happens
+to both. Each learns from --prompts groups of --group episodes in --passes passes. Ours plays a quarter more groups, on which the
+gate judges the update; their sampling and the gate are in its time. Rewards are drawn from the text, so that every group has
+something to learn from; with random weights the numbers are about speed alone. --trl names TRL's settings to try: default, liger
+(its fused loss), or a number of rows per micro-batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+REWARD = '''"""A reward that differs within every group and means nothing."""
+
+
+def drawn_from_text(prompts, completions, **columns):
+    return [sum(map(ord, text[-64:])) % 8 / 7 for text in completions]
+'''
+UPDATES_TO_WARM_UP = 1
+
+
+def write_inputs(args: argparse.Namespace, folder: Path) -> None:
+    """The prompts, the reward and our recipe, in one folder for both sides."""
+    from transformers import AutoTokenizer
+
+    from teamtr_lora.base.source import resolve
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve(args.base))
+    rows = []
+    for number in range(4096):
+        text = f"{number}+"
+        while len(tokenizer(text, add_special_tokens=False).input_ids) < args.prompt_tokens:
+            text += str((number * 7919 + len(text) * 31) % 10)
+        rows.append(json.dumps({"prompt": text}))
+    (folder / "prompts.jsonl").write_text("\n".join(rows) + "\n")
+    (folder / "bench_reward.py").write_text(REWARD)
+    items = args.prompts + max(2, args.prompts // 4)
+    recipe = {
+        "seed": 0,
+        "base": {"source": args.base},
+        "team": {
+            "agents": [{"name": "agent", "lora": {"rank": args.rank, "alpha": 2 * args.rank, "targets": "all-linear"}}],
+            "router": {"kind": "round_robin", "rounds": 1},
+        },
+        "task": {"name": "dataset", "path": "prompts.jsonl", "reward": "bench_reward:drawn_from_text", "test_fraction": 0.02},
+        "rollout": {
+            "engine": args.engine,
+            "items_per_stage": items,
+            "episodes_per_item": args.group,
+            "max_message_tokens": args.message_tokens,
+            "requests_per_batch": items * args.group,
+            "vllm": {"memory_share": args.memory_share},
+        },
+        "training": {
+            "stages": args.repeats + UPDATES_TO_WARM_UP,
+            "inner_epochs": args.passes,
+            "learning_rate": args.learning_rate,
+            "tokens_per_microbatch": args.tokens_per_microbatch,
+        },
+        # wide enough that no pass is left out: the work is what is compared
+        "trust_region": {"delta": args.delta, "holdout": 1 - args.prompts / items, "gate_precision": args.gate_precision},
+        "evaluation": {"every_stages": 0, "items": 8},
+        "diagnostics": {"save_episodes": "none"},
+    }
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))
+
+
+class Turns:
+    """Waits for the other side, then says how long an update took. Mixed into a TrainerCallback."""
+
+    def start(self) -> None:
+        print("READY", flush=True)
+        if not sys.stdin.readline():
+            sys.exit(0)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        self.started = time.perf_counter()
+
+    def done(self, phases: dict[str, float]) -> None:
+        memory = 0.0
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            memory = torch.cuda.max_memory_reserved() / 2**30
+        seconds = time.perf_counter() - self.started
+        print("RESULT " + json.dumps({"update": seconds, **phases, "memory": memory}), flush=True)
+
+
+def ours(args: argparse.Namespace, folder: Path) -> None:
+    from transformers import TrainerCallback
+
+    from teamtr_lora import TeamTRTrainer, load_recipe
+
+    class Callback(TrainerCallback, Turns):
+        def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+            self.start()
+
+        def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
+            if logs.get("kind") == "update":
+                self.phases = {name: value for name, value in logs["seconds"].items() if isinstance(value, float)}
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.done(self.phases)
+
+    recipe = load_recipe(folder / "recipe.yaml", [f"output_dir={folder / 'run'}", *args.settings])
+    with TeamTRTrainer.from_recipe(recipe, callbacks=[Callback()]) as trainer:
+        trainer.train()
+
+
+def trl(args: argparse.Namespace, folder: Path, how: str) -> None:
+    sys.path.insert(0, str(folder))
+    from bench_reward import drawn_from_text  # type: ignore[import-not-found]
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from teamtr_lora.base.source import resolve
+
+    rows = int(how) if how.isdigit() else args.trl_rows
+    micro = min(rows, args.prompts * args.group)
+    spent: dict[str, float] = defaultdict(float)
+
+    class Callback(TrainerCallback, Turns):
+        def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if state.global_step % args.passes == 0:
+                self.start()
+                spent.clear()
+
+        def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if state.global_step % args.passes == 0:
+                whole = time.perf_counter() - self.started
+                self.done({"rollout": spent["rollout"], "optimize": whole - spent["rollout"]})
+
+    class Timed(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            started = time.perf_counter()
+            result = super()._generate_and_score_completions(inputs)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            spent["rollout"] += time.perf_counter() - started
+            return result
+
+    cuda = torch.cuda.is_available()
+    config = GRPOConfig(
+        output_dir=str(folder / "trl"),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=args.prompts * args.group // micro,
+        steps_per_generation=args.prompts * args.group // micro,
+        num_generations=args.group,
+        num_iterations=args.passes,
+        max_completion_length=args.message_tokens,
+        max_steps=args.passes * (args.repeats + UPDATES_TO_WARM_UP),
+        learning_rate=args.learning_rate,
+        lr_scheduler_type="constant",
+        beta=0.0,
+        bf16=cuda,
+        use_cpu=not cuda,
+        model_init_kwargs={"dtype": "bfloat16" if cuda else "float32"},
+        use_vllm=args.engine == "vllm" and cuda,
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=args.memory_share,
+        vllm_max_model_length=args.prompt_tokens + args.message_tokens + 64,
+        use_liger_kernel=how == "liger",
+        gradient_checkpointing=False,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    rows_of = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    trainer = Timed(
+        model=str(resolve(args.base)),
+        reward_funcs=drawn_from_text,
+        args=config,
+        train_dataset=Dataset.from_list(rows_of),
+        peft_config=LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear", task_type="CAUSAL_LM"),
+        callbacks=[Callback()],
+    )
+    trainer.train()
+
+
+class Side:
+    """One side's process: `update` lets it make one and returns what that took."""
+
+    def __init__(self, name: str, command: list[str]) -> None:
+        self.name = name
+        self.process = subprocess.Popen(
+            [*command, "--child", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.wait("READY")
+
+    def wait(self, word: str) -> str:
+        for line in self.process.stdout or ():
+            if line.startswith(word):
+                return line.removeprefix(word)
+        raise RuntimeError(f"{self.name} ended with exit status {self.process.wait()}")
+
+    def update(self, last: bool) -> dict[str, float]:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        result = json.loads(self.wait("RESULT "))
+        if not last:
+            self.wait("READY")
+        return dict(result)
+
+
+def table(results: dict[str, list[dict[str, float]]]) -> str:
+    names = sorted({name for runs in results.values() for run in runs for name in run}, key=lambda n: (n == "memory", n))
+    lines = [f"{'':16s}" + "".join(f"{name:>12s}" for name in names) + "   seconds, best and median (memory: GiB)"]
+    for side, runs in results.items():
+        for what, pick in (("best", min), ("median", statistics.median)):
+            cells = [f"{pick(run.get(name, 0.0) for run in runs):12.3f}" for name in names]
+            lines.append(f"{side + ' ' + what:16s}" + "".join(cells))
+    best = {side: min(run["update"] for run in runs) for side, runs in results.items()}
+    if "ours" in best:
+        lines += [f"{side} takes {seconds / best['ours']:.2f} times as long" for side, seconds in best.items() if side != "ours"]
+    return "\n".join(lines)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default="nano", help="as base.source in a recipe, or random:SHAPE")
+    parser.add_argument("--prompts", type=int, default=4, help="groups to learn from in an update")
+    parser.add_argument("--group", type=int, default=4, help="episodes a prompt")
+    parser.add_argument("--passes", type=int, default=4)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--message-tokens", type=int, default=12)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--learning-rate", type=float, default=1e-7)
+    parser.add_argument("--delta", type=float, default=10.0)
+    parser.add_argument("--gate-precision", default="fp32")
+    parser.add_argument("--tokens-per-microbatch", type=int, default=9216)
+    parser.add_argument("--engine", default="transformers", choices=("transformers", "vllm"))
+    parser.add_argument("--memory-share", type=float, default=0.15, help="vLLM's part of the GPU, on either side")
+    parser.add_argument("--trl", default="default", help="TRL's settings, with commas: default, liger, or rows per micro-batch")
+    parser.add_argument("--trl-rows", type=int, default=32, help="rows per micro-batch where --trl gives none")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write all numbers here")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("settings", nargs="*", metavar="section.key=value", help="further settings of ours")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse()
+    if args.child:
+        ours(args, args.folder) if args.child == "ours" else trl(args, args.folder, args.child.removeprefix("TRL "))
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        command = [sys.executable, *sys.argv, "--folder", scratch]
+        if args.base.startswith("random:"):
+            from bench_rollout import make_random_base
+
+            (folder / "base").mkdir()
+            make_random_base(args.base.removeprefix("random:"), folder / "base", "auto")
+            args.base = str(folder / "base")
+            command += ["--base", args.base]
+        write_inputs(args, folder)
+        sides = [Side("ours", command), *(Side(f"TRL {how}", command) for how in args.trl.split(","))]
+        results: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
+        for number in range(args.repeats + UPDATES_TO_WARM_UP):
+            for side in sides:
+                took = side.update(last=number == args.repeats + UPDATES_TO_WARM_UP - 1)
+                print(f"{side.name}: {json.dumps({k: round(v, 3) for k, v in took.items()})}", file=sys.stderr, flush=True)
+                if number >= UPDATES_TO_WARM_UP:
+                    results[side.name].append(took)
+    print(table(results))
+    if args.json:
+        args.json.write_text(json.dumps({"arguments": {k: str(v) for k, v in vars(args).items()}, "results": results}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
