@@ -351,14 +351,19 @@ def _extras_exist(requirement: str, where: str) -> None:
 
 
 @cache
-def _words_of_the_source() -> frozenset[str]:
-    """Every word in the code, the recipes, the project's file and the code on the pages."""
+def _source() -> str:
+    """The code, the recipes, the project's file and the code on the pages."""
     files = [path for folder in ("teamtr_lora", "tools", "recipes") for path in (ROOT / folder).rglob("*")]
     texts = [
         path.read_text() for path in files if path.suffix in (".py", ".yaml") or path.parent.name == "tools" and path.is_file()
     ]
     texts += [(ROOT / "pyproject.toml").read_text(), *(block.text for kind in ("python", "yaml") for block in all_blocks(kind))]
-    return frozenset(word for text in texts for word in re.findall(r"\w+", text))
+    return "\n".join(texts)
+
+
+@cache
+def _words_of_the_source() -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", _source()))
 
 
 @cache
@@ -379,6 +384,13 @@ def test_identifiers_in_the_prose_exist() -> None:
         if name and not code.endswith((".md", ".json", ".gguf")) and not set(name[1].split(".")) <= _words_of_the_source():
             wrong.append(f"{page}: {code}")
     assert not wrong
+
+
+def test_files_in_the_prose_are_those_of_the_code() -> None:
+    """Files of a run or of a starter, which are no files of the repository."""
+    names = [(page, code) for page, code in of(r"\w+\.(json|jsonl|yaml|py)$")]
+    assert len(names) > 5
+    assert not [f"{page}: {name}" for page, name in names if not re.search(rf"(?<!\w){re.escape(name)}", _source())]
 
 
 def test_options_in_the_prose_exist() -> None:
