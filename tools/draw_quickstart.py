@@ -61,7 +61,7 @@ def extract(run: Path) -> list[dict[str, Any]]:
     from teamtr_lora.runs.metrics import StageRow, UpdateRow, read_rows
 
     rows: list[dict[str, Any]] = []
-    for row in read_rows(run / "metrics.jsonl"):
+    for row in read_rows(run):
         if isinstance(row, StageRow) and row.evaluation:
             accuracy, error = row.evaluation["avg_at_k"], row.evaluation["standard_error"]
             rows.append({"kind": "evaluation", "stage": row.stage, "accuracy": accuracy, "standard_error": error})

@@ -5,7 +5,6 @@ Imported only where there is a GPU: Triton comes with torch only there.
 
 from __future__ import annotations
 
-
 import torch
 import triton
 import triton.language as tl

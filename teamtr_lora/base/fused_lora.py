@@ -105,7 +105,7 @@ def fused(model: nn.Module, adapter: str, *, compiled: bool) -> Iterator[None]:
             a, b = module.lora_A[adapter].weight, module.lora_B[adapter].weight
             parent._modules[name] = FusedLora(module.base_layer, a, b, module.scaling[adapter])
         for layer in layers if compiled else ():
-            layer.forward = torch.compile(layer.forward, dynamic=True)  # type: ignore[method-assign]
+            layer.forward = torch.compile(layer.forward, dynamic=True)
         # sizes vary from batch to batch, scales and scalings do not: as constants they keep the graph free of guards
         with torch._dynamo.config.patch(specialize_float=True):
             yield

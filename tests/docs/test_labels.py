@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,17 @@ def test_a_cited_label_is_explained(label: str) -> None:
     says = explained().get(label)
     assert says, f"{label}, cited in {cited()[label][0]}, needs a line in a table of labels of {PAGE.name}"
     assert len(says.split()) >= 4, f"{label}: {says!r} explains nothing"
+
+
+def test_labels_elsewhere_on_the_page_are_explained_too() -> None:
+    found = set(_LABEL.findall(PAGE.read_text(encoding="utf-8")))
+    assert found == explained().keys()
+
+
+def test_no_label_is_explained_that_nobody_cites() -> None:
+    """Not in the code, the tests, the recipes or other pages, nor a second time on this one."""
+    counts = Counter(_LABEL.findall(PAGE.read_text(encoding="utf-8")))
+    assert not {label for label in explained() if label not in cited() and counts[label] == 1}
 
 
 def test_no_label_is_explained_twice() -> None:

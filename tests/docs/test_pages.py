@@ -1,7 +1,8 @@
-"""The README and every page of teamtr_lora/docs are true: code runs, recipes load, commands parse, keys and paths exist.
+"""The README and every page of teamtr_lora/docs are true: code runs, recipes load, commands parse, names exist.
 
 A fence's first line says how its block is treated; teamtr_lora/docs/contributing.md has the table. Nothing may be left out: a
-block in another language, or a command of an unknown program, is a failure.
+block in another language, or a command of an unknown program, is a failure. Tables that repeat what the program knows (engines,
+patches, rooms, keys with their defaults, the files of a run) must be what the program says.
 """
 
 from __future__ import annotations
@@ -9,12 +10,17 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import importlib.util
+import pkgutil
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,6 +29,8 @@ import yaml
 import teamtr_lora
 from teamtr_lora.cli import build_parser, main
 from teamtr_lora.cli.docs_command import TOPICS
+from teamtr_lora.common.code_paths import OFFERED
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import check_named, load_recipe
 from teamtr_lora.recipe.reference import recipe_keys
 from teamtr_lora.recipe.template import write_starter
@@ -30,6 +38,7 @@ from teamtr_lora.recipe.template import write_starter
 ROOT = Path(teamtr_lora.__file__).resolve().parent.parent
 PAGES = {"README": ROOT / "README.md", **{topic: ROOT / "teamtr_lora" / "docs" / f"{topic}.md" for topic in TOPICS}}
 LANGUAGES = {"python", "bash", "yaml", "text", "toml"}
+QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 TEAM = {"team": {"agents": [{"name": "planner"}, {"name": "solver"}, {"name": "checker"}]}}
 # Commands that only read or write a small file: these are run, the others parsed.
 HARMLESS = {"docs", "init", "keys", "tasks", "validate"}
@@ -114,6 +123,7 @@ def test_every_block_says_how_it_is_treated(page: str) -> None:
     for block in blocks(page):
         assert block.language in LANGUAGES, f"{block}: a block in {block.language or 'no language'}"
         assert all(word == "no-run" or word.startswith("file=") for word in block.words), f"{block}: {block.words}"
+        assert "no-run" not in block.words or block.language == "python", f"{block}: only Python can be left unrun"
     assert PAGES[page].read_text().count("\n```") == 2 * len(blocks(page)), f"{page}: a fence is not closed"
 
 
@@ -135,10 +145,11 @@ def test_the_python_of_a_page_runs(page: str, desk: Path) -> None:
 
 def _tables() -> list[dict[str, Any]]:
     from teamtr_lora.algorithm.variants.region import REGIONS
+    from teamtr_lora.algorithm.variants.resampling import RESAMPLING
     from teamtr_lora.recipe.engine_facts import ENGINES
     from teamtr_lora.rollout.engines import SAMPLERS
 
-    return [REGIONS, ENGINES, SAMPLERS]
+    return [REGIONS, RESAMPLING, ENGINES, SAMPLERS]
 
 
 @pytest.mark.parametrize("block", [b for b in all_blocks("python") if b.words], ids=str)
@@ -167,15 +178,16 @@ def test_example_environments_are_those_that_ship() -> None:
 def test_examples_of_extending_are_short() -> None:
     sections = re.split(r"^## ", PAGES["extending"].read_text(), flags=re.M)[1:]
     assert [title.splitlines()[0] for title in sections] == [
-        "A task", "A router", "A kind of trust region", "A figure", "An engine",
+        "A task", "A router", "An engine", "A kind of trust region", "A resampling rule", "A figure",
     ]  # fmt: skip
     for section in sections:
-        lengths = [len(body.splitlines()) for _, info, body in _FENCE.findall(section) if info.startswith("python")]
-        assert 0 < sum(lengths) < 50 and max(lengths) < 40, f"{section.splitlines()[0]}: {lengths} lines"
+        lengths = [len(body.splitlines()) for _, _, body in _FENCE.findall(section)]
+        assert 0 < sum(lengths) < 40, f"{section.splitlines()[0]}: {lengths} lines"
 
 
 @pytest.mark.parametrize("block", all_blocks("yaml"), ids=str)
 def test_yaml_is_a_recipe_or_a_part_of_one(block: Block, desk: Path) -> None:
+    """One that names code of the page is also played."""
     write_files(block.page, desk)
     data = yaml.safe_load(block.text)
     text = block.text
@@ -185,7 +197,25 @@ def test_yaml_is_a_recipe_or_a_part_of_one(block: Block, desk: Path) -> None:
         (desk / name).symlink_to(ROOT / "recipes" / name)
     path = desk / "recipe.yaml"
     path.write_text(text)
-    check_named(load_recipe(path), str(block))
+    recipe = load_recipe(path, ["evaluation.items=1", f"output_dir={desk / 'run'}"])
+    check_named(recipe, str(block))
+    if re.search(r"\b(callable|reward):", block.text):
+        with teamtr_lora.TeamTRTrainer.from_recipe(recipe) as trainer:
+            assert trainer.evaluate(k=1).episodes == 1
+
+
+@pytest.mark.parametrize("block", all_blocks("toml"), ids=str)
+def test_toml_offers_tasks_in_our_group(block: Block) -> None:
+    (group,) = tomllib.loads(block.text)["project"]["entry-points"]
+    assert group == OFFERED
+
+
+@pytest.mark.parametrize("block", [b for b in all_blocks("text") if b.text.startswith("$ ")], ids=str)
+def test_output_is_what_the_command_prints(block: Block, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command, said = block.text.split("\n", 1)
+    main(shlex.split(command)[2:])
+    captured = capsys.readouterr()
+    assert captured.out + captured.err == said
 
 
 # Commands
@@ -201,10 +231,13 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "line"), commands())
-def test_a_command_can_be_given(where: str, line: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_can_be_given(
+    where: str, line: str, desk: Path, monkeypatch: pytest.MonkeyPatch, tool: Callable[[str], ModuleType]
+) -> None:
     line = re.split(r" > | \| ", line)[0]
     words = shlex.split(line, comments=True)
-    while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):  # a variable for this command
+    while variable := re.fullmatch(r"([A-Z_]+)=\S*", words[0]):  # for this command
+        assert variable[1] in _words_of_the_source(), f"{where}: {words[0]}"
         words.pop(0)
     program = Path(words[0]).name
     if program == "teamtr-lora":
@@ -212,12 +245,15 @@ def test_a_command_can_be_given(where: str, line: str, desk: Path, monkeypatch: 
     elif words[0] == "bash" or re.match(r"tools/\w+$", words[0]):
         script = words[1] if words[0] == "bash" else words[0]
         assert (ROOT / script).is_file(), f"{where}: {script}"
-        _options_in(ROOT / script, [word for word in words[1:] if word.startswith("--")], where)
+        if Path(script).name == "test":
+            _pytest_words(["pytest", *words[words.index(script) + 1 :]], where)
+        else:
+            _options_in(ROOT / script, [word for word in words if word.startswith("-")], where)
     elif program == "python" and words[1] == "-m":
-        assert words[2] == "pytest" and all((ROOT / word).exists() for word in words[3:] if word.startswith("tests"))
+        _pytest_words(words[2:], where)
     elif program == "python" or words[0].startswith("tools/"):
         script, *rest = words[1:] if program == "python" else words
-        _parse_tool(Path(script).stem, rest, monkeypatch)
+        _parse_tool(tool(Path(script).stem), rest, monkeypatch)
     else:
         assert program == "pip" and words[1] == "install", f"{where}: {words[0]} is no program that the tests know"
         _extras_exist(words[-1], where)
@@ -230,6 +266,8 @@ def _give(words: Sequence[str], where: str) -> None:
         known = [name for action in parser._actions for name in (action.choices or action.option_strings)]
         assert words[0] in known, f"{where}: there is no command {words[0]}"
         return
+    if "--with" in words:
+        _newcomer(words[words.index("--with") + 1], where)
     if words[0] in HARMLESS:
         assert main(words) == 0, f"{where}: {shlex.join(words)}"
         return
@@ -242,7 +280,22 @@ def _give(words: Sequence[str], where: str) -> None:
             write_starter(Path("my-team"))
         load_recipe(recipes if len(recipes) > 1 else recipes[0], _settings(given))
     elif settings := _settings(given):  # of a run that the reader has made: its keys must exist
-        load_recipe(ROOT / "recipes" / "quickstart.yaml", settings)
+        load_recipe(QUICKSTART, settings)
+
+
+def _newcomer(spec: str, where: str) -> None:
+    from teamtr_lora.recipe.team_sections import LoraSection
+    from teamtr_lora.swap.newcomer import find_fresh, fresh_lora
+
+    assert spec.startswith("fresh:"), f"{where}: {spec} cannot be checked here"
+    fresh_lora(find_fresh(spec), LoraSection())
+
+
+def _pytest_words(words: Sequence[str], where: str) -> None:
+    assert words[0] == "pytest", f"{where}: {words[0]}"
+    for before, word in zip(words, words[1:], strict=False):
+        expected = before == "-k" or word in ("-k", "-x", "-q") or (word.startswith("tests") and (ROOT / word).exists())
+        assert expected, f"{where}: {word}"
 
 
 def _is_recipe(word: Any) -> bool:
@@ -257,7 +310,7 @@ class _ParsedError(Exception):
     """Raised in place of the rest of a tool, once its options are parsed."""
 
 
-def _parse_tool(name: str, words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def _parse_tool(module: ModuleType, words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls the tool's own main up to where its options are parsed. Words that are no options are recipes or settings."""
     parse = argparse.ArgumentParser.parse_known_args
     seen: list[argparse.Namespace] = []
@@ -268,17 +321,19 @@ def _parse_tool(name: str, words: Sequence[str], monkeypatch: pytest.MonkeyPatch
         seen.append(parsed)
         raise _ParsedError
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
-    monkeypatch.setattr(sys, "argv", [f"tools/{name}.py", *words])
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    with pytest.raises(_ParsedError):
-        importlib.import_module(name).main()
+    monkeypatch.setattr(sys, "argv", ["tool", *words])
+    if hasattr(module, "parse"):  # it also checks values that argparse cannot
+        seen.append(module.parse())
+    else:
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
+        with pytest.raises(_ParsedError):
+            module.main()
     settings = [word for word in words if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+=.*", word)]
-    recipes = [ROOT / word for word in words if _is_recipe(word)] or [ROOT / "recipes" / "quickstart.yaml"]
+    recipes = [ROOT / word for word in words if _is_recipe(word)] or [QUICKSTART]
     for recipe in recipes:
         load_recipe(recipe, settings)
     for _, _, varied in (text.partition(": ") for text in getattr(seen[0], "vary", None) or []):
-        load_recipe(recipes[0], varied.split())
+        load_recipe(recipes[0], [*settings, *shlex.split(varied)])
 
 
 def _options_in(script: Path, options: Sequence[str], where: str) -> None:
@@ -287,8 +342,6 @@ def _options_in(script: Path, options: Sequence[str], where: str) -> None:
 
 
 def _extras_exist(requirement: str, where: str) -> None:
-    import tomllib
-
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     asked = re.search(r"\[(.*)\]", requirement)
     assert asked and set(asked[1].split(",")) <= set(extras), f"{where}: {requirement}"
@@ -297,17 +350,108 @@ def _extras_exist(requirement: str, where: str) -> None:
 # Names in the prose
 
 
-def test_recipe_keys_in_the_prose_exist() -> None:
-    known = {key.name.replace(".*", "") for key in recipe_keys()}
-    sections = {name.split(".")[0] for name in known if "." in name}
+@cache
+def _source() -> str:
+    """The code, the recipes, the project's file and the code on the pages."""
+    files = [path for folder in ("teamtr_lora", "tools", "recipes") for path in (ROOT / folder).rglob("*")]
+    texts = [
+        path.read_text() for path in files if path.suffix in (".py", ".yaml") or path.parent.name == "tools" and path.is_file()
+    ]
+    texts += [(ROOT / "pyproject.toml").read_text(), *(block.text for kind in ("python", "yaml") for block in all_blocks(kind))]
+    return "\n".join(texts)
+
+
+@cache
+def _words_of_the_source() -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", _source()))
+
+
+@cache
+def _options_of_all_commands() -> frozenset[str]:
+    parsers, options = [build_parser()], set[str]()
+    for parser in parsers:
+        for action in parser._actions:
+            options.update(action.option_strings)
+            parsers += action.choices.values() if isinstance(action, argparse._SubParsersAction) else []
+    texts = [path.read_text() for path in (ROOT / "tools").iterdir() if path.is_file()]
+    return frozenset(options).union(*(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text) for text in texts))
+
+
+def test_identifiers_in_the_prose_exist() -> None:
     wrong = []
     for page, code in inline():
-        found = re.fullmatch(r"([a-z_]+)((?:\.[a-z_0-9]+)+)(?:[:=] ?.*)?", code)
-        if found and found[1] in sections and not code.endswith((".md", ".py", ".yaml", ".json", ".jsonl")):
-            name = found[1] + found[2]
-            if name not in known:
-                wrong.append(f"{page}: {code}")
+        name = re.fullmatch(r"(\w+(?:\.\w+)*)(?:(?:=|\(|: ).*)?", code)
+        if name and not code.endswith((".md", ".json", ".gguf")) and not set(name[1].split(".")) <= _words_of_the_source():
+            wrong.append(f"{page}: {code}")
     assert not wrong
+
+
+def test_files_in_the_prose_are_those_of_the_code() -> None:
+    """Files of a run or of a starter, which are no files of the repository."""
+    names = [(page, code) for page, code in of(r"\w+\.(json|jsonl|yaml|py)$")]
+    assert len(names) > 5
+    assert not [f"{page}: {name}" for page, name in names if not re.search(rf"(?<!\w){re.escape(name)}", _source())]
+
+
+def test_options_in_the_prose_exist() -> None:
+    given = [(page, option) for page, code in inline() for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*\b", code)]
+    assert len(given) > 30
+    assert not [f"{page}: {option}" for page, option in given if option not in _options_of_all_commands()]
+
+
+def test_python_names_in_the_prose_exist() -> None:
+    from teamtr_lora.team import Message
+
+    public = {name: getattr(teamtr_lora, name) for name in teamtr_lora.__all__} | {"message": Message}
+    found = [code for _, code in inline() if re.fullmatch(r"\w+(\.\w+)+(\(.*\))?", code)]
+    names = {code.partition("(")[0] for code in found}
+    for name in names:
+        head, _, rest = name.partition(".")
+        if head == "teamtr_lora":
+            pkgutil.resolve_name(name)
+        elif head in public:
+            assert hasattr(public[head], rest) or rest in public[head].__annotations__, name
+    assert sum(name.partition(".")[0] in {"teamtr_lora", *public} for name in names) >= 5
+
+
+def test_recipe_keys_in_the_prose_exist(tmp_path: Path) -> None:
+    """Where a value stands with a key, some recipe of ours takes it."""
+    known = {key.name.replace(".*", "") for key in recipe_keys()}
+    sections = {name.split(".")[0] for name in known if "." in name}
+    write_starter(tmp_path / "starter")
+    starter = tmp_path / "starter" / "recipe.yaml"
+    wrong = []
+    for page, text in inline():
+        for code in text.split() if text.count("=") > 1 else [text]:
+            found = re.fullmatch(r"([a-z_]+)((?:\.[a-z_0-9]+)+)(?:(?:: |=)(.*))?", code)
+            if found and found[1] in sections and not code.endswith((".md", ".py", ".yaml", ".json", ".jsonl")):
+                name = found[1] + found[2]
+                if name not in known or (found[3] and not _taken(f"{name}={found[3]}", starter)):
+                    wrong.append(f"{page}: {code}")
+    assert not wrong
+
+
+def _taken(setting: str, starter: Path) -> bool:
+    for recipe, more in ((QUICKSTART, []), (starter, []), (QUICKSTART, ["training.resampling=never"])):
+        try:
+            load_recipe(recipe, [*more, setting])
+        except UserError:
+            continue
+        return True
+    return False
+
+
+def test_defaults_in_tables_are_the_programs() -> None:
+    from teamtr_lora.recipe.recipe import Recipe
+
+    recipe = Recipe.model_validate(TEAM)
+    lines = re.findall(r"^\| `([a-z_]+\.[a-z_.]+)` \|.*\| `(\w+)`[^|]*\|$", prose("algorithm"), re.M)
+    assert len(lines) >= 7
+    for key, default in lines:
+        value: Any = recipe
+        for part in key.split("."):
+            value = getattr(value, part)
+        assert str(value) == default, key
 
 
 def test_paths_in_the_prose_exist() -> None:
@@ -318,14 +462,30 @@ def test_paths_in_the_prose_exist() -> None:
 
 def test_links_lead_somewhere() -> None:
     for page, path in PAGES.items():
-        for target in re.findall(r"\]\(([^)#]+)", prose(page)):
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", prose(page)):
             assert (path.parent / target).exists(), f"{page}: {target}"
+            if anchor:
+                titles = re.findall(r"^#+ (.*)$", (path.parent / target).read_text(), re.M)
+                assert anchor in [title.lower().replace(" ", "-") for title in titles], f"{page}: {target}#{anchor}"
 
 
 def test_topics_in_the_prose_exist() -> None:
     for page in PAGES:
-        for topic in re.findall(r"[Tt](?:he )?(?:topic|page) `(\w+)`", prose(page)):
+        for topic in re.findall(r"\b(?:[Tt]opics?|page) `(\w+)`", prose(page)):
             assert topic in TOPICS, f"{page}: there is no topic {topic}"
+
+
+# Tables that repeat what the program knows
+
+
+def _table(page: str, name: str) -> list[str]:
+    (shown,) = re.findall(rf"<!-- table: {name} -->\n(.*?)<!-- end -->", PAGES[page].read_text(), re.S)
+    return str(shown).splitlines()
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return [lines[0].replace("|  |", "| |"), "|" + "---|" * len(rows[0]), *lines[1:]]
 
 
 def engine_table() -> list[tuple[str, ...]]:
@@ -351,19 +511,56 @@ def engine_table() -> list[tuple[str, ...]]:
 
 
 def test_the_table_of_engines_is_the_programs() -> None:
-    (shown,) = re.findall(r"<!-- table: engine_table -->\n(.*?)<!-- end -->", PAGES["rollouts"].read_text(), re.S)
     columns = list(zip(*engine_table(), strict=True))
-    head = ["", *(f"`{name}`" for name in columns[0][1:])]
-    rows = [head, *columns[1:]]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    expected = [lines[0].replace("|  |", "| |"), "|" + "---|" * len(head), *lines[1:]]
-    assert shown.splitlines() == expected, "\n".join(expected)
+    expected = _lines([["", *(f"`{name}`" for name in columns[0][1:])], *columns[1:]])
+    assert _table("rollouts", "engine_table") == expected, "\n".join(expected)
 
 
-def test_the_rooms_of_contributing_are_the_packages() -> None:
-    named = re.findall(r"^\| `(\w+)` \|", PAGES["contributing"].read_text().partition("## Rooms")[2].partition("## ")[0], re.M)
-    there = {p.name for p in (ROOT / "teamtr_lora").iterdir() if p.is_dir() and not p.name.startswith("__")}
-    assert sorted(named) == sorted(there)
+def test_the_table_of_patches_is_the_programs() -> None:
+    from teamtr_lora.rollout.vllm.patches.choice import PATCHES
+
+    rows = [["patch", "what it does", "on", "builds on"]]
+    for name, patch in PATCHES.items():
+        text = importlib.import_module(f"teamtr_lora.rollout.vllm.patches.{name}").__doc__ or ""
+        (about,) = re.findall(rf"^Patch `{name}`: (.*?\w)[.] *(?:For GPUs\.)?$", text.splitlines()[0])
+        devices = " and ".join({"cpu": "CPUs", "cuda": "GPUs"}[device] for device in patch.devices)
+        rows.append([f"`{name}`", about, devices, ", ".join(f"`{need}`" for need in patch.needs) or "-"])
+    expected = _lines(rows)
+    assert _table("rollouts", "patches") == expected, "\n".join(expected)
+    versions = {version for patch in PATCHES.values() for version in patch.versions}
+    assert f"They know vLLM {' and '.join(sorted(versions))}." in prose("rollouts")
+
+
+def test_the_table_of_rooms_is_the_rule() -> None:
+    spec = importlib.util.spec_from_file_location("the_rules", ROOT / "tests" / "test_imports.py")
+    assert spec is not None and spec.loader is not None
+    rules = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rules)
+    section = prose("contributing").partition("## Rooms")[2].partition("\n## ")[0]
+    shown = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*?) \|$", section, re.M))
+    ties = {room: ", ".join(others.split()) or "nothing" for room, others in rules.TIES.items() if room != "__main__"}
+    assert shown == ties, "\n".join(f"{room}: {others}" for room, others in ties.items())
+    assert list(shown) == list(ties)
+
+
+def test_the_files_of_a_run_are_those_of_its_layout() -> None:
+    from teamtr_lora.runs.layout import OWN_NAMES
+
+    section = prose("getting_started").partition("## What a run leaves behind")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?`) \|", section, re.M)
+    names = {name.partition("/")[0] for cell in cells for name in re.findall(r"`(.*?)`", cell)}
+    assert len(names) >= 7 and names <= OWN_NAMES
+
+
+def test_every_recipe_is_in_the_table_of_recipes() -> None:
+    named = {code.removeprefix("recipes/").strip("/") for page, code in of(r"recipes/[\w.]+/?$") if page == "recipes"}
+    assert {path.name for path in (ROOT / "recipes").iterdir()} <= named
+
+
+def test_the_tools_that_measure_are_listed() -> None:
+    section = prose("results").partition("## Tools that measure")[2]
+    there = {path.name for path in (ROOT / "tools").glob("*.py") if re.match(r"bench|measure|claims|compare|study", path.name)}
+    assert there <= set(re.findall(r"tools/(\w+\.py)", section))
 
 
 def test_the_readme_is_short() -> None:
