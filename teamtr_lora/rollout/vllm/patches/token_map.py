@@ -4,8 +4,8 @@ Replaces: what vLLM's model runner does before each step, `_set_active_loras`: i
 GPU, and counting the slots there waits for everything that was queued on the GPU before.
 Why: that wait keeps the CPU from preparing the next step while the GPU computes this one. The slots of the requests are known
 here, so the map is made with NumPy and sent in one copy, and not at all where it is that of the step before.
-Worth: not measured alone. The row `without token_map` of `tools/bench_rollout.py --base SMOLLM2 --episodes 512
---message-tokens 24 --parts patches` measures it.
+Worth: 32k tokens/s with it, 30k without (SmolLM2-135M, one H200), by `tools/bench_rollout.py
+--base SMOLLM2 --episodes 512 --prompt-tokens 32 --message-tokens 24 --repeats 2 --parts patches`.
 Other versions: vLLM's own map. Also where the model runner keeps no adapter ids by request (`lora_state`).
 """
 
