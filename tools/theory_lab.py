@@ -2,8 +2,8 @@
 
     .venv/bin/python tools/theory_lab.py [--seeds 40] [--delta 0.01] [--gamma 0.9] [--json FILE]
 
-No sampling, no estimation: occupancy, return, advantage and KL are linear solves (tools/tabular_lab.py). Every update is
-an improving step of KL exactly delta. Per team size, means over seeds, in units of the largest advantage A_max; then
+No sampling, no estimation: occupancy, return, advantage and KL are linear solves (tests/algorithm/tabular_lab.py). Every update
+is an improving step of KL exactly delta. Per team size, means over seeds, in units of the largest advantage A_max; then
 least-squares exponents in log-log with bootstrap intervals over seeds. Over these sizes a sum over n updates has exponent 1, over
 the n (n + 1) / 2 terms of thm:stage_stale 1.79, over the n (n - 1) / 2 of its compounding part alone 2.40; those penalties do not
 vary between seeds. What they bound does, and is much smaller: it is of second order in the step, the penalties of first.
@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tabular_lab as lab_
-from tabular_lab import Array, solve
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "algorithm"))
+import tabular_lab as lab_  # noqa: E402
+from tabular_lab import Array, solve  # noqa: E402
 
 from teamtr_lora.algorithm.certificate import (
     Setting,

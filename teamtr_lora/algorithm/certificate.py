@@ -145,10 +145,7 @@ def certify_stage(updates: Sequence[UpdateTerms], setting: Setting, confidence: 
 
 
 def certify_stale_stage(
-    updates: Sequence[UpdateTerms],
-    setting: Setting,
-    confidence: Confidence | None = None,
-    rollout: Sequence[int] | None = None,
+    updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None, rollout: Sequence[int] | None = None
 ) -> Certificate:
     """thm:stage_stale: L is evaluated on stage-start occupancy but with advantages of the intermediate team; KL is on fresh
     occupancy. Update i pays for all updates before it: those that `rollout`, the number of the rollout each update learned from,
@@ -164,10 +161,7 @@ def certify_stale_stage(
 
 
 def certify_cached_stage(
-    updates: Sequence[UpdateTerms],
-    setting: Setting,
-    confidence: Confidence | None = None,
-    rollout: Sequence[int] | None = None,
+    updates: Sequence[UpdateTerms], setting: Setting, confidence: Confidence | None = None, rollout: Sequence[int] | None = None
 ) -> Certificate:
     """For updates that share episodes (joint, or sequential without resampling): L, advantages and KL are all those of the team
     that played them; `rollout` as in `certify_stale_stage`.

@@ -35,13 +35,7 @@ class SurrogateTerms:
 
 
 def surrogate_terms(
-    logp_new_N: Tensor,
-    logp_cur_N: Tensor,
-    message_N: Tensor,
-    advantage_M: Tensor,
-    *,
-    clip: float,
-    ratio: Ratio = "message",
+    logp_new_N: Tensor, logp_cur_N: Tensor, message_N: Tensor, advantage_M: Tensor, *, clip: float, ratio: Ratio = "message"
 ) -> SurrogateTerms:
     """`message`: w is the product over the message's tokens (the paper's). `token`: one ratio a token, averaged over the
     message. `sequence_mean`: the geometric mean of the token ratios."""

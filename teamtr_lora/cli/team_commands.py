@@ -6,17 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import (
-    add_registry,
-    in_registry,
-    options,
-    port,
-    positive,
-    print_json,
-    share,
-    show,
-    temperature,
-)
+from teamtr_lora.cli.arguments import add_registry, in_registry, options, port, positive, print_json, share, show, temperature
 from teamtr_lora.common.errors import UserError
 
 _TEAM_OF = "where a team's bare name is looked up"
@@ -73,11 +63,7 @@ def _add_eval(command: Any) -> None:
     add_registry(evaluate, _TEAM_OF)
     evaluate.add_argument("--reuse", action="store_true", help="read a finished evaluation instead of playing it again")
     evaluate.add_argument(
-        "--compare",
-        type=Path,
-        nargs=2,
-        metavar=("RUN_A", "RUN_B"),
-        help="paired test of two runs or evaluation folders",
+        "--compare", type=Path, nargs=2, metavar=("RUN_A", "RUN_B"), help="paired test of two runs or evaluation folders"
     )
     group = evaluate.add_argument_group("inference-time baselines, on the run's base and task")
     group.add_argument("--baseline", choices=["cot", "self_consistency", "tree_of_thoughts"], help="what answers, not the team")
@@ -133,9 +119,6 @@ def _serve(args: argparse.Namespace) -> None:
     source = in_registry(args.team, args.registry)
     stored = find_team(source, scored=False, recipes=True)
     served = ServedTeam(
-        source=source,
-        recipe=stored.recipe,
-        versions=stored.versions,
-        adapters=stored.adapters if stored.versions else None,
+        source=source, recipe=stored.recipe, versions=stored.versions, adapters=stored.adapters if stored.versions else None
     )
     serve(served, options(ServeOptions, args))

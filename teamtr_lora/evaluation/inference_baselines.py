@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.evaluation.inference import (
-    STEP_BY_STEP,
-    Played,
-    Policy,
-    SelfConsistency,
-    Tree,
-    TreeOfThoughts,
-    answers_once,
-)
+from teamtr_lora.evaluation.inference import STEP_BY_STEP, Played, Policy, SelfConsistency, Tree, TreeOfThoughts, answers_once
 from teamtr_lora.recipe import AgentSection, Recipe, RouterSection, TeamSection
 from teamtr_lora.registry.stored import StoredTeam
 from teamtr_lora.rollout.playable import load_versions, open_team

@@ -103,8 +103,7 @@ class SwapSection(Section):
     """Replacing an agent (`teamtr-lora swap`) or the base (`rebase`); training does not read it."""
 
     stage0: bool = Field(
-        default=True,
-        description="Align the new adapter with the old agent before it takes its place (Stage-0 distillation).",
+        default=True, description="Align the new adapter with the old agent before it takes its place (Stage-0 distillation)."
     )
     require_protocol: bool = Field(
         default=True,

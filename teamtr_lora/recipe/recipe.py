@@ -67,9 +67,7 @@ class TrainingSection(Section):
     inner_epochs: int = Field(default=4, ge=1, description="Passes over an update's episodes, less the held-out ones.")
     minibatches_per_epoch: int = Field(default=1, ge=1, description="Optimizer steps per pass.")
     tokens_per_microbatch: int = Field(
-        default=8192,
-        ge=1,
-        description="Most tokens in one forward pass, padding included; gradients accumulate over passes.",
+        default=8192, ge=1, description="Most tokens in one forward pass, padding included; gradients accumulate over passes."
     )
     gradient_checkpointing: bool = Field(
         default=False, description="Recompute activations in the backward pass: less memory, more time."
@@ -115,26 +113,20 @@ class TrustRegionSection(Section):
         default="gate", description=_KIND.described("What holds an update back; every kind is measured")
     )
     delta: float = Field(
-        default=0.01,
-        gt=0,
-        description="Radius of the trust region in nats of KL, per message or per token as `reduction` says.",
+        default=0.01, gt=0, description="Radius of the trust region in nats of KL, per message or per token as `reduction` says."
     )
     radii: Annotated[str, _RADII] = Field(default="equal", description=_RADII.described("Each agent's radius"))
     reduction: Literal["message_sum", "token_mean"] = Field(
         default="message_sum", description="KL summed over a message's tokens, or averaged over them."
     )
     estimator: Literal["exact", "k3", "k1"] = Field(
-        default="exact",
-        description="KL estimator: exact sums over the vocabulary; k3 and k1 use the sampled token only.",
+        default="exact", description="KL estimator: exact sums over the vocabulary; k3 and k1 use the sampled token only."
     )
     holdout: float = Field(
         default=0.25, gt=0, lt=1, description="Share of a rollout's items kept out of the gradient and used by the gate."
     )
     confidence: float = Field(
-        default=0.95,
-        gt=0.5,
-        lt=1,
-        description="One-sided confidence of the KL's upper bound that the gate compares with delta.",
+        default=0.95, gt=0.5, lt=1, description="One-sided confidence of the KL's upper bound that the gate compares with delta."
     )
     step: Literal["fill", "shrink"] = Field(
         default="fill", description="fill: stretch or shrink the step to fill the region; shrink: only ever shrink it."
@@ -214,8 +206,7 @@ class TeamTRConfig(Section, metaclass=HelpPage):
             if items > 2:
                 fix += f", or trust_region.holdout = {math.ceil(200 / items) / 100:g} (default 0.25)"
             refuse(
-                "trust_region",
-                [(where, share, f"{setting}; a clustered standard error needs at least two held-out groups", fix)],
+                "trust_region", [(where, share, f"{setting}; a clustered standard error needs at least two held-out groups", fix)]
             )
         if held >= items:
             fix = "use a larger rollout.items_per_stage or a smaller trust_region.holdout (default 0.25)"

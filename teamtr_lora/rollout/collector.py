@@ -54,12 +54,7 @@ Progress = Callable[[int, int, int], None]  # episodes done, episodes in all, to
 
 
 def play(
-    team: Team,
-    task: Task,
-    sampler: Sampler,
-    plan: PlayPlan,
-    versions: Mapping[str, str],
-    progress: Progress | None = None,
+    team: Team, task: Task, sampler: Sampler, plan: PlayPlan, versions: Mapping[str, str], progress: Progress | None = None
 ) -> list[Episode]:
     """Finished, scored episodes in the order of the plan. A completion of any version not in `versions` is refused."""
     task.check_playable()

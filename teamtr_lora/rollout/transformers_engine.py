@@ -67,11 +67,7 @@ class TransformersSampler(SamplerBase):
             batch.advance()
         return [
             Completion(
-                ticket=ticket,
-                token_ids=tokens,
-                logprobs=logps,
-                version=self._live[request.agent].version.name,
-                finish=finish,
+                ticket=ticket, token_ids=tokens, logprobs=logps, version=self._live[request.agent].version.name, finish=finish
             )
             for ticket, request, (tokens, logps, finish) in zip(tickets, requests, batch.results(), strict=True)
         ]

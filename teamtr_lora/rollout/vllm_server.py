@@ -237,11 +237,7 @@ class ServerSampler(SamplerBase):
         if answer.get("model") != model:
             raise RuntimeError(f"{server.url} answered with model {answer.get('model')!r}, asked was {model!r}")
         return Completion(
-            ticket=job.ticket,
-            token_ids=tokens,
-            logprobs=logprobs,
-            version=job.published.version.name,
-            finish=finish,
+            ticket=job.ticket, token_ids=tokens, logprobs=logprobs, version=job.published.version.name, finish=finish
         )
 
     # --- servers

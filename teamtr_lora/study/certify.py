@@ -153,13 +153,7 @@ def _complete_stages(rows: list[MetricsRow]) -> Iterator[tuple[dict[str, Any] | 
 def _replacement(row: SwapRow) -> Replacement:
     change, error = _improvement(row.evaluation_before, row.evaluation, "mean_reward", "mean_reward_standard_error")
     return Replacement(
-        after_stage=row.stage,
-        agent=row.agent,
-        how=row.how,
-        old=row.old,
-        new=row.new,
-        change=change,
-        change_standard_error=error,
+        after_stage=row.stage, agent=row.agent, how=row.how, old=row.old, new=row.new, change=change, change_standard_error=error
     )
 
 

@@ -178,13 +178,7 @@ class Stage0:
         before = read_half(self._scorer, self._held, self._region)
         reached = before.mean <= self._delta
         return Alignment(
-            self._delta,
-            before,
-            before,
-            reached,
-            learning_rate=self._settings.align_rate,
-            done=reached,
-            curve=[(0, before.mean)],
+            self._delta, before, before, reached, learning_rate=self._settings.align_rate, done=reached, curve=[(0, before.mean)]
         )
 
     def resume(self, state: Alignment, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:

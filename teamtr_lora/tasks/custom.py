@@ -31,10 +31,7 @@ class CustomSettings(TaskSettings):
     @model_validator(mode="after")
     def _errors_stop(self) -> Self:
         if self.on_reward_error == "zero":
-            wrong, fix = (
-                "a custom task that raises stops the run",
-                "catch the error in the task and return a reward",
-            )
+            wrong, fix = ("a custom task that raises stops the run", "catch the error in the task and return a reward")
             refuse("task", [(("on_reward_error",), "zero", wrong, fix)])
         return self
 

@@ -58,11 +58,7 @@ def read_candidate(
     for part, kept, logp_cur in zip(batch.microbatches, current.kept, current.logp, strict=True):
         scores, _ = scorer.score_and_keep(part, kept)
         assert scores.kl_N is not None
-        by_token = {
-            "exact": scores.kl_N,
-            "k3": k3_terms(logp_cur, scores.logp_N),
-            "k1": k1_terms(logp_cur, scores.logp_N),
-        }
+        by_token = {"exact": scores.kl_N, "k3": k3_terms(logp_cur, scores.logp_N), "k1": k1_terms(logp_cur, scores.logp_N)}
         for name, values_N in by_token.items():
             per_message[name] += message_kl(values_N, part.message_N, count, config.trust_region.reduction).cpu()
             terms_N[name].append(values_N.cpu())

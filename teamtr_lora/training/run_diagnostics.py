@@ -83,11 +83,7 @@ class RunDiagnostics:
                 first = self._contexts.of(row.stage)
                 shift = None if first is None else shift_between(first, own, seed)
         row.diagnostics = update_diagnostics(
-            outcome.shown,
-            outcome.delta,
-            reduction=self._config.trust_region.reduction,
-            shift=shift,
-            seed=seed,
+            outcome.shown, outcome.delta, reduction=self._config.trust_region.reduction, shift=shift, seed=seed
         )
         row.seconds["diagnostics"] = time.monotonic() - started
 

@@ -98,12 +98,7 @@ class Scorer:
         if self._training and hidden_ND.is_cuda and hidden_ND.dtype in HALF_DTYPES:
             assert not isinstance(current, Tensor)
             return score_with_statistics(
-                hidden_ND,
-                self._head,
-                batch.target_N,
-                temperature=self._temperature,
-                chunk_tokens=self._chunk,
-                current=current,
+                hidden_ND, self._head, batch.target_N, temperature=self._temperature, chunk_tokens=self._chunk, current=current
             )
         assert not isinstance(current, HeadStatistics)
         return self.score(batch, hidden_ND, current), hidden_ND.detach()
@@ -130,11 +125,7 @@ class Scorer:
 def unweighted_batch(scorer: Scorer, sequences: Sequence[TokenSequence], tokens_per_microbatch: int) -> MessageBatch:
     """Messages to be read, not learned from."""
     return message_batch(
-        sequences,
-        None,
-        tokens_per_microbatch=tokens_per_microbatch,
-        device=scorer.device,
-        pack_width=scorer.pack_width,
+        sequences, None, tokens_per_microbatch=tokens_per_microbatch, device=scorer.device, pack_width=scorer.pack_width
     )
 
 

@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
-from teamtr_lora.algorithm.trust_region import (
-    BETA_RANGE,
-    GateReading,
-    StepDecision,
-    adapt_beta,
-    choose_step,
-)
+from teamtr_lora.algorithm.trust_region import BETA_RANGE, GateReading, StepDecision, adapt_beta, choose_step
 
 
 @settings(max_examples=50, deadline=None)

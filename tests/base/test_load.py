@@ -13,14 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 from teamtr_lora.base import frozen_base as load_module
-from teamtr_lora.base.frozen_base import (
-    base_facts,
-    base_identity,
-    load_base,
-    quantization_config,
-    resolve_device,
-    resolve_dtype,
-)
+from teamtr_lora.base.frozen_base import base_facts, base_identity, load_base, quantization_config, resolve_device, resolve_dtype
 from teamtr_lora.common.errors import UserError
 
 torch.set_num_threads(1)

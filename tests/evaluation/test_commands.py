@@ -142,10 +142,7 @@ def test_comparing_runs_and_folders(recipe: Path, tmp_path: Path, monkeypatch: p
     chain = evaluate_team(recipe, EvalOptions(k=1, limit=6, baseline=BaselineOptions("cot")))
     found = compare_runs([Path(team.folder), Path(chain.folder)], EvalOptions())
     tokens = found.tests["sampled tokens per answer"]
-    assert (tokens.first, tokens.second) == (
-        team.evaluation.sampled_tokens / 6,
-        chain.evaluation.sampled_tokens / 6,
-    )
+    assert (tokens.first, tokens.second) == (team.evaluation.sampled_tokens / 6, chain.evaluation.sampled_tokens / 6)
     (Path(chain.folder) / "result.json").unlink()
     with pytest.raises(UserError, match="not finished"):
         compare_runs([Path(team.folder), Path(chain.folder)], EvalOptions())

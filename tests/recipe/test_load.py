@@ -76,12 +76,7 @@ def test_overrides_reach_sections_lists_and_agents_by_name(recipe_file: Write) -
 def test_override_values_are_yaml_but_a_colon_does_not_make_a_mapping(recipe_file: Write) -> None:
     recipe = load_recipe(
         recipe_file(),
-        [
-            "tracking={trackers: [wandb]}",
-            "team.router.done_marker=DONE:",
-            "team.protocol.system=a=b: c",
-            "output_dir=null",
-        ],
+        ["tracking={trackers: [wandb]}", "team.router.done_marker=DONE:", "team.protocol.system=a=b: c", "output_dir=null"],
     )
     assert recipe.tracking.trackers == ["wandb"]
     assert recipe.team.router.done_marker == "DONE:"
@@ -114,12 +109,7 @@ def test_extends_merges_deeply_and_lists_replace(recipe_file: Write) -> None:
     child = recipe_file("extends: sub/parent.yaml\ntraining: {order: fixed}\n", team="team: {agents: [{name: solo}]}\n")
     recipe = load_recipe(child, ["training.minibatches_per_epoch=9"])
     training = recipe.training
-    assert (training.stages, training.inner_epochs, training.order, training.minibatches_per_epoch) == (
-        6,
-        2,
-        "fixed",
-        9,
-    )
+    assert (training.stages, training.inner_epochs, training.order, training.minibatches_per_epoch) == (6, 2, "fixed", 9)
     assert recipe.seed == 7
     assert [agent.name for agent in recipe.team.agents] == ["solo"]
     assert recipe.folder == child.parent.resolve()
@@ -267,10 +257,7 @@ def test_dump_and_load_round_trip(
 ) -> None:  # fmt: skip
     recipe = Recipe.model_validate(
         {
-            "team": {
-                "protocol": {"system": system},
-                "agents": [{"name": "a", "role": role, "lora": {"targets": targets}}],
-            },
+            "team": {"protocol": {"system": system}, "agents": [{"name": "a", "role": role, "lora": {"targets": targets}}]},
             "task": {"digits": digits, "reward_range": [-1, 2.5]},
             "training": {"learning_rate": rate, "discount": discount},
             "trust_region": {"delta": delta},

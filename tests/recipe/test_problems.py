@@ -25,20 +25,14 @@ def dataset(**keys: Any) -> dict[str, Any]:
 
 
 ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
-    (
-        {"trust_region": {"delta": -0.1}},
-        "trust_region.delta = -0.1: must be greater than 0; try 0.01 (the paper's radius)",
-    ),
+    ({"trust_region": {"delta": -0.1}}, "trust_region.delta = -0.1: must be greater than 0; try 0.01 (the paper's radius)"),
     ({"trust_region": {"delta": 0}}, "trust_region.delta = 0: must be greater than 0"),
     ({"trust_region": {"delta": float("nan")}}, "must be finite"),
     ({"training": {"stages": -3}}, "training.stages = -3: must be at least 1; the default is 8"),
     ({"training": {"stages": "8"}}, "training.stages = '8': must be a whole number, at least 1; the default is 8"),
     ({"training": {"clip_ratio": 1}}, "must be greater than 0 and less than 1; the default is 0.2"),
     ({"training": {"discount": "autoo"}}, "must be auto or a number, at least 0 and at most 1"),
-    (
-        {"training": {"order": "randm"}},
-        "must be one of random, fixed, reverse or a list",
-    ),
+    ({"training": {"order": "randm"}}, "must be one of random, fixed, reverse or a list"),
     ({"training": {"learning_rat": 1}}, "training.learning_rat = 1: unknown key; did you mean 'learning_rate'?"),
     ({"rollout": {"learning_rate": 1}}, "unknown key; did you mean 'training.learning_rate'?"),
     ({"lerning_rate": 1}, "lerning_rate = 1: unknown key; did you mean 'training.learning_rate'?"),
@@ -46,26 +40,17 @@ ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
     ({"rolout": {}}, "rolout: unknown key; did you mean 'rollout'?"),
     ({"rollout": {"zzzz": 1}}, "unknown key; the keys of rollout are engine, items_per_stage"),
     ({"rollout": {"episodes_per_item": 1}}, "must be at least 2"),
-    (
-        {"rollout": {"top_p": 0.9}},
-        "rollout.top_p = 0.9: truncation changes the policy under the ratio: training uses the full",
-    ),
+    ({"rollout": {"top_p": 0.9}}, "rollout.top_p = 0.9: truncation changes the policy under the ratio: training uses the full"),
     ({"rollout": {"top_k": 5}}, "rollout.top_k = 5: truncation changes the policy under the ratio"),
     ({"rollout": {"importance_cap": 0.5}}, "rollout.importance_cap = 0.5: must be at least 1; the default is null"),
-    (
-        {"rollout": {"items_per_stage": 4}},
-        "rollout.items_per_stage = 4 with trust_region.holdout = 0.25 holds out 1 of 4",
-    ),
+    ({"rollout": {"items_per_stage": 4}}, "rollout.items_per_stage = 4 with trust_region.holdout = 0.25 holds out 1 of 4"),
     ({"rollout": {"items_per_stage": 2}, "trust_region": {"holdout": 0.9}}, "nothing is left for the gradient"),
     ({"base": {"device": "gpu"}}, "base.device = 'gpu': must be auto, cpu, cuda or cuda:N; the default is auto"),
     ({"base": {"precision": "bf61"}}, "did you mean 'bf16'?"),
     ({"tracking": {"trackers": ["wand"]}}, "tracking.trackers.0 = 'wand': must be one of tensorboard, wandb, trackio"),
     ({"diagnostics": {"save_episodes": -1}}, "must be one of all, none or a whole number, at least 0"),
     ({"evaluation": None}, "evaluation = null: must be a section (a mapping of keys); leave the section out"),
-    (
-        {"task": {"name": "colum_sum"}},
-        "did you mean 'column_sum'?",
-    ),
+    ({"task": {"name": "colum_sum"}}, "did you mean 'column_sum'?"),
     ({"task": {"digits": 9}}, "task.digits = 9: must be at least 1 and at most 8; the default is 3"),
     ({"task": {"reward": "m:f"}}, "task.reward = 'm:f': unknown key; it belongs to another task; check task.name"),
     ({"task": "column_sum"}, "task = 'column_sum': must be a section"),
@@ -80,14 +65,8 @@ ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
     ({"team": {"agents": []}}, "team.agents: the team has no agents; add at least one {name, role}"),
     ({"team": None}, "team: the recipe has no team; add team:"),
     ({"team": {"agents": {"planner": {}}}}, "write a list of {name, role}"),
-    (
-        {"team": {"agents": ["planner"]}},
-        "team.agents.0 = 'planner': must be a section (a mapping of keys); write {name",
-    ),
-    (
-        {"team": {"agents": [{"role": "x"}]}},
-        "team.agents.0.name: the agent has no name; add one, for example name: planner",
-    ),
+    ({"team": {"agents": ["planner"]}}, "team.agents.0 = 'planner': must be a section (a mapping of keys); write {name"),
+    ({"team": {"agents": [{"role": "x"}]}}, "team.agents.0.name: the agent has no name; add one, for example name: planner"),
     ({"team": {"agents": [{"name": "a"}, {"name": "a"}]}}, "team.agents.1.name = 'a': team.agents.0 has the same name"),
     ({"team": {"agents": AGENTS, "router": {"kind": "custom"}}}, "team.router.callable: is not given"),
     (
@@ -109,10 +88,7 @@ ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
         {"team": {"agents": AGENTS, "router": {"kind": "sequence", "sequence": ["solver", "planer"]}}},
         "team.router.sequence.1 = 'planer': no agent has this name; did you mean 'planner'?",
     ),
-    (
-        {"team": {"agents": [{"name": "a", "lora": {"targets": "q_proj"}}]}},
-        "write all-linear or a list such as [q_proj, v_proj]",
-    ),
+    ({"team": {"agents": [{"name": "a", "lora": {"targets": "q_proj"}}]}}, "write all-linear or a list such as [q_proj, v_proj]"),
     ({"team": {"agents": [{"name": "a", "lora": {"rank": 0}}]}}, "team.agents.0.lora.rank = 0: must be at least 1"),
     ({"training": {"a\nb": 1}}, "unknown key"),
 ]

@@ -108,17 +108,7 @@ def test_metrics_of_an_earlier_team_are_not_the_teams(run: Path, tmp_path: Path)
         (lambda run: shutil.rmtree(run / "adapters"), "missing"),
         (lambda run: (run / "adapters").rename(run.parent / "x") and (run / "adapters").symlink_to(run.parent / "x"), "a link"),
     ],
-    ids=[
-        "json",
-        "a record",
-        "no version",
-        "metrics",
-        "other ranks",
-        "pickle",
-        "config",
-        "gone",
-        "a linked folder",
-    ],
+    ids=["json", "a record", "no version", "metrics", "other ranks", "pickle", "config", "gone", "a linked folder"],
 )
 def test_a_run_that_does_not_fit_is_refused(run: Path, tmp_path: Path, spoil: Callable[[Path], Any], words: str) -> None:
     spoil(run)

@@ -61,11 +61,7 @@ def test_a_recipe_names_it_and_gives_it_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "keys", "said"),
     [
-        (
-            "make_task",
-            {"settings": {"largst": 7}},
-            "settings.largst = 7: make_task has no such setting; did you mean 'largest'?",
-        ),
+        ("make_task", {"settings": {"largst": 7}}, "settings.largst = 7: make_task has no such setting; did you mean 'largest'?"),
         ("make_task", {"settings": {"x": 7}}, "task.settings.x = 7: make_task has no such setting; it takes largest"),
         ("numbers", {}, "task.settings: numbers cannot be called without size; it takes size"),
         ("numbers", {"settings": {"size": 1}}, "it returned list; a task is an object of a subclass of teamtr_lora.Task"),

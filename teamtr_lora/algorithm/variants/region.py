@@ -95,11 +95,7 @@ class Gate(PenaltyAdaptive):
     def choose(self, measure: Callable[[float], GateReading], radius: float) -> StepDecision:
         settings = self.settings
         return choose_step(
-            measure,
-            delta=radius,
-            fill=settings.step == "fill",
-            max_stretch=settings.max_stretch,
-            evaluations=settings.backtracks,
+            measure, delta=radius, fill=settings.step == "fill", max_stretch=settings.max_stretch, evaluations=settings.backtracks
         )
 
 

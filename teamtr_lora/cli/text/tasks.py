@@ -26,11 +26,7 @@ def task_rows() -> list[dict[str, str]]:
         if name != SCRIPT
     ]
     return rows + [
-        {
-            "name": name,
-            "items": path.partition(":")[0],
-            "about": f"Use it by task: {{name: custom, callable: {name}}}.",
-        }
+        {"name": name, "items": path.partition(":")[0], "about": f"Use it by task: {{name: custom, callable: {name}}}."}
         for name, path in offered_tasks(trusted=True).items()
     ]
 

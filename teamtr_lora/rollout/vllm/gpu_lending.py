@@ -21,11 +21,7 @@ class SharedMemory:
     """
 
     def __init__(
-        self,
-        engine: Any,
-        device: torch.device,
-        offload: Literal["auto", "never", "always"],
-        before_sleep: Callable[[], None],
+        self, engine: Any, device: torch.device, offload: Literal["auto", "never", "always"], before_sleep: Callable[[], None]
     ) -> None:
         self._engine, self._device, self._before_sleep = engine, device, before_sleep
         self._offload = offload if device.type == "cuda" else "never"

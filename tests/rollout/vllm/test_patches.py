@@ -120,8 +120,7 @@ installed = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vllm is not installed (tools/setup --all installs it)"
 )
 only_on_a_cpu = pytest.mark.skipif(
-    torch.cuda.is_available(),
-    reason="on a GPU vLLM's own LoRA kernels take 16 bits only, which says other tokens",
+    torch.cuda.is_available(), reason="on a GPU vLLM's own LoRA kernels take 16 bits only, which says other tokens"
 )
 
 

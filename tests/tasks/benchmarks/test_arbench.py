@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.tasks.benchmarks.arbench import (
-    NOT_A_QUESTION,
-    DetectiveTask,
-    SituationTask,
-    choice_in,
-    f1,
-    question_in,
-    ruling,
-)
+from teamtr_lora.tasks.benchmarks.arbench import NOT_A_QUESTION, DetectiveTask, SituationTask, choice_in, f1, question_in, ruling
 from teamtr_lora.tasks.machinery.responder import Scripted, Silent, Turn
 from teamtr_lora.tasks.machinery.task import Item, Task
 from teamtr_lora.team import Episode

@@ -107,10 +107,7 @@ def test_an_episode_without_messages_has_an_empty_completion() -> None:
 def test_trl_rewards_work_as_they_are() -> None:
     rewards = pytest.importorskip("trl.rewards")
     chat = [{"role": "user", "content": "q"}]
-    episodes = [
-        episode(0, "<think>\nhm\n</think>\nyes", prompt=chat),
-        episode(1, "yes", prompt=chat),
-    ]
+    episodes = [episode(0, "<think>\nhm\n</think>\nyes", prompt=chat), episode(1, "yes", prompt=chat)]
     assert Rewards([rewards.think_format_reward])(episodes) == [1.0, 0.0]
     punish = rewards.get_soft_overlong_punishment(max_completion_len=4, soft_punish_cache=3)
     assert Rewards([punish])(EPISODES) == punish(completion_ids=[[1, 7]] * 3)

@@ -7,14 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.rollout.vllm.patches import (
-    close_memory,
-    decode_schedule,
-    direct_queue,
-    lora_layers,
-    memory_publish,
-    token_map,
-)
+from teamtr_lora.rollout.vllm.patches import close_memory, decode_schedule, direct_queue, lora_layers, memory_publish, token_map
 from teamtr_lora.rollout.vllm.patches.patch import Patch
 
 logger = logging.getLogger(__name__)

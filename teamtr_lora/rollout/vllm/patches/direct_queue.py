@@ -4,8 +4,8 @@ Replaces: `LLMEngine.add_request` and `LLMEngine.step`, that is vLLM's front end
 parameters, and building text outputs for every token of every request.
 Why: a small base on a fast GPU waits for Python, and this is a large part of vLLM's Python. A request here is a copy of one that
 vLLM has checked: there is one such template for each temperature and set of stop tokens.
-Worth: 32k tokens/s with it, 22k without it and without decode_schedule, which builds on it (SmolLM2-135M, one H200), by `tools/bench_rollout.py
---base SMOLLM2 --episodes 512 --prompt-tokens 32 --message-tokens 24 --repeats 2 --parts patches`.
+Worth: 32k tokens/s with it, 22k without it and without decode_schedule, which builds on it (SmolLM2-135M, one H200), by
+`tools/bench_rollout.py --base SMOLLM2 --episodes 512 --prompt-tokens 32 --message-tokens 24 --repeats 2 --parts patches`.
 Other versions: `PublicQueue`, the public calls.
 """
 
