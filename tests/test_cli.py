@@ -705,7 +705,7 @@ def test_mistakes_with_a_stored_team(trained: Path, work: Path, user_error: Call
     assert "longer than the context" in user_error("ask", trained, "x" * 600)
     run = Path(shutil.copytree(trained, work / "run"))
     (run / "team.json").write_text("{")
-    assert "damaged" in user_error("eval", run)
+    assert "no proper JSON" in user_error("eval", run)
     (run / "team.json").unlink()
     assert "no team yet" in user_error("eval", run)
 
