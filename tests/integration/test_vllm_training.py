@@ -56,5 +56,5 @@ def test_the_quickstart_runs_on_vllms_public_interface_alone(tmp_path: Path) -> 
         timeout=400,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-2000:]
-    rows = [row for row in read_rows(run_dir / "metrics.jsonl") if isinstance(row, UpdateRow)]
+    rows = [row for row in read_rows(run_dir) if isinstance(row, UpdateRow)]
     assert len(rows) == 3 and all(row.sampler_gap is not None and row.sampler_gap["max_abs"] < 1e-3 for row in rows)

@@ -277,7 +277,7 @@ def test_an_environment_that_answers_back(make_team: MakeTeam, view: str) -> Non
 
 def test_a_router_that_lets_nobody_speak_gives_an_empty_scored_episode(make_team: MakeTeam) -> None:
     team = make_team(["a", "b"])
-    silent = Team(team.agents, team.protocol, type(team.router)(lambda messages: None, 2), team.context_tokens, team.on_overflow)
+    silent = Team(team.names, team.protocol, type(team.router)(lambda messages: None, 2), team.context_tokens, team.on_overflow)
     episodes = play(silent, Counting(), FakeSampler(silent), plan(), VERSIONS)
     assert [(e.messages, e.rewards, e.success) for e in episodes] == [([], [0.0], False)] * 6
 

@@ -90,7 +90,7 @@ class LaggingSampler(SlowSampler):
         self.live.setdefault(version.agent, version.name)
 
     def poll(self) -> list[Completion]:
-        names = {version.name: self.live[agent] for agent, version in self.inner._published.items()}
+        names = {published.version.name: self.live[agent] for agent, published in self.inner._live.items()}
         return [replace(c, version=names[c.version]) for c in self.inner.poll()]
 
 

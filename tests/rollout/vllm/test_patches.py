@@ -17,7 +17,7 @@ from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase, load_base
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import LoraSection, RolloutSection
+from teamtr_lora.recipe import LoraSection, RecipeError, RolloutSection, load_recipe
 from teamtr_lora.recipe.engine_facts import PATCH_NAMES
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
@@ -97,15 +97,16 @@ def test_every_patch_is_one_file_that_says_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (["direct_qeue"], "did you mean 'direct_queue'?"),
+        ("[direct_qeue]", "did you mean 'direct_queue'?"),
         ("nnone", "did you mean 'none'?"),
-        ("lora_layers", "write rollout.vllm.patches=[lora_layers]"),
-        (7, "use auto, none, or a list of close_memory"),
+        ("lora_layers", "or a list of one of close_memory, lora_layers"),
+        ("7", "must be one of auto, none or a list of one of close_memory"),
     ],
 )
-def test_a_recipe_that_names_no_patch_is_told_the_nearest(value: Any, words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        RolloutSection.model_validate({"vllm": {"patches": value}})
+def test_a_recipe_that_names_no_patch_is_told_the_nearest(value: str, words: str) -> None:
+    recipe = Path(__file__).resolve().parents[3] / "recipes" / "quickstart.yaml"
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, [f"rollout.vllm.patches={value}"])
     assert words in str(caught.value)
 
 
