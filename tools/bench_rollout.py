@@ -170,7 +170,8 @@ class Bench:
             questions = [f"{run} question {i}: what is {i} plus {3 * i}?" for i in range(max(1, args.episodes // 8))]
             items = [Item(question, question) for question in questions]
             started = time.perf_counter()
-            episodes = play(team, _Echo(), sampler, PlayPlan(items, 8, 1.0, args.message_tokens, run), versions)
+            plan = PlayPlan(items, 8, temperature=1.0, max_message_tokens=args.message_tokens, purpose=run)
+            episodes = play(team, _Echo(), sampler, plan, versions)
             return rates(started, sum(episode.tokens for episode in episodes), len(episodes))
 
         once("warm")

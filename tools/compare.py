@@ -208,10 +208,10 @@ def run_cell(variant: Variant, seed: int, out: Path) -> Cell:
         rows = RunRows(read_rows(run_dir))
         measures = {column.name: column.of(rows) for column in COLUMNS}
     except UserError as error:
-        return Cell(variant.name, seed, run_dir, None, " ".join(str(error).split()))
+        return Cell(variant.name, seed, run_dir, None, error=" ".join(str(error).split()))
     except Exception as error:  # a crash of one run says nothing about the others
         traceback.print_exc()
-        return Cell(variant.name, seed, run_dir, None, " ".join(f"{type(error).__name__}: {error}".split()))
+        return Cell(variant.name, seed, run_dir, None, error=" ".join(f"{type(error).__name__}: {error}".split()))
     return Cell(variant.name, seed, run_dir, measures)
 
 

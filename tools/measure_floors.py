@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -129,7 +130,8 @@ def sample(playable: PlayableTeam, count: int, tokens: int) -> list[Episode]:
         seed = derive_seed("floors", number)
         ticket = playable.sampler.submit(Request(prompt_ids, AGENT, params, seed))
         episodes[ticket] = Episode(str(number), number, prompt, seed)
-        episodes[ticket].messages.append(Message(AGENT, 0, prompt_ids, [], [], "", "length", ""))
+        fresh: dict[str, Any] = {"token_ids": [], "sampler_logprobs": [], "version": "", "finish": "length", "text": ""}
+        episodes[ticket].messages.append(Message(agent=AGENT, turn=0, prompt_ids=prompt_ids, **fresh))
     left = count
     while left:
         for done in playable.sampler.poll():

@@ -19,7 +19,6 @@ Modules:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import sys
@@ -39,6 +38,7 @@ from teamtr_lora.cli import (
     task_commands,
     team_commands,
 )
+from teamtr_lora.cli.arguments import keep_stdout_for_json
 from teamtr_lora.cli.examples import examples
 from teamtr_lora.cli.parser import Parser
 from teamtr_lora.common.errors import UserError
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest:
         args.overrides = [*args.overrides, *rest]
     if getattr(args, "json", False):
-        _keep_stdout_for_json()
+        keep_stdout_for_json()
     try:
         return int(args.run(args) or 0)
     except UserError as error:
@@ -84,16 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"teamtr-lora: crashed: {type(error).__name__}: {error}; run again with --debug for the traceback", file=sys.stderr)
         return 1
-
-
-def _keep_stdout_for_json() -> None:
-    """Keeps stdout for the one JSON object: what libraries, or programs that a reward starts, write to it goes to stderr."""
-    out = sys.__stdout__
-    if out is not None and sys.stdout is out:
-        with contextlib.suppress(OSError):  # there is no stderr
-            kept = os.dup(out.fileno())
-            os.dup2(2, out.fileno())
-            sys.stdout = os.fdopen(kept, "w", encoding=out.encoding)
 
 
 def build_parser() -> Parser:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 _REGISTRY = Path("adapters")
 T = TypeVar("T", bound=Any)
@@ -89,5 +91,20 @@ def show(args: argparse.Namespace, result: Any, in_words: Callable[[Any], None])
     print_json(result.as_dict()) if args.json else in_words(result)
 
 
-def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+_json_out: TextIO | None = None
+
+
+def keep_stdout_for_json() -> None:
+    """From here on stdout is for `print_json` alone: whatever else writes to it, the user's own code, libraries or programs that
+    they start, writes to stderr instead."""
+    global _json_out
+    out = sys.__stdout__
+    if out is not None and sys.stdout is out:
+        with contextlib.suppress(OSError):  # there is no stderr
+            kept = os.dup(out.fileno())
+            os.dup2(2, out.fileno())
+            _json_out = os.fdopen(kept, "w", encoding=out.encoding)
+
+
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    print(json.dumps(value, indent=indent, ensure_ascii=False), file=_json_out or sys.stdout, flush=True)

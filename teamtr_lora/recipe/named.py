@@ -45,7 +45,11 @@ def _files(recipe: Recipe) -> Iterator[Problem]:
             there = sorted(file.name for file in path.parent.glob("[!.]*")) if os.path.isdir(path.parent) else []
             wrong = "no such file" if there else f"no such file; there is nothing in {path.parent}"
             yield Problem(
-                key, named, wrong, f"give yours with {key}=FILE; paths are relative to the recipe", nearest(path.name, there)
+                key,
+                named,
+                wrong,
+                f"give yours with {key}=FILE; paths are relative to the recipe",
+                suggestion=nearest(path.name, there),
             )
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from teamtr_lora.algorithm.variants.chosen import Variants
+from teamtr_lora.algorithm.variants.data_use import DATA_USE
 from teamtr_lora.algorithm.variants.matched import MATCHED, stage_budget
 from teamtr_lora.algorithm.variants.ordering import ORDERS
 from teamtr_lora.algorithm.variants.publishing import UPDATES
@@ -28,6 +29,7 @@ from teamtr_lora.recipe.team_sections import BaseSection, TeamSection
 from teamtr_lora.tasks.table import BY_NAME, DEFAULT, TaskSection
 
 _ORDER, _RESAMPLING, _UPDATE, _MATCHED = OneOf(ORDERS), OneOf(RESAMPLING), OneOf(UPDATES), OneOf(MATCHED)
+_DATA_USE = OneOf(DATA_USE)
 _KIND, _RADII = OneOf(REGIONS), OneOf(RADII)
 
 
@@ -48,6 +50,9 @@ class TrainingSection(Section):
     )
     matched: Annotated[str, _MATCHED] = Field(
         default="update", description=_MATCHED.described("What items_per_stage times episodes_per_item counts")
+    )
+    data_use: Annotated[str, _DATA_USE] = Field(
+        default="holdout", description=_DATA_USE.described("Which episodes an update learns from, and which judge it")
     )
     advantage: Literal["group", "no_norm", "no_clip", "leave_one_out"] = Field(
         default="group",

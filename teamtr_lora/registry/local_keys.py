@@ -34,10 +34,19 @@ def local_choices(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def local_paths(recipe: Mapping[str, Any]) -> dict[str, str]:
     """Files, and what else may be a path, that lie outside the recipe's folder."""
-    settings = value_at(recipe, "task.settings")  # of a custom task: any text of them may be a path
-    own = [f"task.settings.{name}" for name in settings] if isinstance(settings, Mapping) else []
-    found = _texts(recipe, (*LOCAL_FILES, *PATHS_OR_NAMES, *own))
+    settings = value_at(recipe, "task.settings")  # of a custom task: any text in them may be a path
+    own = [(f"task.settings.{name}", text) for name, value in dict(settings or {}).items() for text in _all_texts([name, value])]
+    found = [*_texts(recipe, (*LOCAL_FILES, *PATHS_OR_NAMES)), *own]
     return {key: value for key, value in found if leaves_its_folder(value)}
+
+
+def _all_texts(value: Any) -> Iterator[str]:
+    """Every text in a value, however deep; the keys of mappings too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (Mapping, list)):
+        for inner in [*value, *value.values()] if isinstance(value, Mapping) else value:
+            yield from _all_texts(inner)
 
 
 def named_code(recipe: Mapping[str, Any]) -> dict[str, str]:

@@ -88,6 +88,11 @@ def portable(team: TeamManifest, parcel: Parcel) -> TeamManifest:
     if rollout.get("engine") == "vllm_server":  # it cannot work without the servers that stay here
         rollout["engine"] = "transformers"
     for key, path in local_paths(recipe).items():
+        settings, name = recipe["task"].get("settings") or {}, key.removeprefix("task.settings.")
+        if name in settings and (name == path or not isinstance(settings[name], str)):
+            del settings[name]
+            parcel.note(f"{key}: stays here, for it holds the path {path!r} somewhere")
+            continue
         put(recipe, key, _last(path))
         parcel.note(f"{key}: only the last part of the path goes up, {_last(path)!r}")
     if isinstance(base.get("source"), str):

@@ -211,11 +211,12 @@ def test_init_names_the_program_as_it_was_started_and_the_dataset(
 
 def test_with_json_nothing_else_reaches_stdout() -> None:
     code = (
-        "import os, subprocess; from teamtr_lora.cli import _keep_stdout_for_json as keep; keep(); "
-        "subprocess.run(['echo', 'a program']); os.write(1, b'a library'); print('{}')"
+        "import os, subprocess; from teamtr_lora.cli.arguments import keep_stdout_for_json, print_json; keep_stdout_for_json(); "
+        "subprocess.run(['echo', 'a program']); os.write(1, b'a library'); print('code of the user'); print_json({})"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "{}\n" and "a program" in ran.stderr and "a library" in ran.stderr
+    assert ran.stdout == "{}\n" and all(f"a {who}" in ran.stderr for who in ("program", "library"))
+    assert "code of the user" in ran.stderr
 
 
 def test_a_reader_who_leaves_is_no_crash() -> None:

@@ -35,5 +35,5 @@ class Variants:
             publishing=UPDATES[training.update](),
             region=REGIONS[region.kind](region),
             radii=RADII[region.radii](),
-            data_use=DATA_USE["holdout"](region),
+            data_use=DATA_USE[training.data_use](region),
         )

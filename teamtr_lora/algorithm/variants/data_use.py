@@ -57,6 +57,8 @@ class DataUse(ABC):
 class HoldOut(DataUse):
     """The gradient comes from a part of the newest rollout, and `holdout` of its items are kept for the judgement."""
 
+    words = "it learns from the newest rollout, less the share trust_region.holdout of its items, which judge it"
+
     def judging_items(self, items: int) -> int:
         return round(items * self.settings.holdout)
 

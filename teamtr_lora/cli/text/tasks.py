@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from teamtr_lora.cli.arguments import print_json
 from teamtr_lora.common.code_paths import offered_tasks
 from teamtr_lora.recipe.words import walk
 from teamtr_lora.tasks.machinery.score import Scores
@@ -59,7 +60,7 @@ def print_items(items: list[Item], as_json: bool) -> None:
     """JSON: one item a line, which `score --items` reads back."""
     for item in items:
         if as_json:
-            print(json.dumps({"id": item.id, "prompt": item.prompt, "data": item.data}, ensure_ascii=False))
+            print_json({"id": item.id, "prompt": item.prompt, "data": item.data}, indent=None)
         else:
             print(f"--- {item.id}\n{item.prompt}\n")
 

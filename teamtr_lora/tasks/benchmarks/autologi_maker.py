@@ -85,12 +85,12 @@ def ordering(rng: random.Random, size: int) -> Puzzle:
         else:
             rules.append(Rule("at an end", f"{a} is first or last.", f"{i} in (0, len(x) - 1)"))
     return Puzzle(
-        f"{', '.join(people)} {story}.",
-        "Answer with a list of the names from first to last, in a ```json block.",
-        f"isinstance(x, list) and sorted(map(str, x)) == {people!r}",
-        _varied(rng, rules, size),
-        hidden,
-        people,
+        story=f"{', '.join(people)} {story}.",
+        form="Answer with a list of the names from first to last, in a ```json block.",
+        check=f"isinstance(x, list) and sorted(map(str, x)) == {people!r}",
+        rules=_varied(rng, rules, size),
+        example=hidden,
+        people=people,
     )
 
 
@@ -125,12 +125,12 @@ def assignment(rng: random.Random, size: int) -> Puzzle:
         rules.append(Rule("at most", f"At most {count} of them {do} on {name}.", f"{counted} <= {count}"))
         rules.append(Rule("exactly", f"Exactly {count} of them {do} on {name}.", f"{counted} == {count}"))
     return Puzzle(
-        f"{', '.join(people)} {story}: {', '.join(DAYS)}.",
-        "Answer with an object that maps each name to a day, in a ```json block.",
-        f"isinstance(x, dict) and sorted(x) == {people!r} and all(day in {DAYS!r} for day in x.values())",
-        _varied(rng, rules, size),
-        hidden,
-        people,
+        story=f"{', '.join(people)} {story}: {', '.join(DAYS)}.",
+        form="Answer with an object that maps each name to a day, in a ```json block.",
+        check=f"isinstance(x, dict) and sorted(x) == {people!r} and all(day in {DAYS!r} for day in x.values())",
+        rules=_varied(rng, rules, size),
+        example=hidden,
+        people=people,
     )
 
 
@@ -165,12 +165,12 @@ def selection(rng: random.Random, size: int) -> Puzzle:
             most = max(1, among)
             rules.append(Rule("at most of three", f"At most {most} of {named} may be {done}.", f"{counted} <= {most}"))
     return Puzzle(
-        f"{count} of {', '.join(people)} {story}.",
-        f"Answer with a list of the names of those {done}, in a ```json block.",
-        f"isinstance(x, list) and len(x) == {count} == len(set(map(str, x))) and all(name in {people!r} for name in x)",
-        _varied(rng, rules, size),
-        hidden,
-        people,
+        story=f"{count} of {', '.join(people)} {story}.",
+        form=f"Answer with a list of the names of those {done}, in a ```json block.",
+        check=f"isinstance(x, list) and len(x) == {count} == len(set(map(str, x))) and all(name in {people!r} for name in x)",
+        rules=_varied(rng, rules, size),
+        example=hidden,
+        people=people,
     )
 
 

@@ -141,9 +141,9 @@ class Tau2Task(ConversationTask):
         return kit
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
-        references = {id(episode.item): episode for episode in episodes}  # one for the episodes of a group
-        expected = {key: self._reference(item_of(episode)) for key, episode in references.items()}
-        rewards = [self._reward(episode, expected[id(episode.item)]) for episode in episodes]
+        items = {episode.item_id: item_of(episode) for episode in episodes}  # one for the episodes of a group
+        expected = {name: self._reference(item) for name, item in items.items()}
+        rewards = [self._reward(episode, expected[episode.item_id]) for episode in episodes]
         verdicts = {place: self._judged(e) for place, e in enumerate(episodes) if rewards[place] and self._needs_judge(e)}
         return [reward * settled(verdicts[place]) if place in verdicts else reward for place, reward in enumerate(rewards)]
 
@@ -290,4 +290,5 @@ class Tau2Settings(ConversationSettings):
             policy=policy,
             split=split,
         )
-        return Tau2Task(self.name, files, build_responder(self.responder, folder), self.max_errors, self.judge_assertions)
+        responder = build_responder(self.responder, folder)
+        return Tau2Task(self.name, files, responder, max_errors=self.max_errors, judge_assertions=self.judge_assertions)

@@ -89,8 +89,9 @@ def test_every_patch_is_one_file_that_says_what_it_is() -> None:
         assert patch is module.PATCH and patch.versions == module.VERSIONS
         said = str(module.__doc__)
         assert said.startswith(f"Patch `{name}`: ")
-        assert all(f"\n{word}:" in said for word in ("Replaces", "Why", "Worth", "Other versions")), name
+        assert all(f"\n{word}:" in said for word in ("Replaces", "Why", "Worth", "Knows", "Other versions")), name
         assert "tools/bench_rollout.py" in said, "the command that measures it"
+        assert f"Knows: vLLM {' and '.join(patch.versions)}.\n" in said
         assert set(patch.needs) <= set(PATCHES)
 
 

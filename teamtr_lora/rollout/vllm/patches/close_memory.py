@@ -9,6 +9,7 @@ then it does not matter who else has them.
 Worth: a second engine starts at all, in 18 s (the first, not yet compiled, in 76 s); each leaves 0.29 GiB when closed (random
 Qwen3-1.7B, one H200), by `tools/bench_rollout.py --base random:qwen3-1.7b --episodes 256 --parts again`. Without any
 patch 42 GiB stayed: the row `none` of the same with `--parts patches`.
+Knows: vLLM 0.26 and 0.32.
 Other versions: the engine is dropped, collected, and its process group cleaned up by vLLM's public function; on a GPU its memory
 may stay allocated until the process ends.
 """

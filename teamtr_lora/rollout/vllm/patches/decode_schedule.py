@@ -7,6 +7,7 @@ Why: a small base on a fast GPU waits for Python, and vLLM's scheduler does some
 token. Here such a request costs two counters when it is scheduled and two appends when its token is there.
 Worth: 32k tokens/s with it, 21k without (SmolLM2-135M, one H200), by `tools/bench_rollout.py
 --base SMOLLM2 --episodes 512 --prompt-tokens 32 --message-tokens 24 --repeats 2 --parts patches`.
+Knows: vLLM 0.26 and 0.32.
 Other versions: vLLM's scheduler as it is. Also where the engine does more than decode: speculative tokens, several kinds of
 cache, connectors, pipeline or data parallelism.
 """

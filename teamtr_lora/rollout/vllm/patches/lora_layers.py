@@ -10,6 +10,7 @@ take 16 bits only, so base.precision=fp32 on a GPU needs this.
 Worth: random Qwen3-1.7B, 22k tokens/s with it and 17.6k without (one H200), by `tools/bench_rollout.py --base random:qwen3-1.7b
 --episodes 256 --prompt-tokens 128 --message-tokens 64 --memory-share 0.3 --parts patches`. On SmolLM2-135M, whose steps wait for
 Python, one run read 32k with it and 44k without, on a CPU whose speed drifts by as much: leave it out there if that matters.
+Knows: vLLM 0.26 and 0.32.
 Other versions: vLLM's own layers and kernels. Also where slots x rank is more than DENSE_COLUMNS.
 """
 

@@ -7,6 +7,7 @@ buffers which vLLM's LoRA layers read, and an entry in vLLM's books of what is l
 Worth: 3.3 ms, at most 5.0 in 30, against 378 ms through a folder (rank 16 on a 1.7B base, 70 MB, one H200), by
 `tools/bench_rollout.py --base random:qwen3-1.7b --episodes 512 --prompt-tokens 128 --message-tokens 128 --memory-share 0.4
 --parts vllm --only publish`, with and without `--patches none`.
+Knows: vLLM 0.26 and 0.32.
 Other versions: `FolderAdapters`, the public calls. Also where a LoRA layer of this base keeps its weights in another way.
 """
 

@@ -6,6 +6,7 @@ Why: that wait keeps the CPU from preparing the next step while the GPU computes
 here, so the map is made with NumPy and sent in one copy, and not at all where it is that of the step before.
 Worth: 32k tokens/s with it, 30k without (SmolLM2-135M, one H200), by `tools/bench_rollout.py
 --base SMOLLM2 --episodes 512 --prompt-tokens 32 --message-tokens 24 --repeats 2 --parts patches`.
+Knows: vLLM 0.26 and 0.32.
 Other versions: vLLM's own map. Also where the model runner keeps no adapter ids by request (`lora_state`).
 """
 
