@@ -88,12 +88,15 @@ def portable(team: TeamManifest, parcel: Parcel) -> TeamManifest:
     if rollout.get("engine") == "vllm_server":  # it cannot work without the servers that stay here
         rollout["engine"] = "transformers"
     for key, path in local_paths(recipe).items():
-        settings, name = recipe["task"].get("settings") or {}, key.removeprefix("task.settings.")
+        settings, name = recipe.get("task", {}).get("settings") or {}, key.removeprefix("task.settings.")
         if name in settings and (name == path or not isinstance(settings[name], str)):
             del settings[name]
-            parcel.note(f"{key}: stays here, for it holds the path {path!r} somewhere")
+            parcel.note(f"{key}: stays here, for it holds a path of this machine")
             continue
-        put(recipe, key, _last(path))
+        if name in settings:  # its name may have dots, which `put` would take for sections
+            settings[name] = _last(path)
+        else:
+            put(recipe, key, _last(path))
         parcel.note(f"{key}: only the last part of the path goes up, {_last(path)!r}")
     if isinstance(base.get("source"), str):
         base["source"] = _cut(base["source"], parcel)

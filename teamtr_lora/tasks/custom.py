@@ -83,21 +83,32 @@ def checked_task(task: Any, said: str) -> Task:
     return task
 
 
+LOOKED_AT = 10_000  # items of a split that are looked at before training begins
+
+
 def _check_items(task: Task, split: Split) -> None:
-    """Looks at the first item, so that a mistake shows before a base is loaded."""
+    """Looks at the items (the first of them, where they never end), so that a mistake shows before a base is loaded."""
     where = f"{type(task).__name__}.items({split!r})"
     try:
         items = task.items(split)
         size = getattr(items, "size", items)
-        first = items[0] if size is None or (isinstance(size, int) and size > 0) else None
+        known = range(min(size, LOOKED_AT)) if isinstance(size, int) else range(0 if size is items else 1)
+        found: list[Any] = [items[place] for place in known]
     except Exception as error:  # whatever the user's task raises
         raise UserError(f"{where} {raised(error)}") from error
     if size is items:
         raise UserError(f"{where} returned {type(items).__name__}, which has no size; return a list of items")
-    if first is None:
+    if not found:
         raise UserError(f"{where} has {size} items; it needs at least one")
-    if not isinstance(first, Item):
-        raise UserError(f"{where} holds {type(first).__name__}; it must hold teamtr_lora.Item(id=..., prompt=...)")
+    seen: set[str] = set()
+    for item in found:
+        if not isinstance(item, Item):
+            raise UserError(f"{where} holds {type(item).__name__}; it must hold teamtr_lora.Item(id=..., prompt=...)")
+        if not isinstance(item.id, str) or not isinstance(item.prompt, str):
+            raise UserError(f"{where} holds {item!r:.80}; the id and the prompt of an item must be texts")
+        if item.id in seen:
+            raise UserError(f"{where} holds two items with the id {item.id!r}; give every item an id of its own")
+        seen.add(item.id)
 
 
 def _check_settings(function: Callable[..., Any], settings: Mapping[str, Any]) -> None:

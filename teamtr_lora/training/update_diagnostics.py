@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -12,9 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from teamtr_lora.algorithm.occupancy import ContextKey, Excess, MonitorTerms, context_shift, length_bin, subsampled
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, write_atomic
 from teamtr_lora.rollout.sampler import derive_seed
 from teamtr_lora.runs.diagnostic_rows import ExcessReading, MonitorReading, SpreadReading, UpdateDiagnostics
+from teamtr_lora.runs.layout import read_own_json
 from teamtr_lora.tasks import Task
 from teamtr_lora.team import Episode
 from teamtr_lora.training.gate import CandidateReading
@@ -84,9 +85,9 @@ class StageContexts:
         measured, and nothing else is affected."""
         if self._stage != stage and self._path.is_file():
             try:
-                body = json.loads(self._path.read_text())
+                body = read_own_json(self._path) or {}
                 rows = [(ContextKey(*row[:4]), int(row[4])) for row in body["contexts"] for _ in range(row[5])]
-            except (ValueError, KeyError, TypeError, IndexError) as error:
+            except (UserError, ValueError, KeyError, TypeError, IndexError) as error:
                 logger.warning("%s is damaged (%s): the drift of contexts in this stage is not measured", self._path, error)
                 return None
             self._stage, self._found = body["stage"], Contexts([key for key, _ in rows], [group for _, group in rows])

@@ -170,3 +170,30 @@ def test_a_script_passes_its_task() -> None:
     trainer = TeamTRTrainer(team={"agents": [{"name": "a"}]}, task=Rich())
     assert trainer.recipe.task.model_dump() == {"on_reward_error": "stop", "reward_range": (0.0, 2.0), "name": "script"}
     assert trainer.task.items("test").size == 2
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ([Item("a", "1"), Item("b", "2"), Item("a", "3")], "two items with the id 'a'"),
+        ([Item("a", "1"), "b"], "holds str; it must hold teamtr_lora.Item"),
+        ([Item("a", 3)], "must be texts"),  # type: ignore[arg-type]
+    ],
+)
+def test_items_are_looked_at_before_a_base_is_loaded(items: list[Any], words: str) -> None:
+    class Mine(Task):
+        def items(self, split: str) -> list[Any]:  # type: ignore[override]
+            return items
+
+    with pytest.raises(UserError, match=words):
+        TeamTRTrainer(team={"agents": [{"name": "a"}]}, task=Mine())
+
+
+def test_paths_are_found_however_deep_settings_hold_them() -> None:
+    settings = {"deep": {"key": ["x", {"y": "/home/me/secret"}]}, "list": ["/home/me/l"], "a.b": "/home/me/x", "fine": {"n": "w"}}
+    found = local_paths({"task": {"name": "custom", "callable": "m:f", "settings": settings}})
+    assert found == {
+        "task.settings.deep": "/home/me/secret",
+        "task.settings.list": "/home/me/l",
+        "task.settings.a.b": "/home/me/x",
+    }
