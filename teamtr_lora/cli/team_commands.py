@@ -109,7 +109,8 @@ def _ask(args: argparse.Namespace) -> None:
     from teamtr_lora.runs.transcripts import episode_record
 
     episode = ask_team(in_registry(args.team, args.registry), args.question, temperature=args.temperature, seed=args.seed)
-    print_json(episode_record(episode, scored=False)) if args.json else print_transcript(episode)
+    record = episode_record(episode, scored=False)
+    print_json(record) if args.json else print_transcript(record)
 
 
 def _serve(args: argparse.Namespace) -> None:

@@ -9,10 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from teamtr_lora.algorithm.calibration import Calibration
-from teamtr_lora.algorithm.certificate import Certificate
 from teamtr_lora.cli.text.tables import known, table_of
-from teamtr_lora.study.certified import Certified, RunCertificates, StageCertificate, UpdateCertificate
+from teamtr_lora.study.certified import Calibration, Certificate, Certified, RunCertificates, StageCertificate, UpdateCertificate
 
 
 def print_certificates(run: RunCertificates, *, updates: bool = False) -> None:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,7 +16,6 @@ from rich.table import Table
 from teamtr_lora.cli.text.tables import known
 from teamtr_lora.common.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall
-from teamtr_lora.team import Episode
 
 if TYPE_CHECKING:  # what trains takes seconds to import, and `ask` needs none of it
     from teamtr_lora.study.plan import Plan
@@ -48,13 +47,14 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
         console.print(f"  {typed} init my-team        # a recipe, a dataset and a reward function to change")
 
 
-def print_transcript(episode: Episode) -> None:
+def print_transcript(record: dict[str, Any]) -> None:
+    """An episode as it is written down in a run's episodes/."""
     console = Console(highlight=False, emoji=False)
-    console.print(f"[bold]question[/]\n{escape(episode.prompt)}")
-    for message in episode.messages:
-        cut = " [yellow](cut off by the token limit)[/]" if message.truncated else ""
-        console.print(f"\n[bold]{message.agent}[/] [dim]{message.version}, {len(message.token_ids)} tokens[/]{cut}")
-        console.print(escape(message.text))
+    console.print(f"[bold]question[/]\n{escape(record['prompt'])}")
+    for message in record["messages"]:
+        cut = " [yellow](cut off by the token limit)[/]" if message["finish"] == "length" else ""
+        console.print(f"\n[bold]{message['agent']}[/] [dim]{message['version']}, {message['tokens']} tokens[/]{cut}")
+        console.print(escape(message["text"]))
 
 
 def print_plan(plan: Plan) -> None:
