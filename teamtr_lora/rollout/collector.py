@@ -297,7 +297,8 @@ def _settle(team: Team, task: Task, players: list[_Player]) -> None:
         else:
             episode.rewards.append(final)
         player.credit.append(_credit(team, episode, credit))
-        episode.success = task.success(episode.reward)
+        with _of_the_task(task, episode.item_id):
+            episode.success = bool(task.success(episode.reward))
     if any(credit is not None for player in players for credit in player.credit):
         for player in players:
             player.episode.credit = {agent: _earned(player, agent) for agent in team.names}

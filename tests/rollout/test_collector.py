@@ -368,3 +368,13 @@ def test_feedback_of_a_wrong_type_is_one_line(make_team: MakeTeam) -> None:
     team = make_team(["a", "b"])
     with pytest.raises(UserError, match=r"item 'i0': Silent\.feed returned None; it must return a Feedback"):
         play(team, Nobody(), FakeSampler(team), plan(), VERSIONS)
+
+
+def test_an_error_in_what_counts_as_right_is_one_line(make_team: MakeTeam) -> None:
+    class Picky(Counting):
+        def success(self, reward: float) -> bool:
+            raise KeyError("threshold")
+
+    team = make_team(["a", "b"])
+    with pytest.raises(UserError, match=r"Picky raised KeyError: 'threshold' \(test_collector\.py line \d+\)"):
+        play(team, Picky(), FakeSampler(team), plan(), VERSIONS)
