@@ -91,7 +91,7 @@ class Confidence:
     """How an empirical L is turned into a bound on the population's (cor:empL)."""
 
     failure: float = 0.05  # delta_conf, over the whole stage
-    ratio_range: float = 0.2  # largest |w - 1| in L, so hoeffding needs clipped ratios; the paper's L is not centred: 1 + eps
+    ratio_range: float = 0.2  # Largest |w - 1|, so hoeffding needs clipped w. The paper uses w itself: 1 + eps.
     method: Literal["hoeffding", "normal"] = "hoeffding"  # normal: the logged standard error, valid for many groups only
     block: int = 1  # length of the blocks where consecutive groups depend on each other (lem:beta-block)
     beta: float = 0.0  # their mixing coefficient at that distance
@@ -211,7 +211,7 @@ def _certificate(
     clip_bias = math.fsum(_times(decisions, u.clip_bias) for decisions, u in weighted)
     concentration = 0.0
     if confidence is not None:
-        # each message's factor meets the whole return, so that many of them can sum to more than 1 / (1 - gamma)
+        # Each message's ratio multiplies the whole return, so the sum can exceed 1 / (1 - gamma).
         moved = [(max(decisions, _turns(u)) * setting.advantage_bound, u) for decisions, u in weighted if u.kl > 0 or _turns(u)]
         concentration = math.fsum(_concentration(u, unit, confidence, len(updates)) for unit, u in moved)
     penalties = (occupancy, staleness, estimation, clip_bias, concentration)

@@ -77,7 +77,7 @@ def gram_model(
         slope=math.sqrt(2 * max(0.0, float(np.mean(products)))),
         slope_in_sample=math.sqrt(2 * unit * max(0.0, float(advantage_M @ hat_MM @ advantage_M)) / count),
         damping=damping,
-        # K / M has F's eigenvalues and otherwise zeros; with fewer messages than parameters F has zeros instead
+        # K / M and F share their nonzero eigenvalues; the larger matrix has extra zeros.
         smallest_eigenvalue=damping + (float(eigenvalue_M[count - parameters]) if count >= parameters else 0.0),
     )
 

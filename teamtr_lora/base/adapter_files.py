@@ -48,7 +48,7 @@ def read_regular(path: Path, limit: int, *, folder: Path | None = None) -> bytes
     """The bytes of a plain file. A device, a pipe, a link out of `folder` (any link without one) or too much is refused."""
     where = f"{path}"
     if folder is not None:
-        target = Path(os.path.realpath(path))  # unlike resolve(), has no quarrel with a circle of links: open() refuses it
+        target = Path(os.path.realpath(path))  # does not raise on circular links; open() then refuses them
         if not target.is_relative_to(os.path.realpath(folder)):
             raise UserError(f"{where}: a link out of its folder; copy the file itself to where the link is")
         path = target

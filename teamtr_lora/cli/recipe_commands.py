@@ -58,7 +58,7 @@ def _train(args: argparse.Namespace) -> None:
 
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)
     console.print(f"teamtr-lora {__version__}: {' '.join(recipes)}")
-    if args.resume and args.run_dir is not None and not args.run_dir.exists():  # or one that was killed before it could begin
+    if args.resume and args.run_dir is not None and not args.run_dir.exists():  # no run yet, or killed before it wrote anything
         console.print(f"--resume: there is no run in {args.run_dir} yet; starting one", style="yellow", markup=False)
     view = LiveView(console)
     trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[view])

@@ -20,7 +20,7 @@ def acquire(path: Path, where: Path, busy: str | None = None) -> FileLock:
     """
     with disk_errors(where):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Made here first: filelock takes a place where no file can be made for a lock that somebody holds, and waits forever.
+        # Create the file first: where it cannot be created, filelock would think the lock is taken and wait forever.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o666))
         lock = FileLock(path, timeout=-1 if busy is None else 0)
         try:

@@ -82,7 +82,7 @@ def evaluate(
 
 
 def plan_in_training(task: Task, config: TeamTRConfig, items: int | None = None) -> PlayPlan:
-    """How a team is measured while it trains; who plays the same plan is compared with it on common random numbers."""
+    """How a team is measured while it trains. Teams that play the same plan get the same items and seeds."""
     section, rollout = config.evaluation, config.rollout
     return PlayPlan(
         evaluation_items(task, "test", items or section.items),

@@ -67,7 +67,7 @@ def _functions(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _success(recipe: Recipe) -> Iterator[Problem]:
-    """Where the recipe itself says both: who gives a range alone may look at rewards only, whatever counts as right."""
+    """Checked only if the recipe sets both success_at_least and reward_range."""
     task = recipe.task
     if isinstance(task, DatasetSettings) and {"success_at_least", "reward_range"} <= task.model_fields_set:
         low, high = task.reward_range

@@ -79,7 +79,7 @@ def _echoes(rule: Loc, bad: frozenset[Loc]) -> bool:
 
 
 def _overlap(a: Loc, b: Loc) -> bool:
-    """Whether one key holds the other."""
+    """Whether one key is the other or a section around it."""
     shared = min(len(a), len(b))
     return a[:shared] == b[:shared]
 

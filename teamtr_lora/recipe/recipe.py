@@ -291,7 +291,7 @@ class Recipe(TeamTRConfig):
         return type(self).model_validate(data).placed_in(self.folder)
 
     def __eq__(self, other: object) -> bool:
-        # Where a recipe was found is no part of what it says; pydantic would compare the private attribute too.
+        # Ignores the folder a recipe was read from; pydantic would compare that private attribute too.
         if not isinstance(other, Recipe):
             return NotImplemented
         return self.model_dump() == other.model_dump()

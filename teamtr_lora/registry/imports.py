@@ -107,7 +107,7 @@ def _import_folder(
     identity = identify_folder(folder, source, revision)
     if current:
         _same_base(current, identity)
-        identity = Identity(current.base, current.tokenizer_hash)  # under the team's own name for it, whatever --base says
+        identity = Identity(current.base, current.tokenizer_hash)  # keeps the team's name for the base, not the one in --base
         recipe = current.load_recipe()
     else:
         recipe = _alone(agent, adapter.lora, source, revision)

@@ -52,7 +52,7 @@ def _all_texts(value: Any) -> Iterator[str]:
 def named_code(recipe: Mapping[str, Any]) -> dict[str, str]:
     """Python that a recipe names and that no repository brings: recipe key -> module:function."""
     task = recipe.get("task", {})
-    rewards = (task.get("reward") or []) if task.get("name") == "dataset" else []  # other tasks' rewards are words of ours
+    rewards = (task.get("reward") or []) if task.get("name") == "dataset" else []  # for other tasks `reward` is a built-in name
     found = {"task.reward": rewards} if isinstance(rewards, str) else {f"task.reward.{i}": str(p) for i, p in enumerate(rewards)}
     if task.get("name") == "custom" and task.get("callable"):
         found["task.callable"] = str(task["callable"])

@@ -78,7 +78,7 @@ def fingerprint(team: TeamManifest) -> str:
 
 
 def portable(team: TeamManifest, parcel: Parcel) -> TeamManifest:
-    """A team version without this machine's paths and servers; the very same where it names none."""
+    """A team version without this machine's paths and servers; unchanged if it names none."""
     recipe = copy.deepcopy(team.recipe)
     rollout, base = recipe.get("rollout", {}), recipe.get("base", {})
     for key in local_choices(recipe):

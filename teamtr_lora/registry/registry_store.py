@@ -226,7 +226,7 @@ class Registry(RegistryReader):
     # --- pieces
 
     def _standing(self, team: str, number: int | None) -> TeamManifest | None:
-        """The version that made the team what it is in `number`: where that is an undo, the one it went back to."""
+        """The team version `number`; if that is an undo, the version that it restored."""
         if number not in self.numbers(team):
             return None
         manifest = self.team(team, number)
@@ -249,7 +249,7 @@ class Registry(RegistryReader):
         return f"{team}/{path.name}"
 
     def _next_number(self, team: str, agent: str) -> int:
-        """Above every number there is or that a team version names, so that none ever means two things."""
+        """One above every number that is stored or named by a team version, so no number is reused."""
         named = [self.team(team, number).agents.get(agent) for number in self.numbers(team)]
         return max([0, *(version_number(name) for name in [*self.versions(team, agent), *named] if name)]) + 1
 

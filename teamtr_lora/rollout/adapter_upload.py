@@ -40,7 +40,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-# Every field of PEFT's config that plain LoRA needs, and no other: what is not listed could change the base or name code.
+# The only fields of PEFT's config that are allowed; plain LoRA needs these. Others could change the base or name code.
 _FIELDS = ("peft_type", "r", "lora_alpha", "use_rslora", "bias", "target_modules")
 
 
@@ -224,7 +224,7 @@ def _publish(unfinished: Path, folder: Path, config: dict[str, Any]) -> None:
 def _remove(folder: Path) -> None:
     doomed = folder.with_name(f"{TEMPORARY}removed-{folder.name}")
     try:
-        folder.rename(doomed)  # gone in one step, whatever happens to the rest
+        folder.rename(doomed)  # no longer found from here on, even if deleting fails
     except FileNotFoundError as error:
         raise _RefusedError(404, f"no adapter {folder.name} here") from error
     with contextlib.suppress(OSError):

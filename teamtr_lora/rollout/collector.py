@@ -225,7 +225,7 @@ def _take(team: Team, player: _Player, completion: Completion, versions: Mapping
 
 @contextmanager
 def _of_the_task(who: object, item: str) -> Iterator[None]:
-    """Around what an environment does, which may be the user's own code: an error there is told in one line."""
+    """Wraps calls into an environment, which may be the user's code: errors become one line."""
     try:
         with user_code():
             yield
@@ -269,7 +269,7 @@ def _number(episode: Episode, what: str, value: Any) -> float:
 
 
 def _credit(team: Team, episode: Episode, credit: Mapping[str, float] | None) -> dict[str, float] | None:
-    """What a task says of who earned what, checked."""
+    """A task's credit by agent, checked."""
     for agent in credit or ():
         if agent not in team.names:
             like = nearest(str(agent), team.names)
@@ -279,7 +279,7 @@ def _credit(team: Team, episode: Episode, credit: Mapping[str, float] | None) ->
 
 
 def _settle(team: Team, task: Task, players: list[_Player]) -> None:
-    """Adds the terminal rewards and credit, of what the router makes the team's answer, all in one call."""
+    """Adds terminal rewards and credit for the answers that the router chooses, scoring all episodes in one call."""
     episodes = [player.episode for player in players]
     for episode in episodes:
         episode.answer_turn = team.router.answer_turn(episode.messages, partial(_read, task, episode))

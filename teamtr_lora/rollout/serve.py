@@ -165,7 +165,7 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _on_gpu(device: str) -> bool:
-    """vLLM is built for one kind of device, so that is what decides."""
+    """Whether vLLM runs on a GPU. Its build decides, since one build supports one kind of device."""
     cpu_build = _is_cpu_build()
     if device != "auto" and cpu_build != (device == "cpu"):
         raise UserError(f"--device {device}: the installed vLLM is built for {'CPUs' if cpu_build else 'GPUs'}")

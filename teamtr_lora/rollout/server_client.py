@@ -22,7 +22,7 @@ from teamtr_lora.rollout.adapter_upload import PATH
 from teamtr_lora.rollout.sampler import Request, SamplingParams
 
 CONNECT_SECONDS = 10.0
-OTHER_WEIGHTS = 0.5  # nats between two bases that are not one and the same, whatever precision each is in
+OTHER_WEIGHTS = 0.5  # nats: a larger difference means other weights, not another precision
 IDLE_SECONDS = 3.0  # vLLM hangs up on a connection that is idle for five
 SERVE = "`teamtr-lora serve TEAM --accept-adapters`"
 
@@ -158,7 +158,7 @@ def completion_body(request: Request, model: str) -> dict[str, Any]:
         "logprobs": 0,  # of the sampled token alone
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,  # spares the server decoding each token
-        # said in full: a server takes what is left out from the base's generation_config, and that is another policy
+        # All are given: a server would fill gaps from the base's generation_config, which changes the policy.
         "top_p": 1.0,
         "top_k": 0,
         "min_p": 0.0,

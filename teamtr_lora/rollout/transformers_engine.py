@@ -115,7 +115,7 @@ class _Batch:
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, agents: list[str]) -> Tensor:
         extra = {"adapter_names": self._bank.mixed_names(agents)} if self._mixed else {}
-        # without padding the mask says nothing, and without a mask attention takes its fast causal path
+        # Without padding no mask is needed, and attention is faster without one.
         output = self._bank.model(
             input_ids=ids,
             attention_mask=None if bool(mask.all()) else mask,

@@ -90,7 +90,7 @@ class ServerSampler(SamplerBase):
     def _put(self, published: Published) -> Published:
         version = published.version
         published = replace(published, name=f"{version.agent}.{version.name}.{self._run}-{published.number}")
-        self._retired[published.number] = published  # until it is everywhere, so that an interrupted publish is taken off again
+        self._retired[published.number] = published  # until all servers have it: an interrupted publish is then removed
         self._deliver_everywhere(published)
         return self._retired.pop(published.number)
 
@@ -155,7 +155,7 @@ class ServerSampler(SamplerBase):
             raise self._all_dead()
 
     def _deliver(self, server: Server, published: Published, source: Path | bytes) -> None:
-        """By path where there is a shared folder, else by upload; twice if need be."""
+        """Loads the adapter from the shared folder or uploads it; retries once."""
         for attempt in (1, 2):
             try:
                 path = str(source)

@@ -125,7 +125,7 @@ def read_evaluation(folder: Path, parse: ParseAnswer[Answer]) -> tuple[dict[str,
 
 
 def _parsed(line: bytes, parse: ParseAnswer[Answer]) -> Answer | None:
-    """None for what a kill or another program left."""
+    """The answer in a line; None if the line is incomplete or invalid."""
     if not line.endswith(b"\n"):
         return None
     try:

@@ -222,7 +222,7 @@ def _distribution_free(run: _Run, rows: Sequence[UpdateRow], rollout: Sequence[i
 
 
 def _by_blocks(logged: CertificateTerms, block: int) -> float:
-    """The L that lem:beta-block bounds; where no two blocks are full nothing bounds it, and any L serves."""
+    """The L that lem:beta-block bounds. With fewer than two full blocks there is no bound, so the plain L is returned."""
     return odd_block_mean(logged.surrogate_clipped_groups, block) if 2 * block <= logged.groups else logged.surrogate_clipped
 
 

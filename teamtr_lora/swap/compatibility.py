@@ -120,7 +120,7 @@ def _targets(old: LoraSection, new: LoraSection, facts: BaseFacts) -> Check:
 
 
 def _engine(recipe: Recipe, agent: str, new: LoraSection) -> Check:
-    """The recipe's own rules know what its engine serves."""
+    """Checks the new adapter by the recipe's own rules about its engine."""
     kind = "DoRA" if new.dora else "LoRA"
     data = recipe.with_loras({}).model_dump()
     for section in data["team"]["agents"]:
@@ -222,14 +222,14 @@ def _rules(tokenizer: Any, without: Sequence[int]) -> dict[str, Any]:
 
 
 def _effective(rule: Any) -> Any:
-    """A rule without the settings that only say where in a text a token was: they change no ids."""
+    """A rule without the settings that affect token offsets only: they change no ids."""
     if isinstance(rule, dict):
         return {key: _effective(value) for key, value in rule.items() if key != "trim_offsets"}
     return [_effective(value) for value in rule] if isinstance(rule, list) else rule
 
 
 def _first_difference(old: Any, new: Any) -> tuple[Any, Any]:
-    """Of two lists the first entries that differ, of two rules those values; the same twice where nothing does."""
+    """The first differing entries of two lists, or the first differing key of two rules; (None, None) if they are equal."""
     if isinstance(old, list) and isinstance(new, list):
         return next((_first_difference(a, b) for a, b in zip_longest(old, new) if a != b), (None, None))
     if isinstance(old, dict) and isinstance(new, dict):

@@ -84,14 +84,14 @@ def find_incoming(spec: str, registry: Registry, own: Path) -> Incoming:
 
 
 def find_fresh(spec: str) -> dict[str, Any]:
-    """What a spec that must be a fresh one says."""
+    """Parses `fresh:...`; any other spec is an error."""
     if spec != "fresh" and not spec.startswith("fresh:"):
         raise UserError(f"--with {spec!r}: on another base adapters are fresh; write fresh:rank=32")
     return _parse_fresh(spec)
 
 
 def fresh_lora(values: Mapping[str, Any], old: LoraSection) -> LoraSection:
-    """What is not said is the old adapter's.
+    """Settings left out are copied from the old adapter.
 
     alpha is such that one step of an Adam-like optimizer moves the policy about as far as it moved the old adapter's: its steps
     are of one size in every entry, so their effect is alpha / rank (rslora: alpha / sqrt(rank)) times sqrt(rank).
@@ -152,7 +152,7 @@ def _from_folder(spec: str, folder: Path, kind: str) -> Incoming:
 
 
 def _manifest(folder: Path, contents: Mapping[str, bytes]) -> AdapterManifest | None:
-    """What a registry said of it, where it comes from one: then it names the very base that it was made for."""
+    """The registry's manifest, if the adapter comes from one; it names the base that the adapter was made for."""
     path = folder / MANIFEST
     if not path.is_file():
         return None

@@ -57,7 +57,7 @@ class Place(Protocol):
     work: Path  # the folder for what is finished of a swap in progress
 
     def changing(self) -> AbstractContextManager[None]:
-        """While it lasts nobody else changes the team."""
+        """A lock: no other process changes the team meanwhile."""
         ...
 
     def read(self) -> StoredTeam:
@@ -73,7 +73,7 @@ class Place(Protocol):
         ...
 
     def commit(self, replacement: Replacement) -> dict[str, str]:
-        """The team's version names afterwards. Killed before it returns, the old team or the new one is there, whole."""
+        """Returns the new version names. If it is killed, either the old team or the new one is stored, complete."""
         ...
 
     def undo(self) -> Undone:
@@ -219,7 +219,7 @@ class RegistryPlace:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Swaps of one team take turns; whoever publishes meanwhile makes the swap fail and loses nothing."""
+        """One swap of a team at a time. If another command publishes meanwhile, the swap fails and that version is kept."""
         busy = "another process is swapping an agent here; wait for it"
         with locked(self.registry.root / f".{self.team}.swap.lock", Path(self.where), busy):
             yield

@@ -267,7 +267,7 @@ class _Rebase(Session):
 
 
 def _hashes(identity: dict[str, str]) -> dict[str, str]:
-    """A base is what it holds, not what its folder is called."""
+    """The identity without the name: bases with equal contents are the same base."""
     return {key: value for key, value in identity.items() if key != "name"}
 
 

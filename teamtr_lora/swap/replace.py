@@ -220,7 +220,7 @@ class _Swap(Session):
         return {"adapter": _file_hashes(incoming), "base": base, "code": code_hashes(self.recipe)}
 
     def _renewed(self, begun: dict[str, Any] | None) -> bool:
-        """Whether `--with` now names another adapter than the one that was swapped in; false where it is gone meanwhile."""
+        """Whether `--with` now names another adapter than the one that was swapped in; false if that one was removed."""
         try:
             incoming = find_incoming(self.options.spec, self.registry, self.held.adapters / self.agent)
         except UserError:

@@ -264,7 +264,7 @@ def _weights(batch: MessageBatch, reduction: str) -> Tensor:
 def probe_batch(
     scorer: Scorer, contexts: Sequence[TokenSequence], tokens_per_microbatch: int, *, with_context: bool = False
 ) -> MessageBatch:
-    """`with_context`: the last tokens of each context are scored too, as a message that is nobody's turn."""
+    """`with_context`: the last tokens of each context are scored too, as a message with the turn IN_CONTEXT."""
     chosen = [_with_context(context) for context in contexts] if with_context else contexts
     return unweighted_batch(scorer, chosen, tokens_per_microbatch)
 

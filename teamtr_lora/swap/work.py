@@ -37,7 +37,7 @@ class Work:
         remove_temporaries(self.folder)
 
     def get(self, part: str) -> Any:
-        """None where the part is not finished (or cannot be read, which is the same)."""
+        """The stored part; None if it is unfinished or cannot be read."""
         try:
             return json.loads((self.folder / f"{part}.json").read_text())
         except (OSError, ValueError):

@@ -74,7 +74,7 @@ class DatasetTask(BenchTask):
 
     @property
     def reads_answers(self) -> bool:
-        return self._answer is not None  # the reward alone knows where in its messages a team says its answer
+        return self._answer is not None  # without this function only the reward can find the answer in a message
 
     def answer(self, text: str) -> str | None:
         return self._answer(text) if self._answer else None

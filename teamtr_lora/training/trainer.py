@@ -317,7 +317,7 @@ def _functions(reward_funcs: Any) -> list[Callable[..., Any]]:
 
 
 def _check_alone(given: dict[str, bool]) -> None:
-    """What a script says of its datasets and rewards has no meaning beside a task."""
+    """Refuses datasets and rewards that are given together with a task."""
     names = [name for name, is_given in given.items() if is_given]
     if names:
         raise UserError(f"task: {', '.join(names)} given too; a task brings its own items and rewards, so leave that out")
@@ -361,7 +361,7 @@ def _accelerator(recipe: Recipe, playable: PlayableTeam, run_dir: RunDir) -> Acc
             cpu=playable.base.device.type == "cpu",
             log_with=trackers or None,
             project_dir=str(run_dir.path),
-            # said, because the environment would otherwise decide: precision and accumulation are the recipe's
+            # Set here, or environment variables would decide. The recipe chooses precision and accumulation.
             mixed_precision="no",
             gradient_accumulation_steps=1,
         )

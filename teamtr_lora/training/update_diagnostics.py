@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 FRACTIONS = (0.25, 0.5)
 REPEATS = 10
-LONGEST_ANSWER = 64  # characters of a key: where whole texts are answers, no two contexts would be alike and the file large
+LONGEST_ANSWER = 64  # characters of a key; with longer answers all contexts would differ and the file be large
 SHIFT_SPLITS = 20  # how often the groups are halved to measure the drift of contexts and its null
 
 

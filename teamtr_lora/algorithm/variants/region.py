@@ -84,7 +84,7 @@ class Unbounded(TrustRegion):
 
 class Gate(PenaltyAdaptive):
     """The default: adaptive penalty, early stop where the in-sample KL reaches the radius, then the step is shortened until its
-    KL bound on held-out messages is within the radius, or rejected. Accepted updates are in region by construction."""
+    KL bound on held-out messages is within the radius, or rejected. An accepted update had a KL bound within the radius."""
 
     words = "every update is measured on held-out messages and shrunk or rejected if out of region"
     gates = True

@@ -47,7 +47,7 @@ class SharedMemory:
 
     def wake(self) -> None:
         if self.asleep:
-            torch.cuda.empty_cache()  # what the trainer's allocator keeps for itself, the engine needs back
+            torch.cuda.empty_cache()  # the engine needs the memory that the trainer's allocator has cached
             self._engine.wake_up()
             self.asleep = False
 

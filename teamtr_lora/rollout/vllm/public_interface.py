@@ -141,13 +141,13 @@ def close_parts(parts: EngineParts) -> None:
     """
     engine, steps = parts.engine, parts.before_close
     parts.adapters.close()
-    parts.engine = parts.queue = parts.adapters = None  # type: ignore[assignment]  # what they hold would keep its memory
+    parts.engine = parts.queue = parts.adapters = None  # type: ignore[assignment]  # their references would keep its memory
     try:
         for step in steps:
             step(engine)
     finally:
         del engine
-        gc.unfreeze()  # what was frozen at the start is the collector's again
+        gc.unfreeze()  # objects frozen at the start can be collected again
         gc.collect()
         if torch.distributed.is_initialized():
             from vllm.distributed import cleanup_dist_env_and_memory

@@ -18,7 +18,7 @@ from teamtr_lora.tasks.machinery.task_settings import TaskSettings
 from teamtr_lora.team import Episode, Message
 
 LONGEST = 200
-# All that hangs together, also what is no expression: a part of `1.5+3` or `-5+3` must not pass for one
+# Matches the longest run of expression characters, so part of `1.5+3` is not taken for an expression.
 EXPRESSION = re.compile(r"[-+*/().,^0-9 ]*[0-9)]")
 PLAIN = re.compile(r"[-+*/()0-9 ]+")
 TOKEN = re.compile(r"[0-9]+|[-+*/()]")
@@ -72,7 +72,7 @@ def _atom(tokens: list[str], place: int) -> tuple[Fraction, int]:
         if tokens[place] != ")":
             raise ValueError("an open bracket")
         return value, place + 1
-    return Fraction(int(tokens[place])), place + 1  # a ValueError where no number stands
+    return Fraction(int(tokens[place])), place + 1  # int() raises ValueError for anything else
 
 
 class CountdownData(Form):

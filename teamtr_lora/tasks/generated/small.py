@@ -21,7 +21,7 @@ from teamtr_lora.tasks.machinery.task import Item, Split, Task, item_of
 from teamtr_lora.tasks.machinery.task_settings import TaskSettings
 from teamtr_lora.team import Episode
 
-# Everything that hangs together with a digit, so that 12.34, 7/34 or 34th is not taken for 34
+# Matches the whole word or number around a digit, so 12.34, 7/34 or 34th is not read as 34.
 NUMBER = re.compile(r"(?<![0-9A-Za-z_])-?[0-9]+(?:[.,:/^][0-9]+)*[0-9A-Za-z_]*")
 INTEGER = re.compile(r"(-?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+))(?:\.0+)?")
 LONGEST = 30  # digits of a number that could be an answer

@@ -26,7 +26,7 @@ class DrawnItems:
 
 
 def draw_for(split: Split, draw: Callable[[], T], key: Callable[[T], str], test_share: float = 0.2) -> T:
-    """Draws until something of the split comes: what has equal keys is in train or in test, by a hash of the key."""
+    """Draws until a draw belongs to the split. A hash of the key decides, so equal keys are in the same split."""
     while True:
         drawn = draw()
         if split_of(key(drawn), test_share) == split:

@@ -80,7 +80,7 @@ def normalised(text: str) -> str:
 
 
 def _inside(found: re.Match[str]) -> str:
-    """What a command that only sets type holds; one argument stays one argument."""
+    r"""The text inside a LaTeX formatting command such as \textbf{...}; its braces stay after ^ and _."""
     return f"{{{found[1]}}}" if found.string[max(0, found.start() - 1) : found.start()] in ("^", "_") else found[1]
 
 

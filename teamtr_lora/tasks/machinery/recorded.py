@@ -29,7 +29,7 @@ def said_turns(row: Mapping[str, Any], where: str) -> list[str]:
 
 
 def _turn(message: Any, where: str) -> str | None:
-    """The text of a turn; None for what others said, which the task says again."""
+    """The text of a turn. None for other speakers: the task regenerates their text."""
     if isinstance(message, str):
         return message
     if not isinstance(message, Mapping):
@@ -49,7 +49,7 @@ def _turn(message: Any, where: str) -> str | None:
 
 
 def _calls(message: Mapping[str, Any]) -> str | None:
-    """A turn that calls tools, as APIs record it, is the text that says so."""
+    """The tool calls of a turn in an API's format, as JSON text; None if it has none."""
     if message.get("tool_calls"):
         return json.dumps({"tool_calls": message["tool_calls"]})
     if message.get("function_call"):  # before there were tool_calls

@@ -168,7 +168,7 @@ class Endpoint(Responder):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(then(self._reply(turns, connection)))
-                except Exception as error:  # whatever it is, it belongs to whoever waits for the reply
+                except Exception as error:  # passed on to the caller that waits for the reply
                     future.set_exception(error)
 
     def _reply(self, turns: Sequence[Turn], connection: HTTPConnection) -> str:
@@ -252,7 +252,7 @@ class Endpoint(Responder):
 
 
 def recent(turns: Sequence[Turn], longest: int) -> list[Turn]:
-    """The first turn, who one is, and as many of the last ones as have room; the very last always."""
+    """Keeps the system turn and the newest turns that fit; always the last."""
     room = longest - len(turns[0]["content"])
     kept: list[Turn] = []
     for turn in reversed(turns[1:]):
@@ -269,7 +269,7 @@ def tidy(reply: str, longest: int) -> str:
 
 
 def build_responder(section: ResponderSettings, folder: Path) -> Responder:
-    """`folder` is the recipe's. Nobody answers where the section names nobody; a task refuses to be played so."""
+    """`folder` is the recipe's. Without a url or a script nobody answers, and a task refuses to be played."""
     if section.url is not None:
         return Endpoint(section)
     if section.script is None:

@@ -63,7 +63,7 @@ def guard() -> None:
     def hook(event: str, args: tuple[Any, ...], exactly: Any = type, text: Any = str) -> None:
         """Looks nothing up that the program may have replaced, and raises nothing that it could catch."""
         if event in harmless or (event == "open" and exactly(args[0]) is text and args[0][:1] == "<"):
-            return  # where there is an error in <string>, the compiler looks for a file of that name
+            return  # on an error in <string>, the compiler tries to open a file of that name
         leave(BREACH)
 
     sys.addaudithook(hook)

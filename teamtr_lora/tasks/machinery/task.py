@@ -201,7 +201,7 @@ class Task:
         return None
 
     def vote(self, episode: Episode) -> str | None:
-        """The answer of a whole episode as a majority counts it: what is the same answer is the same text."""
+        """The episode's answer for majority votes. Equal answers must be equal texts."""
         return self.answer(episode.as_answered().messages[-1].text) if episode.messages else None
 
     def categories(self, item: Item) -> dict[str, str]:
@@ -213,7 +213,7 @@ class Task:
         return {}
 
     def part(self, message: Message) -> int:
-        """Which part of the answer a message gives; an agent's last word on each part is what it stands by."""
+        """Which part of the answer a message gives. For each part an agent's last message counts."""
         return 0
 
     def message_correct(self, item: Item, message: Message) -> bool | None:
@@ -222,10 +222,10 @@ class Task:
         return None if expected is None or not self.reads_answers else self.answer(message.text) == str(expected)
 
     def use_recorded(self) -> None:
-        """From now on messages are recorded ones: nobody is asked to answer them."""
+        """From now on messages are recorded ones, so no responder is asked for replies."""
 
     def check_playable(self) -> None:
-        """Raises UserError where the team talks to somebody and nobody is there; recorded messages can be scored all the same."""
+        """Raises UserError if the task needs a responder and has none. Recorded messages can be scored without one."""
 
     def check_agents(self, agents: Sequence[str], max_messages: int) -> None:
         """Raises UserError when the team cannot play this task."""

@@ -178,7 +178,7 @@ def tensors_of(model: nn.Module) -> Iterator[Tensor]:
 def tensors_within(sizes: Mapping[int, int]) -> Iterator[Tensor]:
     """Every tensor of the process whose storage begins in one of these pieces of memory, given by address."""
     starts = sorted(sizes)
-    # by type, for some objects do things when they are asked for their class
+    # Use type(), not isinstance(): some objects run code when __class__ is read.
     for tensor in [
         item for item in gc.get_objects() if issubclass(type(item), Tensor) and not issubclass(type(item), FakeTensor)
     ]:

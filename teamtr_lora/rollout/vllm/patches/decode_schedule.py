@@ -23,7 +23,7 @@ from teamtr_lora.rollout.vllm.patches.patch import Patch
 from teamtr_lora.rollout.vllm.public_interface import EngineParts, Sampled
 
 VERSIONS = ("0.26", "0.32")
-# What limits a step counts all its requests, the plain ones too.
+# Scheduler limits that must include the requests handled here.
 _LIMITS = ("max_num_scheduled_tokens", "max_num_running_reqs", "max_num_active_reqs")
 
 
@@ -137,7 +137,7 @@ class PlainSteps:
             tokens, known, said = sampled[row], request._all_token_ids, request._output_token_ids
             if (
                 message is None  # not of this queue
-                or not said  # the first token ends the prompt's part
+                or not said  # the first token, which ends prefill
                 or len(tokens) != 1
                 or tokens[0] in stop_ids
                 or (len(known) + 1) % block < 2  # a block is full, or entered in the prefix cache

@@ -202,7 +202,7 @@ def linear_with_lora(
 def _add_chosen(y_T_O: Tensor, h_T_C: Tensor, b_O_C: Tensor, chosen_T_S: Tensor, parts: int) -> None:
     slots = chosen_T_S.shape[1]
     h_T_P_S_R = h_T_C.view(-1, parts, slots, h_T_C.shape[1] // (parts * slots))
-    # where, and not a product with 0: what another adapter makes of this token may be infinite
+    # torch.where, not a product with 0: another adapter's value for this token may be infinite, and 0 * inf is NaN.
     own_T_P_S_R = torch.where(chosen_T_S[:, None, :, None], h_T_P_S_R, 0.0)
     y_T_O.addmm_(own_T_P_S_R.view_as(h_T_C), b_O_C.T)
 
