@@ -71,7 +71,7 @@ def _targets(tensors: Mapping[str, Tensor], plain: PlainLora, where: str, facts:
     if facts is None:
         return sorted(carried)
     linears = {linear.name: linear for linear in facts.linears}
-    for name, matrix in matrices.items():
+    for name, matrix in sorted(matrices.items()):  # safetensors has no order, errors should
         linear = linears.get(matrix.module)
         if linear is None:
             known = ", ".join(sorted({linear.rpartition(".")[2] for linear in linears}))
