@@ -79,8 +79,8 @@ class TrainingSection(Section):
     )
     compile: bool = Field(
         default=True,
-        description="On a GPU in half precision: compile the decoder layers of training passes, which then take about half the "
-        "time; the first update waits for it.",
+        description="On a GPU in half precision: compile the decoder layers of training passes, which then "
+        "take less time; the first update waits for it.",
     )
     discount: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = Field(
         default="auto", description="Discount per message; auto is 1 - 1/H with H messages per episode."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -87,8 +88,7 @@ class SamplerBase(Sampler):
     """What every engine needs and none should write again: tickets, the checking of requests, and which version of an agent is
     sampled.
 
-    An engine implements `close`, `_accept` (a checked request, to be queued) and `_work` (return when at least one more
-    completion is in `self._done`, or when nothing is queued). One with weights of its own also implements `_put` and `_drop`, and
+    An engine implements `close`, `_accept` and `_work`. One with weights of its own also implements `_put` and `_drop`, and
     counts the unfinished requests of each version in `self._running`: a superseded one stays until its last request is done.
     """
 
@@ -111,11 +111,13 @@ class SamplerBase(Sampler):
     def _drop(self, published: Published) -> None:
         """Takes a version out of the engine."""
 
+    @abstractmethod
     def _accept(self, ticket: int, request: Request) -> None:
-        raise NotImplementedError
+        """Queues a request that was checked."""
 
+    @abstractmethod
     def _work(self) -> None:
-        raise NotImplementedError
+        """Returns when at least one more completion is in `self._done`, or when nothing is queued."""
 
     def publish(self, version: AdapterVersion) -> None:
         self._check_open()
