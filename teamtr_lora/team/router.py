@@ -56,6 +56,8 @@ def build_router(
     limit = rounds * len(speakers)
     if kind in ("round_robin", "sequence"):
         return Router(in_turn, limit)
+    if kind == "blind":
+        return Router(in_turn, limit, round_messages=len(speakers))
     if kind == "until_done":
         return Router(lambda messages: None if messages and done_marker in messages[-1].text else in_turn(messages), limit)
     if kind == "debate":
@@ -65,7 +67,7 @@ def build_router(
     if kind == "custom" and custom is not None:
         return Router(_checked(custom, list(agents)), limit)
     raise UserError(
-        f"team.router.kind = {kind!r}: unknown router; use round_robin, sequence, until_done, debate, role_play or custom"
+        f"team.router.kind = {kind!r}: unknown router; use round_robin, sequence, blind, until_done, debate, role_play or custom"
     )
 
 
