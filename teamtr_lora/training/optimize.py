@@ -103,7 +103,13 @@ def accumulate(learner: Learner, minibatch: Minibatch, beta: float) -> InSample:
         assert kl_N is not None
         advantage_M = batch.advantage_M.to(scores.logp_N.device)
         terms = surrogate_terms(
-            scores.logp_N, logp_cur, part.message_N, advantage_M, clip=config.training.clip_ratio, ratio=config.training.ratio
+            scores.logp_N,
+            logp_cur,
+            part.message_N,
+            advantage_M,
+            clip=config.training.clip_ratio,
+            clip_high=config.training.clip_ratio_high,
+            ratio=config.training.ratio,
         )
         present_M = torch.zeros(count, device=advantage_M.device).index_fill(0, part.message_N.unique(), 1.0)
         objective = (terms.objective_M * present_M).sum() / count
