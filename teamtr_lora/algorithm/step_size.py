@@ -1,7 +1,7 @@
 """The learning rate that ends an update's steps at the edge of its trust region.
 
-KL grows with the square of the distance, and the distance with the learning rate and the number of steps. So one reading of the KL
-says what the learning rate should have been.
+KL grows with the square of the distance, and the distance with the learning rate and the number of steps. So one reading of the
+KL says what the learning rate should have been.
 """
 
 from __future__ import annotations

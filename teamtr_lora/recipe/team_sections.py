@@ -87,7 +87,7 @@ class RouterSection(Section):
     )
     answer: Literal["last", "majority"] = Field(
         default="last",
-        description="kind: round_robin, sequence and until_done only. The team's answer: the last message, or the answer that most "
+        description="kind: round_robin, sequence and until_done only. The team's answer: the last message, or what most "
         "agents state in their last messages (of equally many, the one of the agent that spoke first).",
     )
     callable: CallablePath | None = Field(

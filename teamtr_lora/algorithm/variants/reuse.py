@@ -1,8 +1,8 @@
 """Which episodes an update learns from, and which ones judge the candidate (the gate's held-out messages, cor:empL).
 
 Sampling the team anew before every update leaves each of a stage's n updates 1/n of its episodes. Inside a trust region the teams
-of the last few updates hardly differ, so their episodes can be learned from again, each weighted by how much likelier today's team
-is to play it. How many rollouts are kept is decided here; the weights are training/window.py's matter.
+of the last few updates hardly differ, so their episodes can be learned from again, each weighted by how much likelier today's
+team is to play it. How many rollouts are kept is decided here; the weights are training/window.py's matter.
 """
 
 from __future__ import annotations
