@@ -85,6 +85,11 @@ class RouterSection(Section):
         description="kind: debate only. The agent that reads the whole debate and gives the team's answer in one last message; "
         "null: the answer that most agents hold at the end (of equally many, the one held by the agent listed first).",
     )
+    answer: Literal["last", "majority"] = Field(
+        default="last",
+        description="kind: round_robin, sequence and until_done only. The team's answer: the last message, or what most "
+        "agents state in their last messages (of equally many, the one of the agent that spoke first).",
+    )
     callable: CallablePath | None = Field(
         default=None,
         description="kind: custom only, and required then. The router as module:function, in a file beside the recipe or in a "

@@ -199,7 +199,7 @@ def _in_words(recipe: Recipe) -> str:
     region = recipe.trust_region
     unit = "summed over each message's tokens" if region.reduction == "message_sum" else "averaged over each message's tokens"
     _, played = stage_budget(recipe.training, recipe.rollout.items_per_stage, len(recipe.team.agents))
-    items = f"{Variants.of(recipe).data_use.judging_items(played)} of {played} items"
+    items = f"{Variants.of(recipe).reuse.judging_items(played)} of {played} items"
     if not REGIONS[region.kind].gates:
         return (
             f"Trust region: {REGIONS[region.kind].words}. No update is shortened or rejected; how far each one went is "

@@ -44,6 +44,7 @@ class MessageBatch:
     messages: list[Message]
     group_M: Tensor
     advantage_M: Tensor
+    weight_M: Tensor  # how much a message counts in means of the KL; advantages have their weights in them
     episode_M: Tensor  # position of the message's episode in the list that the sequences were made from
     microbatches: list[Microbatch]
 
@@ -56,13 +57,15 @@ def message_batch(
     sequences: Sequence[TokenSequence],
     advantage_E: Sequence[float] | None,
     *,
+    weight_E: Sequence[float] | None = None,
     tokens_per_microbatch: int,
     device: torch.device,
     mask_truncated: bool = False,
     pack_width: int | None = None,
 ) -> MessageBatch:
-    """`advantage_E`: by the episode's position; None for messages that are read and not learned from. With `pack_width`, the
-    hidden size, the sequences of a group share a row where that saves work."""
+    """`advantage_E`: by the episode's position; None for messages that are read and not learned from. `weight_E`: how much its
+    messages count, likewise; None: all the same. With `pack_width`, the hidden size, the sequences of a group share a row where
+    that saves work."""
     numbered: list[Numbered] = []
     owners: list[TokenSequence] = []  # one a message
     messages: list[Message] = []
@@ -82,6 +85,7 @@ def message_batch(
         messages=messages,
         group_M=torch.tensor([s.episode.group for s in owners], dtype=torch.long),
         advantage_M=torch.tensor(advantages, dtype=torch.float32),
+        weight_M=torch.tensor([1.0 if weight_E is None else float(weight_E[s.position]) for s in owners]),
         episode_M=torch.tensor([s.position for s in owners], dtype=torch.long),
         microbatches=[_microbatch(part, device) for part in fill(rows, tokens_per_microbatch)],
     )

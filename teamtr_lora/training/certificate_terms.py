@@ -30,7 +30,7 @@ def certificate_terms(
     reward_E = np.array([episodes[i].reward for i in held])
     log_ratio_M = reading.log_ratio_M.double().numpy()
 
-    weight_E = _weights(episodes, held, judging.informative)
+    weight_E = judging.weight_E[held]
 
     def surrogate(returns_E: np.ndarray) -> ClusteredMean:
         terms_E = weight_E * centred_surrogate(log_ratio_M, episode_M, leave_one_out(returns_E, group_E))
@@ -67,20 +67,6 @@ def certificate_terms(
         surrogate_clipped_groups=[float(clipped_E[group_E == group].mean()) for group in sorted(groups)],
         largest_weight=float(weight_E.max()),
     )
-
-
-def _weights(episodes: list[Episode], held: list[int], informative: set[int]) -> np.ndarray:
-    """The weight of each held-out episode. The judging side gets its share of the groups whose rewards differ, so items with such
-    groups may be held out more often than the others; with these weights L and KL are means over all items again. Where only
-    items with differing rewards are held out, the weights sum to less than one an episode: the others add nothing to L."""
-    mixed = {episode.item_id for episode in episodes if episode.group in informative}
-    mixed_E = np.array([episode.item_id in mixed for episode in episodes])
-    weight_E = np.ones(len(held))
-    for kind in (True, False):
-        mine_E = mixed_E[held] == kind
-        if mine_E.any():
-            weight_E[mine_E] = (mixed_E == kind).mean() / mine_E.mean()
-    return weight_E
 
 
 def _turn_kl(reading: CandidateReading, episode_M: np.ndarray, share_E: np.ndarray) -> list[float]:

@@ -6,16 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
-from teamtr_lora.algorithm.surrogate import surrogate_terms
+from teamtr_lora.algorithm.surrogate import sum_by_message, surrogate_terms
 from teamtr_lora.algorithm.token_kl import k1_terms, k3_terms, message_kl
 from teamtr_lora.algorithm.trust_region import ESTIMATORS
+from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.recipe import TeamTRConfig
+from teamtr_lora.team import TokenSequence
 from teamtr_lora.training.batches import MessageBatch
-from teamtr_lora.training.scoring import CurrentPolicy, Scorer
+from teamtr_lora.training.scoring import CurrentPolicy, Scorer, keep_current, unweighted_batch
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class CandidateReading:
     token_mean_kl: float
     message_sum_kl: float
     discounted_kl: float  # def:kltok
-    gain: float
+    gain: ClusteredMean  # surrogate minus that of the current policy
     log_ratio_M: Tensor  # log of each message's ratio, candidate to current
     kl_M: Tensor  # exact KL of each message, summed over its tokens
     group_M: Tensor
@@ -78,12 +81,17 @@ def read_candidate(
         objective_M[present] = terms.objective_M.cpu()[present]
         log_ratio_M[present] = terms.log_ratio_M.cpu()[present]
     unit_N = 1.0 if config.trust_region.reduction == "message_sum" else lengths[torch.cat(messages_N)]
+    share_M = batch.weight_M.double() / batch.weight_M.double().sum()
+
+    def mean(values_M: Tensor) -> ClusteredMean:
+        return clustered_mean(values_M, batch.group_M, config.trust_region.confidence, batch.weight_M)
+
     return CandidateReading(
-        kl={name: clustered_mean(v, batch.group_M, config.trust_region.confidence) for name, v in per_message.items()},
-        token_mean_kl=float((sums / lengths.clamp(min=1)).mean()),
-        message_sum_kl=float(sums.mean()),
+        kl={name: mean(values_M) for name, values_M in per_message.items()},
+        token_mean_kl=float((share_M * sums / lengths.clamp(min=1)).sum()),
+        message_sum_kl=float((share_M * sums).sum()),
         discounted_kl=_discounted(sums, batch, discount),
-        gain=float((objective_M - batch.advantage_M).double().mean()),
+        gain=mean(objective_M - batch.advantage_M),
         log_ratio_M=log_ratio_M,
         kl_M=sums,
         group_M=batch.group_M,
@@ -91,8 +99,34 @@ def read_candidate(
     )
 
 
+@torch.no_grad()
+def message_log_ratios(
+    scorer: Scorer, bank: AdapterBank, agent: str, sequences: list[TokenSequence], before: Snapshot, *, tokens_per_microbatch: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """log pi_now(message) / pi_before(message) of the agent's messages, and the position of the episode that each is in."""
+    batch = unweighted_batch(scorer, sequences, tokens_per_microbatch)
+    now = bank.snapshot(agent)
+    bank.activate(agent)
+    with gate_pass(scorer):
+        new_M = _message_logp(scorer, batch)
+        bank.restore(agent, before)
+        try:
+            old_M = _message_logp(scorer, batch)
+        finally:
+            bank.restore(agent, now)
+    return (new_M - old_M).numpy(), batch.episode_M.numpy()
+
+
+def _message_logp(scorer: Scorer, batch: MessageBatch) -> Tensor:
+    total_M = torch.zeros(len(batch.messages), dtype=torch.float64)
+    for part, logp_N in zip(batch.microbatches, keep_current(scorer, batch).logp, strict=True):
+        total_M += sum_by_message(logp_N.double().cpu(), part.message_N.cpu(), len(batch.messages))
+    return total_M
+
+
 def _discounted(kl_M: Tensor, batch: MessageBatch, discount: float) -> float:
     """(1 - gamma) sum_t gamma^t KL_t, averaged over the episodes in which the agent spoke (def:kltok)."""
     turns = torch.tensor([m.turn for m in batch.messages], dtype=torch.float64)
     weighted = (1 - discount) * torch.pow(torch.tensor(discount, dtype=torch.float64), turns) * kl_M.double()
-    return float(weighted.sum() / batch.episode_M.unique().numel())
+    weight_E = torch.zeros(int(batch.episode_M.max()) + 1).index_copy_(0, batch.episode_M, batch.weight_M)
+    return float((weighted * batch.weight_M).sum() / weight_E.sum())

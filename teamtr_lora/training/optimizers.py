@@ -12,7 +12,7 @@ from teamtr_lora.recipe import TrainingSection
 
 
 def build_optimizer(training: TrainingSection, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
+    options: dict[str, Any] = {"lr": training.starting_rate, "weight_decay": training.weight_decay}
     if training.optimizer == "adamw":
         return torch.optim.AdamW(parameters, **options)
     try:

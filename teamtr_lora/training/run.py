@@ -54,6 +54,8 @@ class TrainingRun:
         self.updater.betas.update(self.state.betas)
         self.updater.radii.update(self.state.radii)
         self.updater.slopes.update(self.state.slopes)
+        self.updater.rates.update(self.state.rates)
+        self.rollouts.window.resume(self.state.rollouts)
         if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
             self.updater.scaler.load_state_dict(self.state.loss_scaler)
         self.run_dir.metrics.truncate(self.state.metrics_bytes)
@@ -94,15 +96,15 @@ class TrainingRun:
 
     def roll_out(self, items: list[Item], stage: int, place: int) -> Rollout:
         self.events.fire("on_step_begin")
-        return self.rollouts.roll_out(self.state, items, stage, place)
+        return self.rollouts.roll_out(items, stage, place)
 
     def update(self, agent: str, rollout: Rollout, stage: int, place: int) -> UpdateOutcome:
         self.diagnostics.before_update(self.state, agent, stage, place, lambda: self.rollouts.probe_items(self.state))
         self.events.progress("update", 0, 1, 0)
         seed = derive_seed(self.config.seed, "holdout", stage, agent)
         with self.playable.training_memory():
-            log_weight_E = self.rollouts.weigh(self.state, rollout, self.updater.scorer)
-            outcome = self.updater.update(agent, rollout.episodes, seed, log_weight_E)
+            material = self.rollouts.material(rollout, self.updater.discount)
+            outcome = self.updater.update(agent, material, seed)
             self.diagnostics.after_update(self.state, agent, stage, outcome)
         return outcome
 
@@ -115,6 +117,7 @@ class TrainingRun:
 
     def record_update(self, stage: int, place: int, rollout: Rollout, outcome: UpdateOutcome) -> None:
         self._recorder.update(self.state, stage, place, rollout, outcome)
+        self.rollouts.keep(f"stage-{stage:04d}-update-{place + 1:03d}", rollout, outcome)
         self.checkpoint()
 
     def end_stage(self, stage: int, order: list[str]) -> None:
@@ -144,6 +147,7 @@ class TrainingRun:
         state.step += 1
         state.versions = self.playable.adapter_versions()
         state.betas, state.radii, state.slopes = dict(self.updater.betas), dict(self.updater.radii), dict(self.updater.slopes)
+        state.rates, state.rollouts = dict(self.updater.rates), self.rollouts.window.records()
         state.loss_scaler = self.updater.scaler.state_dict()
         state.metrics_bytes = self.run_dir.metrics.size
         state.seconds += self._since_checkpoint()

@@ -26,8 +26,7 @@ from teamtr_lora.tasks import Item
 from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.fisher import fisher_reading
-from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.importance import message_log_ratios
+from teamtr_lora.training.gate import gate_pass, message_log_ratios
 from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.scoring import unweighted_batch
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
@@ -106,7 +105,7 @@ class StageProbe:
         """Log ratios of the agent's messages with their episodes, and summed by episode."""
         limit = self._config.training.tokens_per_microbatch
         log_M, episode_M = message_log_ratios(
-            self._scorer, self._playable.bank, agent, episodes, before, tokens_per_microbatch=limit
+            self._scorer, self._playable.bank, agent, agent_sequences(episodes, agent), before, tokens_per_microbatch=limit
         )
         return (log_M, episode_M), trajectory_log_weights(log_M, episode_M, len(episodes))
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from teamtr_lora.algorithm.variants.data_use import HoldOut
+
 from teamtr_lora.recipe import TrustRegionSection
 from teamtr_lora.runs.metrics import CertificateTerms
 from teamtr_lora.team import agent_sequences
