@@ -31,10 +31,17 @@ from teamtr_lora.recipe import TeamTRConfig, TrainingSection
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import Episode, TokenSequence, agent_sequences
 from teamtr_lora.training.batches import MessageBatch, message_batch
-from teamtr_lora.training.gate import CandidateReading, gate_pass, message_log_ratios, read_candidate
+from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate
 from teamtr_lora.training.optimize import Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
 from teamtr_lora.training.optimizers import build_optimizer
-from teamtr_lora.training.scoring import Scorer, keep_current, sampler_gap, weight_by_sampler
+from teamtr_lora.training.scoring import (
+    Scorer,
+    keep_current,
+    message_log_ratios,
+    sampler_gap,
+    unweighted_batch,
+    weight_by_sampler,
+)
 from teamtr_lora.training.window import Material
 
 logger = logging.getLogger(__name__)
@@ -49,6 +56,7 @@ class Judging:
     batch: MessageBatch
     groups: set[int]
     weight_E: np.ndarray
+    read_E: np.ndarray  # whether the episode was read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +199,13 @@ class AgentUpdater:
         batches = [self._batch(sequences, set(fit_groups[i::steps]), advantage_E, weight_E) for i in range(steps)]
         fit = [batch for batch in batches if batch.messages]
         judging_E = weight_E * judging_weights(material.episodes, newest, judge, mixed)
-        judging = Judging(self._batch(sequences, judge, advantage_E, judging_E), judge, judging_E)
+        most = max(1, self._config.trust_region.judging_episodes // len(judge)) if judge else 0
+        read = first_of_groups(newest, judge, most)
+        read_E = np.isin(np.arange(len(material.episodes)), sorted(read))
+        judged = [sequence for sequence in sequences if read_E[sequence.position]]
+        judging = Judging(
+            batch=self._batch(judged, judge, advantage_E, judging_E), groups=judge, weight_E=judging_E, read_E=read_E
+        )
         enough = len(fit_groups) >= training.min_informative_groups and bool(mixed & judge)
         return Split(fit, judging) if fit and judging.batch.messages and enough else None
 
@@ -266,11 +280,10 @@ class AgentUpdater:
             if material.kept_E[s.position] and (spans := [x for x in s.spans if (s.position, x.message.turn) not in seen])
         ]
         if rest:
-            limit = self._config.training.tokens_per_microbatch
-            log_M, episode_M = message_log_ratios(
-                self.scorer, self._playable.bank, agent, rest, before, tokens_per_microbatch=limit
-            )
-            np.add.at(log_E, episode_M, log_M)
+            batch = unweighted_batch(self.scorer, rest, self._config.training.tokens_per_microbatch)
+            with self.scorer.training(agent):
+                log_M = message_log_ratios(self.scorer, self._playable.bank, agent, batch, before)
+            np.add.at(log_E, batch.episode_M.numpy(), log_M)
         return log_E
 
     def _put_back(self, agent: str, adapter: Snapshot, optimizer: Any) -> None:
@@ -343,6 +356,15 @@ def episode_advantages(
         kind=training.advantage,
         weight_E=None if log_weight_E is None else torch.from_numpy(np.exp(log_weight_E)),
     )
+
+
+def first_of_groups(episodes: list[Episode], groups: set[int], most: int) -> set[int]:
+    """The positions of the first `most` episodes of each of the groups: those of one group are alike before they are played."""
+    members: dict[int, list[int]] = {group: [] for group in groups}
+    for position, episode in enumerate(episodes):
+        if episode.group in groups:
+            members[episode.group].append(position)
+    return {position for positions in members.values() for position in positions[:most]}
 
 
 def judging_weights(episodes: list[Episode], newest: list[Episode], judge: set[int], mixed: set[int]) -> np.ndarray:
