@@ -44,7 +44,7 @@ class MessageBatch:
     messages: list[Message]
     group_M: Tensor
     advantage_M: Tensor
-    weight_M: Tensor  # how much a message counts in means of the KL; advantages have their weights in them
+    weight_M: Tensor  # how much a message counts in means over messages; advantages to learn from have their weights in them
     episode_M: Tensor  # position of the message's episode in the list that the sequences were made from
     microbatches: list[Microbatch]
 

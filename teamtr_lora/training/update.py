@@ -180,7 +180,7 @@ class AgentUpdater:
         """What the update learns from and what judges it, as batches. None where there is too little: Adam moves every parameter
         even when the gradient is noise, so without reward variance on both sides there is no update."""
         training, weight_E, newest = self._config.training, np.exp(material.log_weights()), material.newest.episodes
-        advantage_E = np.concatenate([part.clipped_E.numpy() for part in advantages]) * weight_E
+        advantage_E = np.concatenate([part.clipped_E.numpy() for part in advantages])
         informative = {e.group for e, advantage in zip(material.episodes, advantage_E, strict=True) if advantage != 0}
         mixed = informative & {episode.group for episode in newest}
         earlier = sorted(informative - mixed)
@@ -188,9 +188,10 @@ class AgentUpdater:
         fit_groups = [*(group for group in division.fit if group in mixed), *earlier]  # the others have no gradient
         steps = max(1, min(training.minibatches_per_epoch, len(fit_groups)))
         sequences, judge = agent_sequences(material.episodes, agent), set(division.judge)
-        batches = [self._batch(sequences, set(fit_groups[i::steps]), advantage_E, weight_E) for i in range(steps)]
+        batches = [self._batch(sequences, set(fit_groups[i::steps]), advantage_E * weight_E, weight_E) for i in range(steps)]
         fit = [batch for batch in batches if batch.messages]
         judging_E = weight_E * judging_weights(material.episodes, newest, judge, mixed)
+        # means over judging messages are weighted ones, of the gain as of the KL, so its advantages have no weights in them
         judging = Judging(self._batch(sequences, judge, advantage_E, judging_E), judge, judging_E)
         enough = len(fit_groups) >= training.min_informative_groups and bool(mixed & judge)
         return Split(fit, judging) if fit and judging.batch.messages and enough else None
@@ -236,7 +237,8 @@ class AgentUpdater:
     def _judge(
         self, agent: str, batch: MessageBatch, before: Snapshot, candidate: Snapshot
     ) -> tuple[StepDecision, dict[float, CandidateReading]]:
-        """Measures current + alpha (candidate - current) at the lengths alpha that the trust region asks for."""
+        """Measures current + alpha (candidate - current) at the lengths alpha that the trust region asks for, and leaves the
+        agent at the accepted one."""
         bank, estimator = self._playable.bank, self._config.trust_region.estimator
         readings: dict[float, CandidateReading] = {}
         with gate_pass(self.scorer):
@@ -248,7 +250,10 @@ class AgentUpdater:
                 readings[alpha] = read_candidate(self.scorer, batch, current, self._config, self.discount)
                 return GateReading(alpha, readings[alpha].kl[estimator], readings[alpha].gain)
 
-            return self._variants.region.choose(measure, self.radii[agent]), readings
+            step = self._variants.region.choose(measure, self.radii[agent])
+            if step.accepted is not None:  # a longer one may have been tried after it
+                bank.interpolate(agent, before, candidate, step.accepted.alpha)
+            return step, readings
 
     def _log_ratios(
         self, agent: str, material: Material, known: list[tuple[MessageBatch, Tensor]], before: Snapshot
@@ -289,8 +294,7 @@ class AgentUpdater:
             self.betas[agent] = self._variants.region.next_penalty(optimized.beta, whole.mean, radius)
         if self._config.training.learning_rate == "auto" and self._variants.region.gates:
             reach = math.sqrt(radius / whole.bound) if 0 < whole.bound < math.inf else 1.0
-            planned = self._config.training.inner_epochs * self._config.training.minibatches_per_epoch
-            self.rates[agent] = next_rate(optimized.learning_rate, reach, taken=optimized.steps, planned=planned)
+            self.rates[agent] = next_rate(optimized.learning_rate, reach, taken=optimized.steps, planned=optimized.planned)
         if step.accepted:
             gain = reading.gain.mean
             self.radii[agent] = self._variants.region.next_radius(radius, reading.kl[estimator].mean)
