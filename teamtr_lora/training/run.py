@@ -155,6 +155,7 @@ class TrainingRun:
         state.seconds += self._since_checkpoint()
         self._clock = time.monotonic()
         self.run_dir.checkpoints.save(state, {agent: flatten_state(o) for agent, o in self.updater.optimizers.items()})
+        self.rollouts.window.tidy()
         self.run_dir.write_team(state.versions, state.loras)
         self.events.fire("on_save")
 
