@@ -352,3 +352,4 @@ class AfterEachUpdate(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._run.finish_update(state.global_step)
+        control.should_training_stop = control.should_training_stop or self._run.events.control.should_training_stop

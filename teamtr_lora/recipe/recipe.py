@@ -106,6 +106,9 @@ class TrainingSection(Section):
     clip_ratio: float = Field(
         default=0.2, gt=0, lt=1, description="Surrogate clip range: ratios outside 1 +/- this earn nothing more."
     )
+    clip_ratio_high: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="How far above 1 a ratio may go before it earns nothing more (DAPO: 0.28); null: clip_ratio."
+    )
     advantage_clip: float = Field(default=3.0, gt=0, description="Largest advantage, in standard deviations of the group.")
     advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the group's reward variance, inside the root.")
     min_informative_groups: int = Field(

@@ -57,6 +57,8 @@ def build_router(
     limit = rounds * len(speakers)
     if kind in ("round_robin", "sequence"):
         return _answered(Router(in_turn, limit), answer)
+    if kind == "blind":
+        return Router(in_turn, limit, round_messages=len(speakers))
     if kind == "until_done":
         done = lambda messages: bool(messages) and done_marker in messages[-1].text  # noqa: E731
         return _answered(Router(lambda messages: None if done(messages) else in_turn(messages), limit), answer)
@@ -67,7 +69,7 @@ def build_router(
     if kind == "custom" and custom is not None:
         return Router(_checked(custom, list(agents)), limit)
     raise UserError(
-        f"team.router.kind = {kind!r}: unknown router; use round_robin, sequence, until_done, debate, role_play or custom"
+        f"team.router.kind = {kind!r}: unknown router; use round_robin, sequence, blind, until_done, debate, role_play or custom"
     )
 
 

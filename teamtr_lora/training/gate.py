@@ -71,6 +71,7 @@ def read_candidate(
             part.message_N,
             batch.advantage_M.to(scorer.device),
             clip=config.training.clip_ratio,
+            clip_high=config.training.clip_ratio_high,
             ratio=config.training.ratio,
         )
         present = part.message_N.unique().cpu()

@@ -142,7 +142,13 @@ def accumulate(learner: Learner, minibatch: Minibatch, beta: float) -> InSample:
         logp_cur, kl_N = current.logp[place], torch.zeros_like(scores.logp_N) if first else scores.kl_N
         assert kl_N is not None
         terms = surrogate_terms(
-            scores.logp_N, logp_cur, part.message_N, advantage_M, clip=config.training.clip_ratio, ratio=config.training.ratio
+            scores.logp_N,
+            logp_cur,
+            part.message_N,
+            advantage_M,
+            clip=config.training.clip_ratio,
+            clip_high=config.training.clip_ratio_high,
+            ratio=config.training.ratio,
         )
         present_M = torch.zeros(count, device=device).index_fill(0, part.message_N.unique(), 1.0)
         gains = ((terms.objective_M - advantage_M) * present_M).sum() / count
