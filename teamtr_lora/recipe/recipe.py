@@ -170,7 +170,14 @@ class TrustRegionSection(Section):
     gain: Annotated[str, _GAIN] = Field(
         default="veto", description=_GAIN.described("What a gating kind asks of a step's surrogate gain")
     )
-    gate_precision: Literal["fp32", "tf32"] = Field(default="fp32", description="Arithmetic of the gate's forward passes.")
+    gate_precision: Literal["auto", "fp32", "tf32"] = Field(
+        default="auto",
+        description="Arithmetic of the gate's forward passes on a GPU. auto: TF32 where the radius is at least five times the "
+        "smallest KL that it can measure, else strict float32.",
+    )
+    judging_episodes: int = Field(
+        default=64, ge=2, description="Most episodes that the gate reads, of all judging groups equally many (one at least)."
+    )
 
     @model_validator(mode="after")
     def _one_rule_for_the_radius(self) -> Self:

@@ -7,6 +7,7 @@ when no checkpoint does.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -42,7 +43,8 @@ class RolloutStore:
         except ValidationError as error:
             raise UserError(f"{path}: these are no episodes ({error.errors()[0]['msg']})") from error
 
-    def keep_newest(self, count: int) -> None:
-        """Removes all but the `count` newest, whose names sort in the order of their making."""
-        for path in sorted(self._folder.glob("*.json"))[:-count]:
-            path.unlink()
+    def keep_only(self, names: Collection[str]) -> None:
+        """Removes what no checkpoint names any more."""
+        for path in self._folder.glob("*.json"):
+            if path.stem not in names:
+                path.unlink()

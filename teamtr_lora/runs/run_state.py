@@ -69,6 +69,7 @@ class RunState:
     slopes: dict[str, float | None] = field(default_factory=dict)  # what gain_weighted radii go by
     rates: dict[str, float | None] = field(default_factory=dict)  # learning rates found by training.learning_rate: auto
     loss_scaler: dict[str, float] = field(default_factory=dict)  # empty where no half precision needs one
+    gate_tf32: bool = False  # the precision of gate passes, once the floors have been measured
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     sampled_tokens: int = 0
     seconds: float = 0.0

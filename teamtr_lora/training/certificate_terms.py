@@ -30,11 +30,14 @@ def certificate_terms(
     reward_E = np.array([episodes[i].reward for i in held])
     log_ratio_M = reading.log_ratio_M.double().numpy()
 
-    weight_E = judging.weight_E[held]
+    read_E = judging.read_E[held]  # the gate reads some episodes of a group, and compares them with all of it
+    weight_E = judging.weight_E[held] * read_E
 
     def surrogate(returns_E: np.ndarray) -> ClusteredMean:
         terms_E = weight_E * centred_surrogate(log_ratio_M, episode_M, leave_one_out(returns_E, group_E))
-        return clustered_mean(torch.from_numpy(terms_E), torch.from_numpy(group_E), config.trust_region.confidence)
+        return clustered_mean(
+            torch.from_numpy(terms_E[read_E]), torch.from_numpy(group_E[read_E]), config.trust_region.confidence
+        )
 
     training, with_gamma, without = config.training, surrogate(discounted_E), surrogate(reward_E)
     turn_M = np.array([message.turn for message in batch.messages])
@@ -63,8 +66,8 @@ def certificate_terms(
         zeta_clip=zeta.clip,
         zeta_ratio=zeta.ratio,
         zeta_norm=zeta.norm,
-        surrogate_clipped=float(clipped_E.mean()),
-        surrogate_clipped_groups=[float(clipped_E[group_E == group].mean()) for group in sorted(groups)],
+        surrogate_clipped=float(clipped_E[read_E].mean()),
+        surrogate_clipped_groups=[float(clipped_E[read_E & (group_E == group)].mean()) for group in sorted(groups)],
         largest_weight=float(weight_E.max()),
     )
 

@@ -6,19 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
-from teamtr_lora.algorithm.surrogate import sum_by_message, surrogate_terms
+from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import k1_terms, k3_terms, message_kl
 from teamtr_lora.algorithm.trust_region import ESTIMATORS
-from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.recipe import TeamTRConfig
-from teamtr_lora.team import TokenSequence
 from teamtr_lora.training.batches import MessageBatch
-from teamtr_lora.training.scoring import CurrentPolicy, Scorer, keep_current, unweighted_batch
+from teamtr_lora.training.scoring import CurrentPolicy, Scorer
 
 
 @dataclass(frozen=True)
@@ -97,31 +94,6 @@ def read_candidate(
         group_M=batch.group_M,
         terms_N={name: torch.cat(parts) / unit_N for name, parts in terms_N.items()},
     )
-
-
-@torch.no_grad()
-def message_log_ratios(
-    scorer: Scorer, bank: AdapterBank, agent: str, sequences: list[TokenSequence], before: Snapshot, *, tokens_per_microbatch: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """log pi_now(message) / pi_before(message) of the agent's messages, and the position of the episode that each is in."""
-    batch = unweighted_batch(scorer, sequences, tokens_per_microbatch)
-    now = bank.snapshot(agent)
-    bank.activate(agent)
-    with gate_pass(scorer):
-        new_M = _message_logp(scorer, batch)
-        bank.restore(agent, before)
-        try:
-            old_M = _message_logp(scorer, batch)
-        finally:
-            bank.restore(agent, now)
-    return (new_M - old_M).numpy(), batch.episode_M.numpy()
-
-
-def _message_logp(scorer: Scorer, batch: MessageBatch) -> Tensor:
-    total_M = torch.zeros(len(batch.messages), dtype=torch.float64)
-    for part, logp_N in zip(batch.microbatches, keep_current(scorer, batch).logp, strict=True):
-        total_M += sum_by_message(logp_N.double().cpu(), part.message_N.cpu(), len(batch.messages))
-    return total_M
 
 
 def _discounted(kl_M: Tensor, batch: MessageBatch, discount: float) -> float:

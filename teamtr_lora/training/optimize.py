@@ -48,6 +48,7 @@ class Learner:
 @dataclass(kw_only=True)
 class OptimizeReport:
     steps: int = 0
+    planned: int = 0  # steps, had nothing stopped it
     probes: int = 0  # steps that were taken back, because the learning rate was far from the right one
     learning_rate: float
     kl: float = 0.0  # in-sample, exact: of the accepted step; else as the last pass measured it
@@ -83,8 +84,8 @@ def optimize(
     The step is taken back where `rate` was far from that. A first step that leaves the region is such a probe too.
     """
     region, training = learner.region, learner.config.training
-    report = OptimizeReport(beta=region.penalty(beta), learning_rate=rate)
     steps = [minibatch for _ in range(training.inner_epochs) for minibatch in minibatches]
+    report = OptimizeReport(beta=region.penalty(beta), learning_rate=rate, planned=len(steps))
     # a pass measures the steps before it, so a single step is measured by a further pass where it is to be probed
     passes = [*steps, steps[0]] if probe and len(steps) == 1 else steps
     while report.steps < len(passes):
@@ -93,6 +94,7 @@ def optimize(
         if report.steps == 1 and report.probes < MOST_PROBES and (probe or outside and training.learning_rate == "auto"):
             wanted = probed_rate(report.learning_rate, seen.kl, radius, len(steps))
             if not 1 / TOLERATED < wanted / report.learning_rate < TOLERATED:
+                learner.optimizer.zero_grad(set_to_none=True)  # the pass that measured the step has made a gradient there
                 learner.start_again()
                 report.learning_rate, report.steps = wanted, 0
                 report.probes += 1

@@ -37,7 +37,7 @@ def update_row(outcome: UpdateOutcome, rollout: Rollout, *, stage: int, update: 
         kl_in_sample=_finite(outcome.optimized.kl),
         surrogate_gain=_finite(reading.gain.mean) if reading else None,
         surrogate_gain_standard_error=_finite(reading.gain.standard_error) if reading else None,
-        surrogate_gain_in_sample=outcome.optimized.gain,
+        surrogate_gain_in_sample=None if outcome.optimized.gain is None else _finite(outcome.optimized.gain),
         learning_rate=outcome.optimized.learning_rate,
         probing_steps=outcome.optimized.probes,
         window_episodes=sum(len(part.episodes) for part in outcome.material.earlier),

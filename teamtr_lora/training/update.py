@@ -30,11 +30,18 @@ from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import TeamTRConfig, TrainingSection
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import Episode, TokenSequence, agent_sequences
-from teamtr_lora.training.batches import MessageBatch, message_batch
-from teamtr_lora.training.gate import CandidateReading, gate_pass, message_log_ratios, read_candidate
+from teamtr_lora.training.batches import MessageBatch, first_of_groups, judging_weights, message_batch
+from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate
 from teamtr_lora.training.optimize import Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
 from teamtr_lora.training.optimizers import build_optimizer
-from teamtr_lora.training.scoring import Scorer, keep_current, sampler_gap, weight_by_sampler
+from teamtr_lora.training.scoring import (
+    Scorer,
+    keep_current,
+    message_log_ratios,
+    sampler_gap,
+    unweighted_batch,
+    weight_by_sampler,
+)
 from teamtr_lora.training.window import Material
 
 logger = logging.getLogger(__name__)
@@ -49,6 +56,7 @@ class Judging:
     batch: MessageBatch
     groups: set[int]
     weight_E: np.ndarray
+    read_E: np.ndarray  # whether the episode was read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +188,7 @@ class AgentUpdater:
         """What the update learns from and what judges it, as batches. None where there is too little: Adam moves every parameter
         even when the gradient is noise, so without reward variance on both sides there is no update."""
         training, weight_E, newest = self._config.training, np.exp(material.log_weights()), material.newest.episodes
-        advantage_E = np.concatenate([part.clipped_E.numpy() for part in advantages]) * weight_E
+        advantage_E = np.concatenate([part.clipped_E.numpy() for part in advantages])
         informative = {e.group for e, advantage in zip(material.episodes, advantage_E, strict=True) if advantage != 0}
         mixed = informative & {episode.group for episode in newest}
         earlier = sorted(informative - mixed)
@@ -188,10 +196,17 @@ class AgentUpdater:
         fit_groups = [*(group for group in division.fit if group in mixed), *earlier]  # the others have no gradient
         steps = max(1, min(training.minibatches_per_epoch, len(fit_groups)))
         sequences, judge = agent_sequences(material.episodes, agent), set(division.judge)
-        batches = [self._batch(sequences, set(fit_groups[i::steps]), advantage_E, weight_E) for i in range(steps)]
+        batches = [self._batch(sequences, set(fit_groups[i::steps]), advantage_E * weight_E, weight_E) for i in range(steps)]
         fit = [batch for batch in batches if batch.messages]
         judging_E = weight_E * judging_weights(material.episodes, newest, judge, mixed)
-        judging = Judging(self._batch(sequences, judge, advantage_E, judging_E), judge, judging_E)
+        # means over judging messages are weighted ones, of the gain as of the KL, so its advantages have no weights in them
+        most = max(1, self._config.trust_region.judging_episodes // len(judge)) if judge else 0
+        read = first_of_groups(newest, judge, most)
+        read_E = np.isin(np.arange(len(material.episodes)), sorted(read))
+        judged = [sequence for sequence in sequences if read_E[sequence.position]]
+        judging = Judging(
+            batch=self._batch(judged, judge, advantage_E, judging_E), groups=judge, weight_E=judging_E, read_E=read_E
+        )
         enough = len(fit_groups) >= training.min_informative_groups and bool(mixed & judge)
         return Split(fit, judging) if fit and judging.batch.messages and enough else None
 
@@ -236,7 +251,8 @@ class AgentUpdater:
     def _judge(
         self, agent: str, batch: MessageBatch, before: Snapshot, candidate: Snapshot
     ) -> tuple[StepDecision, dict[float, CandidateReading]]:
-        """Measures current + alpha (candidate - current) at the lengths alpha that the trust region asks for."""
+        """Measures current + alpha (candidate - current) at the lengths alpha that the trust region asks for, and leaves the
+        agent at the accepted one."""
         bank, estimator = self._playable.bank, self._config.trust_region.estimator
         readings: dict[float, CandidateReading] = {}
         with gate_pass(self.scorer):
@@ -248,7 +264,10 @@ class AgentUpdater:
                 readings[alpha] = read_candidate(self.scorer, batch, current, self._config, self.discount)
                 return GateReading(alpha, readings[alpha].kl[estimator], readings[alpha].gain)
 
-            return self._variants.region.choose(measure, self.radii[agent]), readings
+            step = self._variants.region.choose(measure, self.radii[agent])
+            if step.accepted is not None:  # a longer one may have been tried after it
+                bank.interpolate(agent, before, candidate, step.accepted.alpha)
+            return step, readings
 
     def _log_ratios(
         self, agent: str, material: Material, known: list[tuple[MessageBatch, Tensor]], before: Snapshot
@@ -266,11 +285,10 @@ class AgentUpdater:
             if material.kept_E[s.position] and (spans := [x for x in s.spans if (s.position, x.message.turn) not in seen])
         ]
         if rest:
-            limit = self._config.training.tokens_per_microbatch
-            log_M, episode_M = message_log_ratios(
-                self.scorer, self._playable.bank, agent, rest, before, tokens_per_microbatch=limit
-            )
-            np.add.at(log_E, episode_M, log_M)
+            batch = unweighted_batch(self.scorer, rest, self._config.training.tokens_per_microbatch)
+            with self.scorer.training(agent):
+                log_M = message_log_ratios(self.scorer, self._playable.bank, agent, batch, before)
+            np.add.at(log_E, batch.episode_M.numpy(), log_M)
         return log_E
 
     def _put_back(self, agent: str, adapter: Snapshot, optimizer: Any) -> None:
@@ -289,8 +307,7 @@ class AgentUpdater:
             self.betas[agent] = self._variants.region.next_penalty(optimized.beta, whole.mean, radius)
         if self._config.training.learning_rate == "auto" and self._variants.region.gates:
             reach = math.sqrt(radius / whole.bound) if 0 < whole.bound < math.inf else 1.0
-            planned = self._config.training.inner_epochs * self._config.training.minibatches_per_epoch
-            self.rates[agent] = next_rate(optimized.learning_rate, reach, taken=optimized.steps, planned=planned)
+            self.rates[agent] = next_rate(optimized.learning_rate, reach, taken=optimized.steps, planned=optimized.planned)
         if step.accepted:
             gain = reading.gain.mean
             self.radii[agent] = self._variants.region.next_radius(radius, reading.kl[estimator].mean)
@@ -343,22 +360,6 @@ def episode_advantages(
         kind=training.advantage,
         weight_E=None if log_weight_E is None else torch.from_numpy(np.exp(log_weight_E)),
     )
-
-
-def judging_weights(episodes: list[Episode], newest: list[Episode], judge: set[int], mixed: set[int]) -> np.ndarray:
-    """How much each of the `episodes`, of which the `newest` are first, counts where it judges.
-
-    Groups that do not differ in return are held out more often than the `mixed` ones, because they have no gradient. With these
-    weights the judging episodes give means over all items again: an item's kind is known before anything is fitted.
-    """
-    of_mixed = {episode.item_id for episode in newest if episode.group in mixed}
-    mixed_E = np.array([episode.item_id in of_mixed for episode in newest])
-    held_E = np.array([episode.group in judge for episode in newest])
-    weight_E = np.ones(len(episodes))
-    for kind_E in (mixed_E, ~mixed_E):
-        if (held_E & kind_E).any():
-            weight_E[: len(newest)][held_E & kind_E] = kind_E.mean() / kind_E[held_E].mean()
-    return weight_E
 
 
 class _PhaseClock:

@@ -15,7 +15,6 @@ from teamtr_lora.team import Episode
 
 # A weight beyond this counts as this: one episode must not carry an update.
 LARGEST_WEIGHT = 4.0
-OLDER_CHECKPOINT = 1  # the checkpoint before the newest one needs rollouts that go one further back
 
 
 @dataclass
@@ -81,6 +80,7 @@ class EpisodeWindow:
     def __init__(self, store: RolloutStore, room: int) -> None:
         self._store, self._room = store, room
         self._kept: list[tuple[RolloutRecord, PlayedEpisodes]] = []
+        self._named: set[str] = set()  # by the newest checkpoint
 
     def resume(self, records: Sequence[RolloutRecord]) -> None:
         """Reads the rollouts that a checkpoint names."""
@@ -88,6 +88,7 @@ class EpisodeWindow:
             (record, PlayedEpisodes(self._store.read(record.name, record.content_hash), np.array(record.log_weights)))
             for record in records
         ]
+        self._named = {record.name for record in records}
 
     def records(self) -> list[RolloutRecord]:
         """For the checkpoint."""
@@ -105,8 +106,12 @@ class EpisodeWindow:
         self._kept = [kept for kept in self._kept if kept[1].effective_share >= least_share]
 
     def add(self, name: str, versions: dict[str, str], played: PlayedEpisodes) -> None:
-        """Names sort in the order of their making."""
         digest = self._store.write(name, played.episodes)
         record = RolloutRecord(name=name, content_hash=digest, versions=versions, log_weights=[])
         self._kept = [*self._kept, (record, played)][-self._room :]
-        self._store.keep_newest(self._room + OLDER_CHECKPOINT)
+
+    def tidy(self) -> None:
+        """After a checkpoint: files stay that this one names, or the one before it, which stays too."""
+        named = {record.name for record, _ in self._kept}
+        self._store.keep_only(named | self._named)
+        self._named = named

@@ -75,7 +75,7 @@ class HoldOut(Reuse):
         even = [item for item in items if item not in mixed]
         count = self.judging_items(len(items))
         from_mixed = min(len(mixed) - 1, max(LEAST_MIXED, count - len(even))) if len(mixed) > 1 else 0
-        held = mixed[:from_mixed] + even[: max(count - from_mixed, 0)]
+        held = mixed[:from_mixed] + even[: max(count - from_mixed, 1)]
         judging = {group for item in held for group in by_item[item]}
         return Division(fit=[group for item in items for group in by_item[item] if group not in judging], judge=sorted(judging))
 
