@@ -9,6 +9,7 @@ Reading (none of it needs torch):
     run_state        where a run is, out of its newest checkpoint
 Writing:
     run_dir          RunDir: whose directory it is, and what is written to it
+    rollout_store    episodes that later updates learn from again
     checkpoint       checkpoints with their tensors; the one module here that imports torch
     transcripts      how an episode is written down
     evaluations      evaluations: in a run's folder, or in one of their own
