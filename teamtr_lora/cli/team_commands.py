@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import add_registry, in_registry, options, port, positive, print_json, share, show, temperature
+from teamtr_lora.cli.arguments import add_registry, options, port, positive, print_json, share, show, temperature
 from teamtr_lora.common.errors import UserError
 
 _TEAM_OF = "where a team's bare name is looked up"
@@ -85,10 +85,9 @@ def _eval(args: argparse.Namespace) -> None:
     asked = options(EvalOptions, args, baseline=baseline)
     with progress_bar("evaluating") as progress:
         if team is None:
-            places = [in_registry(one, args.registry) for one in args.compare]
-            result: Any = compare_runs(places, asked, progress)
+            result: Any = compare_runs(args.compare, asked, progress)
         else:
-            result = evaluate_team(in_registry(team, args.registry), asked, progress)
+            result = evaluate_team(team, asked, progress)
     show(args, result, print_comparison if team is None else print_evaluation)
 
 
@@ -108,7 +107,7 @@ def _ask(args: argparse.Namespace) -> None:
     from teamtr_lora.evaluation.commands import ask_team
     from teamtr_lora.runs.transcripts import episode_record
 
-    episode = ask_team(in_registry(args.team, args.registry), args.question, temperature=args.temperature, seed=args.seed)
+    episode = ask_team(args.team, args.question, temperature=args.temperature, seed=args.seed, registry=args.registry)
     record = episode_record(episode, scored=False)
     print_json(record) if args.json else print_transcript(record)
 
@@ -117,9 +116,8 @@ def _serve(args: argparse.Namespace) -> None:
     from teamtr_lora.registry.stored import find_team
     from teamtr_lora.rollout.serve import ServedTeam, ServeOptions, serve
 
-    source = in_registry(args.team, args.registry)
-    stored = find_team(source, scored=False, recipes=True)
+    stored = find_team(args.team, args.registry, scored=False, recipes=True)
     served = ServedTeam(
-        source=source, recipe=stored.recipe, versions=stored.versions, adapters=stored.adapters if stored.versions else None
+        source=args.team, recipe=stored.recipe, versions=stored.versions, adapters=stored.adapters if stored.versions else None
     )
     serve(served, options(ServeOptions, args))

@@ -9,6 +9,7 @@ from typing import Literal
 
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import nearest
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.identity import identify
 from teamtr_lora.registry.local_keys import named_code
@@ -55,8 +56,10 @@ def locate(source: str | Path, root: Path = DEFAULT_ROOT, *, recipes: bool = Fal
     registry = RegistryReader(root)
     if source == Path(source.name) and source.name in registry.teams():
         return Location("team", root, source.name)
-    known = f"; {root} has the teams {', '.join(registry.teams())}" if registry.teams() else ""
-    raise UserError(f"{source}: no run or team here; give the folder that train printed, or a team of a registry{known}")
+    teams = registry.teams()
+    like = nearest(source.name, teams)
+    hint = f"; did you mean {like!r}?" if like else f"; {root} has the teams {', '.join(teams)}" if teams else ""
+    raise UserError(f"{source}: no run or team here; give the folder that train printed, or a team of a registry{hint}")
 
 
 def find_team(source: str | Path, root: Path = DEFAULT_ROOT, *, scored: bool = True, recipes: bool = False) -> StoredTeam:

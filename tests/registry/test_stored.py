@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from teamtr_lora.registry.local_keys import named_code
 from teamtr_lora.registry.manifest import own_hash
 from teamtr_lora.registry.pushed_files import agent_parcel, team_parcel
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.registry.stored import find_team
+from teamtr_lora.registry.stored import Location, find_team, locate
 from teamtr_lora.rollout.playable import load_versions, open_team
 from teamtr_lora.rollout.serve import Launch, ServedTeam, ServeOptions, plan_launch
 
@@ -89,6 +90,21 @@ def test_a_stored_team_plays_with_its_own_weights(filled: Registry, bank: Any) -
         got = playable.bank.tensors(agent)
         assert all((got[name] == tensor).all() for name, tensor in bank.tensors(agent).items())
     playable.close()
+
+
+def test_only_a_bare_name_is_looked_up_in_the_registry(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here, other = Location("team", filled.root.resolve(), "demo"), tmp_path / "other"
+    shutil.copytree(filled.root, other)
+    assert locate("demo") == Location("team", Path("adapters"), "demo")
+    assert locate("demo", other) == Location("team", other, "demo")
+    assert locate("adapters/demo", other) == here
+    shutil.copytree(filled.root / "demo", tmp_path / "demo")
+    assert locate("demo", other) == Location("team", tmp_path, "demo"), "what is here is meant"
+    with pytest.raises(UserError, match="runs/demo: no run or team here"):
+        locate("runs/demo", other)
+    with pytest.raises(UserError, match="deno: no run or team here; .*; did you mean 'demo'?"):
+        locate("deno", other)
 
 
 def test_serve_takes_a_stored_team(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
