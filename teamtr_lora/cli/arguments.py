@@ -49,6 +49,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def engine(text: str) -> str:
+    from teamtr_lora.recipe.engine_facts import ENGINES
+
+    if text not in ENGINES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no engine; use {', '.join(ENGINES)}")
+    return text
+
+
 def port(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; use a number from 1 to 65535")

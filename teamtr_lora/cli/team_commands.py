@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import add_registry, options, port, positive, print_json, share, show, temperature
+from teamtr_lora.cli.arguments import add_registry, engine, options, port, positive, print_json, share, show, temperature
 from teamtr_lora.common.errors import UserError
 
 _TEAM_OF = "where a team's bare name is looked up"
@@ -53,7 +53,7 @@ def _add_eval(command: Any) -> None:
     evaluate.add_argument("--k", type=positive, metavar="K", help="samples per item (default: the recipe's, or the paper's)")
     evaluate.add_argument("--temperature", type=temperature, metavar="T", help="0 is greedy (default: the recipe's)")
     evaluate.add_argument("--limit", "--items", type=positive, metavar="N", help="items (default: the recipe's)")
-    evaluate.add_argument("--engine", choices=["transformers", "vllm"], help="what samples (default: the recipe's)")
+    evaluate.add_argument("--engine", type=engine, metavar="NAME", help="what samples, as rollout.engine (default: the recipe's)")
     evaluate.add_argument(
         "--out",
         type=Path,

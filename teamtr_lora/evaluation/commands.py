@@ -19,8 +19,9 @@ from teamtr_lora.evaluation.inference import Played, Policy
 from teamtr_lora.evaluation.inference_baselines import BaselineOptions, open_baseline, resolve_baseline
 from teamtr_lora.evaluation.outcome import Outcome, judge, problem_digest
 from teamtr_lora.evaluation.result import EvaluationResult, make_result
-from teamtr_lora.recipe import Recipe, ScriptSettings
-from teamtr_lora.recipe.engine_facts import ENGINES
+from teamtr_lora.recipe import Recipe, RecipeError, ScriptSettings
+from teamtr_lora.recipe.engine_facts import DEFAULT_ENGINE, ENGINES
+from teamtr_lora.recipe.problems import check
 from teamtr_lora.registry.reader import DEFAULT_ROOT
 from teamtr_lora.registry.stored import StoredTeam, find_team
 from teamtr_lora.rollout.collector import PlayPlan, Progress
@@ -48,7 +49,7 @@ class EvalOptions:
     k            episodes per item, for avg@k, pass@k, pass^k and maj@k
     temperature  of sampling; 0 is greedy
     limit        how many items, from the first on
-    engine       what samples: transformers or vllm
+    engine       what samples: a name that rollout.engine may have
     baseline     an inference-time baseline that answers in place of the team
     out          the folder of the results; None chooses one in the run
     reuse        whether a finished evaluation is read instead of played again
@@ -66,12 +67,19 @@ class EvalOptions:
     registry: Path = DEFAULT_ROOT
 
 
+def _on_engine(stored: StoredTeam, engine: str) -> StoredTeam:
+    """The team on another engine than its recipe's; UserError where the recipe asks for what that one cannot do."""
+    recipe, problems = check(stored.recipe.model_dump() | {"rollout": {**stored.recipe.rollout.model_dump(), "engine": engine}})
+    if recipe is None:
+        raise RecipeError(problems, f"--engine {engine}")
+    return replace(stored, recipe=recipe.placed_in(stored.recipe.folder))
+
+
 @contextmanager
-def opened(stored: StoredTeam, engine: str | None = None) -> Iterator[tuple[Recipe, PlayableTeam]]:
-    """A stored team, ready to play on the engine of its recipe or on another one."""
+def opened(stored: StoredTeam) -> Iterator[tuple[Recipe, PlayableTeam]]:
+    """A stored team, ready to play."""
     recipe = stored.recipe
-    rollout = recipe.rollout if engine is None else recipe.rollout.model_copy(update={"engine": engine})
-    playable = open_team(recipe.base, recipe.team, rollout, seed=recipe.seed, folder=recipe.folder)
+    playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
     try:
         if stored.versions:
             load_versions(playable, stored.versions, stored.adapters)
@@ -89,9 +97,11 @@ def evaluate_team(source: str | Path, options: EvalOptions | None = None, progre
     """
     options = options or EvalOptions()
     stored = find_team(source, options.registry, recipes=True)
-    recipe, versions = stored.recipe, stored.versions
-    if isinstance(recipe.task, ScriptSettings):
+    if isinstance(stored.recipe.task, ScriptSettings):
         raise UserError(f"{source}: this run's items and rewards live in a Python script; use TeamTRTrainer.evaluate() there")
+    if options.engine:
+        stored = _on_engine(stored, options.engine)
+    recipe, versions = stored.recipe, stored.versions
     task = recipe.task.build(recipe.folder)
     items = evaluation_items(task, options.split, options.limit or recipe.evaluation.items)
     settings = _settings(recipe, versions, task, items, options)
@@ -134,11 +144,10 @@ def _settings(
     """Everything that decides the result: an evaluation goes on, or is read again, only where all of it is the same."""
     section, rollout = recipe.evaluation, recipe.rollout
     k = options.k or section.samples_in_eval(task.name)
-    engine = options.engine or rollout.engine
     policy = resolve_baseline(options.baseline, recipe, task) if options.baseline else {"kind": "team"}
     speaking = set(versions) if not options.baseline else {options.baseline.agent}
     episodes = len(items) * k * int(policy.get("votes", 1))
-    batches = REFILLED_BATCHES if ENGINES[engine].refills_batch else 1
+    batches = REFILLED_BATCHES if ENGINES[rollout.engine].refills_batch else 1
     chunk = max(FEWEST_EPISODES, min(rollout.requests_per_batch * batches, -(-episodes // PIECES)))
     return {
         "task": recipe.task.model_dump(mode="json"),
@@ -152,7 +161,7 @@ def _settings(
         "base": recipe.base.model_dump(mode="json"),
         "team": recipe.team.model_dump(mode="json"),
         "versions": {agent: version.name for agent, version in versions.items() if agent in speaking},
-        "engine": engine,
+        "engine": rollout.engine,
         "seed": recipe.seed,
         "items_per_chunk": max(1, chunk * len(items) // episodes),
         "code": code_hashes(recipe),
@@ -201,7 +210,7 @@ def _open_policy(stored: StoredTeam, task: Task, options: EvalOptions, settings:
         with open_baseline(stored, settings, task, purpose) as policy:
             yield policy
         return
-    with opened(stored, options.engine) as (recipe, playable):
+    with opened(stored) as (recipe, playable):
         tokens = recipe.rollout.max_message_tokens
         yield Played(playable, task, temperature=settings["temperature"], max_message_tokens=tokens, purpose=purpose)
 
@@ -218,7 +227,7 @@ def ask_team(
     if not question.strip():
         raise UserError("the question is empty")
     # starting another engine would take longer than one answer
-    with opened(find_team(folder, registry, scored=False, recipes=True), "transformers") as (recipe, playable):
+    with opened(_on_engine(find_team(folder, registry, scored=False, recipes=True), DEFAULT_ENGINE)) as (recipe, playable):
         rollout = recipe.rollout
         plan = PlayPlan(
             [Item("question", question)],
