@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from teamtr_lora.common.settings import SERVER_URL, ApiKeyVariable, Mistake, Section, Text, refuse
 from teamtr_lora.recipe.choices import OneOf
-from teamtr_lora.recipe.engine_facts import DEFAULT_ENGINE, ENGINES, PatchName
+from teamtr_lora.recipe.engine_facts import DEFAULT_ENGINE, ENGINES, PATCH_NEEDS, PatchName
 
 if TYPE_CHECKING:
     from teamtr_lora.recipe.recipe import Recipe
@@ -42,6 +42,15 @@ class VllmSection(Section):
         description="What of vLLM's internals is replaced to make rollouts faster. auto: every patch that knows the installed "
         "vLLM; none: vLLM's public interface alone; or a list of patches by name.",
     )
+
+    @field_validator("patches")
+    @classmethod
+    def _patches_have_what_they_build_on(cls, value: str | list[PatchName]) -> str | list[PatchName]:
+        for name in value if isinstance(value, list) else ():
+            if missing := [need for need in PATCH_NEEDS.get(name, ()) if need not in value]:
+                words = {"wrong": f"{name} builds on {missing[0]}", "fix": "add that one, or leave both out"}
+                raise PydanticCustomError("rule", "{wrong}; {fix}", words)
+        return value
 
 
 class ServerSection(Section):

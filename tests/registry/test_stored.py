@@ -161,18 +161,25 @@ def test_code_that_a_recipe_names_must_be_here(filled: Registry, tmp_path: Path,
         data["protocol_hash"] = protocol_hash(recipe.team)
         path.write_text(dump_json(data | {"manifest_hash": own_hash(data)}))
 
-    for named in ("os:system", "numpy.testing:run_module_suite", "router:speak"):
+    why = {
+        "os:system": "os is part of Python itself",
+        "numpy.testing:run_module_suite": "numpy is an installed package",
+        "router:speak": "cannot import it: there is no router.py beside",
+    }
+    for named, words in why.items():
         data["recipe"]["team"]["router"] |= {"kind": "custom", "callable": named}
         forge()
-        with pytest.raises(UserError, match=f"team.router.callable = '{named}': there is no"):
+        with pytest.raises(UserError, match=f"team.router.callable = '{named}': {words}"):
             find_team(filled.root / "demo")
     (tmp_path / "router.py").write_text("def speak(messages, agents):\n    return None\n")
     assert find_team(filled.root / "demo").recipe.team.router.callable == "router:speak"
     data["recipe"]["team"]["router"] = {}
     data["recipe"]["task"] = {"name": "dataset", "path": "x.jsonl", "reward": ["torch.hub:load"]}
     forge()
-    with pytest.raises(UserError, match=r"task.reward.0 = 'torch.hub:load': there is no torch/hub.py here"):
+    with pytest.raises(UserError, match=r"task.reward.0 = 'torch.hub:load': torch is an installed package"):
         find_team(filled.root / "demo")
+    monkeypatch.setenv("TEAMTR_LORA_TRUST", "torch")
+    assert find_team(filled.root / "demo").recipe.task.name == "dataset", "the user's own choice"
 
 
 def test_talking_to_a_team_takes_neither_its_reward_nor_its_dataset(
@@ -196,10 +203,10 @@ def test_talking_to_a_team_takes_neither_its_reward_nor_its_dataset(
     (tmp_path / "rewards.py").unlink()
     for command in (("eval", "demo"), ("swap", "demo", "--agent", "planner", "--with", "fresh:rank=2", "--direct")):
         code, _, error = run(*command)
-        assert code == 2 and "task.reward = 'rewards:right': there is no rewards.py here" in error
+        assert code == 2 and "task.reward = 'rewards:right': cannot import it: there is no rewards.py" in error
     publish({"kind": "custom", "callable": "router:speak"})
     code, _, error = run("ask", "demo", "47+38")
-    assert code == 2 and "team.router.callable = 'router:speak': there is no router.py here" in error
+    assert code == 2 and "team.router.callable = 'router:speak': cannot import it: there is no router.py" in error
 
 
 @pytest.mark.parametrize(
