@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.base.versions import write_version
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.evaluation.returns import with_return
+from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.rollout.playable import load_versions
 from teamtr_lora.rollout.sampler import derive_seed
 from teamtr_lora.runs.run_state import RunState
@@ -21,6 +23,8 @@ from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
 from teamtr_lora.training.stage_rollouts import Rollout, StageRollouts
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingRun:
@@ -48,6 +52,9 @@ class TrainingRun:
     def resume(self) -> None:
         """Everything is put back as the newest checkpoint has it; what was written after that is cut off."""
         self.state, optimizers = self.run_dir.checkpoints.load()
+        engine = ENGINES[self.config.rollout.engine]
+        if not engine.exact_resume:
+            logger.warning("rollout.engine = %s: the resumed run may draw other tokens than one that never stopped", engine.name)
         load_versions(self.playable, self.state.versions, self.run_dir.adapters)
         for agent, (tensors, scalars) in optimizers.items():
             restore_state(self.updater.optimizers[agent], tensors, scalars)

@@ -67,6 +67,7 @@ def print_plan(plan: Plan) -> None:
             table.add_row(escape(name), escape(value))
         console.print(table)
     console.print(plan.trust_region)
+    console.print(plan.engine)
 
 
 def _plan_tables(plan: Plan) -> dict[str, list[tuple[str, str]]]:
