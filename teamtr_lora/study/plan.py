@@ -204,11 +204,19 @@ def _engine_in_words(recipe: Recipe) -> str:
     return f"Engine: {facts.name}. A draw depends on {facts.seeds}; a resumed run ends {resumed} one that never stopped."
 
 
+def _per_token(recipe: Recipe) -> str:
+    """What the radius of a message means for its tokens."""
+    region, longest = recipe.trust_region, recipe.rollout.max_message_tokens
+    if not REDUCTIONS[region.reduction].whole:
+        return ""
+    return f" In a message of {longest} tokens, the longest allowed, that is {region.delta / longest:.1g} nats a token."
+
+
 def _in_words(recipe: Recipe) -> str:
     region = recipe.trust_region
     variants = Variants.of(recipe)
     _, played = stage_budget(recipe.training, recipe.rollout.items_per_stage, len(recipe.team.agents))
-    items = f"{variants.reuse.judging_items(played)} of {played} items"
+    items = variants.reuse.judges(played)
     if not variants.region.gates:
         return (
             f"Trust region: {variants.region.words}. No update is shortened or rejected; how far each one went is "
@@ -220,7 +228,7 @@ def _in_words(recipe: Recipe) -> str:
     unit = REDUCTIONS[region.reduction].words
     return (
         f"Trust region: an update is accepted only if the {region.estimator} KL from the agent it replaces, {unit}, is at most "
-        f"{region.delta:g} nats{share} with {region.confidence:.0%} confidence, on {items} held out from its gradient, and its "
-        f"surrogate gain there is positive. A step is {step}; if nothing fits it is rejected and the agent stays as it was, bit "
-        "for bit."
+        f"{region.delta:g} nats{share} with {region.confidence:.0%} confidence, on {items}.{_per_token(recipe)} Its surrogate "
+        f"gain: {variants.region.gain_rule.words}. A step is {step}; if nothing fits it is rejected and the agent stays as it "
+        "was, bit for bit."
     )

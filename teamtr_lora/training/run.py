@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from teamtr_lora.algorithm.variants.chosen import Variants
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.versions import write_version
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.evaluation.returns import with_return
@@ -104,7 +105,20 @@ class TrainingRun:
 
     def roll_out(self, items: list[Item], stage: int, place: int) -> Rollout:
         self.events.fire("on_step_begin")
-        return self.rollouts.roll_out(items, stage, place)
+        rollout = self.rollouts.roll_out(items, stage, place)
+        if not self.state.counts["updates"]:
+            self._tell_radius(rollout)
+        return rollout
+
+    def _tell_radius(self, rollout: Rollout) -> None:
+        """A radius is of a whole message; what it means depends on how long those are."""
+        region, messages = self.config.trust_region, sum(len(episode.messages) for episode in rollout.episodes)
+        tokens = sum(episode.tokens for episode in rollout.episodes) / max(1, messages)
+        if REDUCTIONS[region.reduction].whole and tokens:
+            logger.info(
+                "messages have %.0f tokens on average, so trust_region.delta = %g is about %.1g nats a token",
+                tokens, region.delta, region.delta / tokens,
+            )  # fmt: skip
 
     def update(self, agent: str, rollout: Rollout, stage: int, place: int) -> UpdateOutcome:
         self.diagnostics.before_update(self.state, agent, stage, place, lambda: self.rollouts.probe_items(self.state))
