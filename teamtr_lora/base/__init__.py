@@ -10,4 +10,5 @@ Modules:
     adapter_files  adapters as files
     versions       adapter versions and their hashes
     memory         the peak memory of this process
+    memory_model   how much memory an update takes, from shapes alone
 """

@@ -73,6 +73,10 @@ class Sampler(Protocol):
         """Entered around an update: while it lasts, the engine's memory is the trainer's. By default nothing is lent."""
         return nullcontext()
 
+    def lendable_bytes(self) -> int:
+        """GPU memory of the engine that `training_memory` may free for an update."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class Published:
