@@ -35,9 +35,9 @@ class AttentionCost(NamedTuple):
     masked: float
 
 
-# On a CPU a mask costs nothing extra. On a GPU it leaves the flash kernels: every pair of tokens is computed, hidden by the mask or
-# not, at a fraction of the speed. By these numbers 8 messages of 256 tokens after 128 in common take 1.3 times as long in one row
-# as apart, which is what an H200 took.
+# On a CPU a mask costs nothing extra. On a GPU it leaves the flash kernels: every pair of tokens is computed, hidden by the mask
+# or not, at a fraction of the speed. By these numbers 8 messages of 256 tokens after 128 in common take 1.3 times as long in one
+# row as apart, which is what an H200 took.
 ATTENTION_COSTS = {"cpu": AttentionCost(12, 12), "cuda": AttentionCost(7, 1.2)}
 
 

@@ -92,9 +92,12 @@ class TrainingRun:
                 region=region,
             )
         check_floors(floors, least_radius(region), tf32=self.updater.scorer.tf32)
+        begun = {"process": self.context.process_seconds, **self.playable.opening_seconds}
         self.state.accuracy_before = self.state.accuracy_after = evaluation["avg_at_k"]
         self.state.started = True
-        self._recorder.stage(self.state, 0, self._since_checkpoint(), order=[], evaluation=evaluation, floors=floors)
+        self._recorder.stage(
+            self.state, 0, self._since_checkpoint(), order=[], evaluation=evaluation, floors=floors, start_seconds=begun
+        )
         self.checkpoint()
 
     def begin_stage(self, stage: int, order: list[str]) -> list[Item]:

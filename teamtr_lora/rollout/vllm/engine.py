@@ -66,6 +66,9 @@ class VllmSampler(SamplerBase):
     def training_memory(self) -> AbstractContextManager[None]:
         return self.memory.lent()
 
+    def start_seconds(self) -> dict[str, float]:
+        return self.parts.start_seconds
+
     def lendable_bytes(self) -> int:
         return self.memory.lendable
 
