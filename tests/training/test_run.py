@@ -158,7 +158,7 @@ def hashes(run: TrainingRun) -> dict[str, str]:
 def test_a_resumed_run_keeps_the_size_of_its_micro_batches(start: Start, tmp_path: Path) -> None:
     run = start(tmp_path / "sizes", tokens_per_microbatch="auto")
     run.updater.scorer.tokens_per_microbatch = 384  # as if that was all that fitted on the day
-    run.checkpoint()
+    run.begin()
     assert start(tmp_path / "sizes", resume=True, tokens_per_microbatch="auto").updater.scorer.tokens_per_microbatch == 384
 
 
