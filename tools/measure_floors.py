@@ -148,9 +148,9 @@ def read_passes(playable: PlayableTeam, episodes: list[Episode], precision: str)
     for tf32 in (False, True) if base.device.type == "cuda" else (False,):
         scorer = Scorer(base, bank, temperature=1.0, head_chunk_tokens=TRAINING.head_chunk_tokens, tf32=tf32)
         floors = measure_floors(
-            scorer, bank, AGENT, episodes, tokens_per_microbatch=TRAINING.tokens_per_microbatch, reduction="message_sum"
+            scorer, bank, AGENT, episodes, tokens_per_microbatch=scorer.tokens_per_microbatch, reduction="message_sum"
         )
-        batch = unweighted_batch(scorer, agent_sequences(episodes, AGENT), TRAINING.tokens_per_microbatch)
+        batch = unweighted_batch(scorer, agent_sequences(episodes, AGENT), scorer.tokens_per_microbatch)
         if not tf32:
             yield PassReading(precision, "training", floors["training"], scan(scorer, bank, batch, training_pass(scorer)))
         name = "gate tf32" if tf32 else "gate fp32"

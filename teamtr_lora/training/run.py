@@ -67,6 +67,8 @@ class TrainingRun:
         self.updater.scorer.tf32 = self.state.gate_tf32
         if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
             self.updater.scaler.load_state_dict(self.state.loss_scaler)
+        if self.state.tokens_per_microbatch:  # free memory may differ today: the run goes on with the sizes it began with
+            self.updater.scorer.tokens_per_microbatch = self.state.tokens_per_microbatch
         self.run_dir.metrics.truncate(self.state.metrics_bytes)
         self.events.state.global_step, self.events.state.epoch = self.state.counts["updates"], self.state.stage
 
@@ -87,13 +89,16 @@ class TrainingRun:
                 self.playable.bank,
                 speaker,
                 episodes,
-                tokens_per_microbatch=self.config.training.tokens_per_microbatch,
+                tokens_per_microbatch=self.updater.scorer.tokens_per_microbatch,
                 region=region,
             )
         check_floors(floors, least_radius(region), tf32=self.updater.scorer.tf32)
+        begun = {"process": self.context.process_seconds, **self.playable.opening_seconds}
         self.state.accuracy_before = self.state.accuracy_after = evaluation["avg_at_k"]
         self.state.started = True
-        self._recorder.stage(self.state, 0, self._since_checkpoint(), order=[], evaluation=evaluation, floors=floors)
+        self._recorder.stage(
+            self.state, 0, self._since_checkpoint(), order=[], evaluation=evaluation, floors=floors, start_seconds=begun
+        )
         self.checkpoint()
 
     def begin_stage(self, stage: int, order: list[str]) -> list[Item]:
@@ -172,6 +177,7 @@ class TrainingRun:
         state.gate_tf32 = self.updater.scorer.tf32
         state.rates, state.rollouts = dict(self.updater.rates), self.rollouts.window.records()
         state.loss_scaler = self.updater.scaler.state_dict()
+        state.tokens_per_microbatch = self.updater.scorer.tokens_per_microbatch
         state.metrics_bytes = self.run_dir.metrics.size
         state.seconds += self._since_checkpoint()
         self._clock = time.monotonic()

@@ -103,7 +103,7 @@ class StageProbe:
 
     def _ratios(self, agent: str, episodes: list[Episode], before: Snapshot) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
         """Log ratios of the agent's messages with their episodes, and summed by episode."""
-        limit, bank = self._config.training.tokens_per_microbatch, self._playable.bank
+        limit, bank = self._scorer.tokens_per_microbatch, self._playable.bank
         batch = unweighted_batch(self._scorer, agent_sequences(episodes, agent), limit)
         bank.activate(agent)
         with gate_pass(self._scorer):
@@ -165,7 +165,7 @@ class StageProbe:
             if spoken and tokens < SHIFT_TOKENS:
                 chosen.append(episode)
                 tokens += spoken
-        limit = self._config.training.tokens_per_microbatch
+        limit = self._scorer.tokens_per_microbatch
         return unweighted_batch(self._scorer, agent_sequences(chosen, agent), limit)
 
     def _fisher(self, agent: str, outcome: UpdateOutcome, seed: int) -> FisherReading | None:

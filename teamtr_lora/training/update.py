@@ -217,7 +217,7 @@ class AgentUpdater:
             [sequence for sequence in sequences if sequence.episode.group in groups],
             advantage_E.tolist(),
             weight_E=weight_E.tolist(),
-            tokens_per_microbatch=self._config.training.tokens_per_microbatch,
+            tokens_per_microbatch=self.scorer.tokens_per_microbatch,
             device=self.scorer.device,
             mask_truncated=self._config.rollout.truncated_messages == "mask",
             pack_width=self.scorer.pack_width,
