@@ -175,8 +175,8 @@ def _standing_memory(
 def _update_shape(recipe: Recipe, transcript: int, messages: int, dtype: torch.dtype, device: torch.device) -> UpdateShape:
     """The largest update: every message as long as it may be."""
     rollout, training, loras = recipe.rollout, recipe.training, [agent.lora for agent in recipe.team.agents]
-    judging = Variants.of(recipe).data_use.judging_items(rollout.items_per_stage)
-    per_item = rollout.episodes_per_item * rollout.max_message_tokens * -(-messages // len(loras))
+    learned = Variants.of(recipe).reuse.learned_items(rollout.items_per_stage, len(loras))
+    per_episode = rollout.max_message_tokens * -(-messages // len(loras))
     path = training_path(
         device.type,
         dtype.itemsize,
@@ -186,8 +186,8 @@ def _update_shape(recipe: Recipe, transcript: int, messages: int, dtype: torch.d
     )
     return UpdateShape(
         tokens=transcript,
-        learned_tokens=max(1, rollout.items_per_stage - judging) * per_item,
-        judged_tokens=judging * per_item,
+        learned_tokens=learned * rollout.episodes_per_item * per_episode,
+        judged_tokens=recipe.trust_region.judging_episodes * per_episode,
         rank=max(lora.rank for lora in loras),
         value=dtype.itemsize,
         path=path,

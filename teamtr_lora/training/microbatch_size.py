@@ -39,12 +39,12 @@ def microbatch_tokens(playable: PlayableTeam, config: TeamTRConfig) -> int:
 def update_shape(playable: PlayableTeam, config: TeamTRConfig) -> UpdateShape:
     """What an update's memory depends on, for this team; one message an agent and episode, as long as it may be."""
     base, rollout, training = playable.base, config.rollout, config.training
-    judging = Variants.of(config).data_use.judging_items(rollout.items_per_stage)
-    per_item = rollout.episodes_per_item * rollout.max_message_tokens * turns_per_agent(playable)
+    learned = Variants.of(config).reuse.learned_items(rollout.items_per_stage, len(playable.team.names))
+    per_episode = rollout.max_message_tokens * turns_per_agent(playable)
     return UpdateShape(
         tokens=DEFAULT_TOKENS,
-        learned_tokens=max(1, rollout.items_per_stage - judging) * per_item,
-        judged_tokens=judging * per_item,
+        learned_tokens=learned * rollout.episodes_per_item * per_episode,
+        judged_tokens=config.trust_region.judging_episodes * per_episode,
         rank=max(playable.bank.config(agent)["r"] for agent in playable.team.names),
         value=base.dtype.itemsize,
         path=training_path(

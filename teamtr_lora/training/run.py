@@ -84,14 +84,7 @@ class TrainingRun:
         region = self.config.trust_region
         speaker = next((m.agent for e in episodes for m in e.messages), self.agents[0])
         with self.playable.training_memory():
-            floors = measure_floors(
-                self.updater.scorer,
-                self.playable.bank,
-                speaker,
-                episodes,
-                tokens_per_microbatch=self.updater.scorer.tokens_per_microbatch,
-                region=region,
-            )
+            floors = measure_floors(self.updater.scorer, self.playable.bank, speaker, episodes, region=region)
         check_floors(floors, least_radius(region), tf32=self.updater.scorer.tf32)
         begun = {"process": self.context.process_seconds, **self.playable.opening_seconds}
         self.state.accuracy_before = self.state.accuracy_after = evaluation["avg_at_k"]

@@ -129,10 +129,16 @@ class Scorer:
         return torch.log_softmax(head_logits(hidden_ND, self._head) / self._temperature, dim=-1)
 
 
-def unweighted_batch(scorer: Scorer, sequences: Sequence[TokenSequence], tokens_per_microbatch: int) -> MessageBatch:
+def unweighted_batch(
+    scorer: Scorer, sequences: Sequence[TokenSequence], tokens_per_microbatch: int | None = None
+) -> MessageBatch:
     """Messages to be read, not learned from."""
     return message_batch(
-        sequences, None, tokens_per_microbatch=tokens_per_microbatch, device=scorer.device, pack_width=scorer.pack_width
+        sequences,
+        None,
+        tokens_per_microbatch=tokens_per_microbatch or scorer.tokens_per_microbatch,
+        device=scorer.device,
+        pack_width=scorer.pack_width,
     )
 
 

@@ -285,7 +285,7 @@ class AgentUpdater:
             if material.kept_E[s.position] and (spans := [x for x in s.spans if (s.position, x.message.turn) not in seen])
         ]
         if rest:
-            batch = unweighted_batch(self.scorer, rest, self._config.training.tokens_per_microbatch)
+            batch = unweighted_batch(self.scorer, rest)
             with self.scorer.training(agent):
                 log_M = message_log_ratios(self.scorer, self._playable.bank, agent, batch, before)
             np.add.at(log_E, batch.episode_M.numpy(), log_M)
