@@ -35,7 +35,7 @@ def group_settings(algorithm: Algorithm, recipe: Recipe) -> dict[str, Any]:
         "num_generations": recipe.rollout.episodes_per_item,
         "num_iterations": training.inner_epochs,
         "temperature": recipe.rollout.temperature,
-        "learning_rate": training.learning_rate,
+        "learning_rate": training.starting_rate,
         "lr_scheduler_type": "constant",
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,

@@ -208,7 +208,7 @@ def _in_words(recipe: Recipe) -> str:
     region = recipe.trust_region
     variants = Variants.of(recipe)
     _, played = stage_budget(recipe.training, recipe.rollout.items_per_stage, len(recipe.team.agents))
-    items = f"{variants.data_use.judging_items(played)} of {played} items"
+    items = f"{variants.reuse.judging_items(played)} of {played} items"
     if not variants.region.gates:
         return (
             f"Trust region: {variants.region.words}. No update is shortened or rejected; how far each one went is "

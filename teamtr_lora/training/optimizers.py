@@ -22,7 +22,7 @@ def build_optimizer(training: TrainingSection, parameters: list[nn.Parameter]) -
         raise UserError(
             f"training.optimizer = {training.optimizer!r} needs {package}; install teamtr-lora[quant] or use adamw"
         ) from error
-    optimizer: torch.optim.Optimizer = kind(parameters, lr=training.learning_rate, weight_decay=training.weight_decay)
+    optimizer: torch.optim.Optimizer = kind(parameters, lr=training.starting_rate, weight_decay=training.weight_decay)
     return optimizer
 
 
