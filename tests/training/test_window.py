@@ -92,7 +92,8 @@ def test_weights_are_the_exact_ratio_of_the_teams(
 ) -> None:
     """Of every kept episode, after every update: today's team over the team that played it, in float64 from stored adapters."""
     task = Credited(high_tokens) if name == "credited" else high_tokens
-    run = start(tmp_path, task=task, stages=2, **SETTINGS[name], **HALF, **FREE)
+    stages = 2 if name == "window" else 1
+    run = start(tmp_path, task=task, stages=stages, **SETTINGS[name], **HALF, **FREE)
     checked: list[float] = []
     record = run.record_update
 
@@ -100,24 +101,35 @@ def test_weights_are_the_exact_ratio_of_the_teams(
         record(*given)
         for kept, played in run.rollouts.window._kept:
             assert len(played.log_weight_E) == len(played.episodes) > 0
-            if run.state.counts["updates"] not in (3, 6):
+            if run.state.counts["updates"] < 3 * stages:
                 continue
             teams = [likelihoods(run, double_logp, v, played.episodes) for v in (run.playable.versions(), kept.versions)]
             np.testing.assert_allclose(played.log_weight_E, teams[0] - teams[1], atol=2e-4)
             checked.extend(np.abs(teams[0] - teams[1]).tolist())
 
+    if name == "masked":  # on the tiny base nearly every message is cut off; here some are
+        play = run.roll_out
+
+        def partly_cut(*given: Any) -> Any:
+            rollout = play(*given)
+            for episode in rollout.episodes:
+                for message in episode.messages:
+                    message.finish = "length" if (episode.seed + message.turn) % 3 == 0 else "stop"
+            return rollout
+
+        run.roll_out = partly_cut  # type: ignore[method-assign]
     run.record_update = check  # type: ignore[method-assign]
     train(run)
     assert len(checked) >= 24 and max(checked) > 0.05, "weights near 1 prove nothing"
     rows = updates_of(run)
-    assert sum(row.alpha is not None for row in rows) >= 3
+    assert sum(row.alpha is not None for row in rows) >= 2
     if name == "masked":
         truncated = sum(m.truncated for _, p in run.rollouts.window._kept for e in p.episodes for m in e.messages)
         assert truncated > 0, "weights count masked messages too"
     if name == "importance":
-        assert rows[1].importance is not None and rows[0].importance is None and rows[3].importance is None
+        assert rows[1].importance is not None and rows[0].importance is None
     else:
-        assert [row.window_episodes > 0 for row in rows] == [False, *[True] * 5]
+        assert [row.window_episodes > 0 for row in rows] == [False, *[True] * (3 * stages - 1)]
         assert all(row.fresh_episodes == 24 for row in rows)
         assert len(run.rollouts.window.records()) == 2, "n - 1 rollouts"
 
