@@ -360,7 +360,8 @@ COMPARED = ("after", "area")  # of these the paired differences are printed
 
 
 def table(report: dict[str, Any]) -> str:
-    names = list(dict.fromkeys(name for variant in report["variants"].values() for name in variant["measures"]))
+    measured = [(name, m["mean"]) for variant in report["variants"].values() for name, m in variant["measures"].items()]
+    names = list(dict.fromkeys(name for name, mean in measured if mean is not None))
     rows = [["variant", "seeds", *(name.replace("_", " ") for name in names)]]
     notes: list[str] = []
     for name, variant in report["variants"].items():
@@ -376,8 +377,7 @@ def table(report: dict[str, Any]) -> str:
 def _compared(against: dict[str, Any]) -> list[str]:
     lines = []
     for name, measured in against["differences"].items():
-        kept = [(m, measured[m] | {"by_seed": [0.0]}) for m in (*COMPARED, *measured) if m in measured]
-        kept = [pair for pair in kept if pair[0] in COMPARED] or kept[:2]
+        kept = [(m, v | {"by_seed": [0.0]}) for m, v in measured.items() if m in COMPARED or not measured.keys() & {*COMPARED}]
         words = [f"{m.replace('_', ' ')} {_shown(Column(m, lambda run: None, '+.3f', interval=True), v)}" for m, v in kept]
         lines.append(f"  {name}: {', '.join(words)} ({kept[0][1]['seeds']} seeds)")
     return ["", f"less {against['reference']}, seed by seed:", *lines] if lines else []

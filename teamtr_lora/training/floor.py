@@ -29,13 +29,7 @@ MESSAGES = 32
 
 
 def measure_floors(
-    scorer: Scorer,
-    bank: AdapterBank,
-    agent: str,
-    episodes: list[Episode],
-    *,
-    tokens_per_microbatch: int,
-    region: TrustRegionSection,
+    scorer: Scorer, bank: AdapterBank, agent: str, episodes: list[Episode], *, region: TrustRegionSection
 ) -> dict[str, float]:
     """Exact-KL floors on a few real messages. A strict pass has as its floor what it reads for the smallest perturbation; the
     training pass, and a gate in TF32, the most that they read above a strict pass over all perturbations.
@@ -44,7 +38,7 @@ def measure_floors(
     chosen = [e for e in episodes if any(m.agent == agent and m.token_ids for m in e.messages)][:MESSAGES]
     if not chosen:
         return {}
-    batch, reduction = unweighted_batch(scorer, agent_sequences(chosen, agent), tokens_per_microbatch), region.reduction
+    batch, reduction = unweighted_batch(scorer, agent_sequences(chosen, agent)), region.reduction
     bank.activate(agent)
     with gate_pass(scorer, tf32=False):
         strict = _perturbed_kl(scorer, bank, agent, batch, reduction)

@@ -217,7 +217,7 @@ class AgentUpdater:
             [sequence for sequence in sequences if sequence.episode.group in groups],
             advantage_E.tolist(),
             weight_E=weight_E.tolist(),
-            tokens_per_microbatch=self._config.training.tokens_per_microbatch,
+            tokens_per_microbatch=self.scorer.tokens_per_microbatch,
             device=self.scorer.device,
             mask_truncated=self._config.rollout.truncated_messages == "mask",
             pack_width=self.scorer.pack_width,
@@ -285,7 +285,7 @@ class AgentUpdater:
             if material.kept_E[s.position] and (spans := [x for x in s.spans if (s.position, x.message.turn) not in seen])
         ]
         if rest:
-            batch = unweighted_batch(self.scorer, rest, self._config.training.tokens_per_microbatch)
+            batch = unweighted_batch(self.scorer, rest)
             with self.scorer.training(agent):
                 log_M = message_log_ratios(self.scorer, self._playable.bank, agent, batch, before)
             np.add.at(log_E, batch.episode_M.numpy(), log_M)

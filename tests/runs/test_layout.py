@@ -40,7 +40,6 @@ OTHERS = {
     ("recipe/recipe_files.py", "recipe.yaml"),  # an example in a message
     ("cli/recipe_commands.py", "recipe.yaml"),  # what `init` wrote
     ("registry/pushed_files.py", "team.json"),  # a team's repository on the hub
-    ("swap/work.py", "tensors.safetensors"),  # a swap's work folder, wherever it lies
 }
 
 

@@ -12,5 +12,7 @@ compares names. Nothing here imports torch or numpy, so that recipes can be chec
     radii       a stage's total radius, shared among the agents
     gain        what is asked of a step's surrogate gain, beside its KL
     reuse       which episodes an update learns from, and which ones judge it
+    reduction   the KL of a message, from that of its tokens
+    optimizer_kinds  what takes the steps
     chosen      all of them together, as a recipe chooses them
 """
