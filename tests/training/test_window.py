@@ -234,7 +234,8 @@ def test_a_run_killed_around_every_write_ends_as_the_undisturbed_one(
     train(whole)
     run, kills, attempt = whole, 0, 0
     while True:
-        owner, method, when = POINTS[attempt % len(POINTS)]
+        points = POINTS[2:] if name == "none" else POINTS  # without reuse no rollout is ever written
+        owner, method, when = points[attempt % len(points)]
         real, calls = getattr(owner, method), 0
 
         def deadly(*given: Any, real: Any = real, when: str = when) -> Any:
