@@ -61,6 +61,7 @@ ABLATIONS = {
 RATES = (2e-4, 6e-4, 2e-3, 6e-3)  # a 30-fold range
 RATIOS, CLIPS = ("message", "token", "sequence_mean"), (0.1, 0.2, 0.5)
 COLLAPSE = ("training.learning_rate=0.02", "training.inner_epochs=8", "training.stages=4", "evaluation.every_stages=1", *QUIET)
+SHOCK_ITEMS, MORE_STAGES = 512, 3  # what a swap is judged on, and how long the team then trains on
 PROTOCOLS = ("no_unification", "system_prompt", "reasoning_tags", "tool_calls", "full")
 
 
@@ -162,8 +163,8 @@ def swap_variant(
 
     def work(variant: Variant, seed: int, folder: Path, until: float) -> Measures:
         asked = argparse.Namespace(
-            recipe=recipe, overrides=list(variant.overrides), out=folder.parent, agent="solver", to=to, items=512,
-            spec="fresh:rank=32,targets=all-linear", more_stages=3, control=control, scratch=scratch,
+            recipe=recipe, overrides=list(variant.overrides), out=folder.parent, agent="solver", to=to, items=SHOCK_ITEMS,
+            spec="fresh:rank=32,targets=all-linear", more_stages=MORE_STAGES, control=control, scratch=scratch,
         )  # fmt: skip
         found = measure_swap.measure(asked, seed, until)
         lost = {kind: found[f"lost_{kind}"] and found[f"lost_{kind}"]["lost"] for kind in ("direct", "aligned")}
