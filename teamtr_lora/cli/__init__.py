@@ -42,10 +42,17 @@ from teamtr_lora.cli.arguments import keep_stdout_for_json
 from teamtr_lora.cli.examples import examples
 from teamtr_lora.cli.parser import Parser
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.visible import visible_streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    with visible_streams():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # else torch leaves a file in /tmp for every process on some CPUs
+    os.environ.setdefault("VLLM_LOGGING_COLOR", "0")  # its colours would be shown as the escapes that they are
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of missing kernels even where nothing is quantised
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
@@ -81,8 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:
         if args.debug:
-            raise
-        print(f"teamtr-lora: crashed: {type(error).__name__}: {error}; run again with --debug for the traceback", file=sys.stderr)
+            traceback.print_exc()  # here, where the terminal is guarded, and not by the interpreter
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        hint = "" if args.debug else "; run again with --debug for the traceback"
+        print(f"teamtr-lora: crashed: {what}{hint}", file=sys.stderr)
         return 1
 
 

@@ -12,7 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from teamtr_lora.common.visible import json_escaped
+
 _REGISTRY = Path("adapters")
+# What of a user's own Python a command runs, for its help.
+RUNS_CODE = "It runs the Python files that task.reward, task.callable and team.router.callable name."
+RUNS_ITEMS_ONLY = "Of Python files that a recipe names it runs that of task.callable, which makes the items, and no other."
+RUNS_ROUTER_ONLY = "Of Python files that the team's recipe names it runs that of team.router.callable, and no other."
 T = TypeVar("T", bound=Any)
 
 
@@ -99,7 +105,7 @@ def keep_stdout_for_json() -> None:
     they start, writes to stderr instead."""
     global _json_out
     out = sys.__stdout__
-    if out is not None and sys.stdout is out:
+    if out is not None and getattr(sys.stdout, "rich_proxied_file", sys.stdout) is out:
         with contextlib.suppress(OSError):  # there is no stderr
             kept = os.dup(out.fileno())
             os.dup2(2, out.fileno())
@@ -107,4 +113,4 @@ def keep_stdout_for_json() -> None:
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
-    print(json.dumps(value, indent=indent, ensure_ascii=False), file=_json_out or sys.stdout, flush=True)
+    print(json_escaped(json.dumps(value, indent=indent, ensure_ascii=False)), file=_json_out or sys.stdout, flush=True)

@@ -6,15 +6,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import add_registry, options, positive, print_json, radius, show
+from teamtr_lora.cli.arguments import RUNS_CODE, add_registry, options, positive, print_json, radius, show
 from teamtr_lora.common.errors import UserError
 
 _GO_ON = "Training goes on with the new team: teamtr-lora train RUN --resume training.stages=N"
+_NOTES = f"{_GO_ON}\n\n{RUNS_CODE}"
 _JSON = "print the report as JSON"
 
 
 def add_commands(command: Any) -> None:
-    swap = command("swap", _swap, "Replace one agent's adapter, aligned with the old one first (Stage-0).", _GO_ON, json=_JSON)
+    swap = command("swap", _swap, "Replace one agent's adapter, aligned with the old one first (Stage-0).", _NOTES, json=_JSON)
     swap.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of a registry")
     swap.add_argument("--agent", metavar="NAME", help="whose adapter is replaced")
     swap.add_argument(
@@ -35,7 +36,7 @@ def add_commands(command: Any) -> None:
     add_registry(swap)
 
     text = "Move a whole team to another base with the same tokenizer; every agent is distilled."
-    rebase = command("rebase", _rebase, text, json=_JSON)
+    rebase = command("rebase", _rebase, text, RUNS_CODE, json=_JSON)
     rebase.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of a registry; left as it is")
     rebase.add_argument("--to", dest="base", required=True, metavar="BASE", help="the new base: what base.source takes")
     rebase.add_argument("--out", type=Path, metavar="DIR", help="the new run directory (default: RUN-BASE, or runs/TEAM-BASE)")
