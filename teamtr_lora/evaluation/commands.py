@@ -23,7 +23,7 @@ from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.collector import PlayPlan, Progress
-from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
 from teamtr_lora.runs.evaluations import EvaluationStore, evaluation_name, is_evaluation, read_evaluation
 from teamtr_lora.runs.transcripts import episode_record
 from teamtr_lora.tasks import Item, Task
@@ -73,13 +73,14 @@ def open_stored(
     stored = find_team(source, scored=scored, recipes=True)
     recipe = stored.recipe
     rollout = recipe.rollout if engine is None else recipe.rollout.model_copy(update={"engine": engine})
-    playable = open_team(recipe.base, recipe.team, rollout, seed=recipe.seed, folder=recipe.folder)
-    try:
-        if stored.versions:
-            load_versions(playable, stored.versions, stored.adapters)
-        yield recipe, playable
-    finally:
-        playable.close()
+    with fits(recipe):
+        playable = open_team(recipe.base, recipe.team, rollout, seed=recipe.seed, folder=recipe.folder)
+        try:
+            if stored.versions:
+                load_versions(playable, stored.versions, stored.adapters)
+            yield recipe, playable
+        finally:
+            playable.close()
 
 
 def evaluate_team(source: str | Path, options: EvalOptions | None = None, progress: Progress | None = None) -> EvaluationResult:
@@ -98,7 +99,7 @@ def evaluate_team(source: str | Path, options: EvalOptions | None = None, progre
     items = evaluation_items(task, options.split, options.limit or recipe.evaluation.items)
     settings = _settings(recipe, versions, task, items, options)
     store = EvaluationStore(options.out or stored.evaluations / evaluation_name(settings), settings, Outcome.from_dict)
-    with store.claimed():
+    with store.claimed(), fits(recipe):
         if store.finished and not options.reuse:
             store.forget()
         _play_missing(source, store, task, items, options, progress)

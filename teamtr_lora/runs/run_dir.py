@@ -35,6 +35,7 @@ ELSEWHERE = "choose another --run-dir (in Python: output_dir)"
 MAY_CHANGE = (
     "training.stages", "output_dir", "tracking", "base.device", "rollout.server", "rollout.vllm", "rollout.requests_per_batch",
     "swap", "diagnostics", "evaluation.every_stages",
+    "training.tokens_per_microbatch", "training.gradient_checkpointing",  # the same sums in other parts: what a full GPU needs
 )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from teamtr_lora.recipe import (
     problems,
 )
 from teamtr_lora.registry.stored import find_team
-from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
 from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
 from teamtr_lora.tasks import Rewards, Task
 from teamtr_lora.tasks.custom import checked_task
@@ -218,6 +218,10 @@ class TeamTRTrainer:
         same, `stages` may be more. The directory is `output_dir`, or runs/NAME with `name` (the first that is free, or with
         `resume` the newest). KeyboardInterrupt and errors leave a run that can be resumed.
         """
+        with fits(self.recipe):
+            return self._train(resume, name)
+
+    def _train(self, resume: bool, name: str) -> TrainSummary:
         started = time.monotonic()
         recipe = self.recipe
         if recipe.output_dir:
@@ -263,15 +267,16 @@ class TeamTRTrainer:
             if count is not None and count < 1:
                 raise UserError(f"{name} = {count}: must be at least 1")
         section, rollout = self.recipe.evaluation, self.recipe.rollout
-        return evaluate(
-            self.open(),
-            self.task,
-            items=items or section.items,
-            k=k or section.samples_in_training,
-            temperature=section.sampled_at(rollout),
-            max_message_tokens=rollout.max_message_tokens,
-            seed=self.recipe.seed,
-        )
+        with fits(self.recipe):
+            return evaluate(
+                self.open(),
+                self.task,
+                items=items or section.items,
+                k=k or section.samples_in_training,
+                temperature=section.sampled_at(rollout),
+                max_message_tokens=rollout.max_message_tokens,
+                seed=self.recipe.seed,
+            )
 
     def _summary(self, run: TrainingRun) -> TrainSummary:
         state = run.state
