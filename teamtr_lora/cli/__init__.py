@@ -38,7 +38,7 @@ from teamtr_lora.cli import (
     task_commands,
     team_commands,
 )
-from teamtr_lora.cli.arguments import keep_stdout_for_json
+from teamtr_lora.cli.arguments import keep_stdout_for_json, trusting
 from teamtr_lora.cli.examples import examples
 from teamtr_lora.cli.parser import Parser
 from teamtr_lora.common.errors import UserError
@@ -67,7 +67,8 @@ def _main(argv: Sequence[str] | None) -> int:
     if getattr(args, "json", False):
         keep_stdout_for_json()
     try:
-        return int(args.run(args) or 0)
+        with trusting(args):
+            return int(args.run(args) or 0)
     except UserError as error:
         if args.debug:
             traceback.print_exc()

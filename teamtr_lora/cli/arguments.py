@@ -8,10 +8,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from teamtr_lora.common.trust import SANDBOXED, TRUST_PROGRAMS
 from teamtr_lora.common.visible import json_escaped
 
 _REGISTRY = Path("adapters")
@@ -53,6 +54,27 @@ def in_registry(team: Path, registry: Path) -> Path:
     """RUN_OR_TEAM as a path: with another --registry than the default, a bare name that is no path here is a team of it."""
     elsewhere = registry != _REGISTRY and team == Path(team.name) and not os.path.exists(team)
     return registry / team if elsewhere else team
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust-programs",
+        action="store_true",
+        help="the team's task may run programs of its dataset, in the sandbox (needed once a dataset)",
+    )
+
+
+@contextlib.contextmanager
+def trusting(args: argparse.Namespace) -> Iterator[None]:
+    """--trust-programs is the environment variable, for one command."""
+    before = os.environ.get(TRUST_PROGRAMS)
+    if getattr(args, "trust_programs", False):
+        os.environ.setdefault(TRUST_PROGRAMS, SANDBOXED)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(TRUST_PROGRAMS, None)
 
 
 def positive(text: str) -> int:

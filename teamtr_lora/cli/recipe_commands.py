@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora import __version__
-from teamtr_lora.cli.arguments import RUNS_CODE, RUNS_ITEMS_ONLY, add_recipe, print_json, recipe_words, run_name, show
+from teamtr_lora.cli.arguments import RUNS_CODE, RUNS_ITEMS_ONLY, add_recipe, add_trust, print_json, recipe_words, run_name, show
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import program
 
@@ -24,6 +24,8 @@ def add_commands(command: Any) -> None:
         "--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, numbered if taken)"
     )
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run directory")
+
+    add_trust(train)
 
     text = "Print the resolved recipe, or every problem in it at once."
     validate = command("validate", _validate, text, json="print the resolved recipe as JSON")
@@ -49,6 +51,10 @@ def _train(args: argparse.Namespace) -> None:
     recipes, overrides = recipe_words(args)
     goes_on = len(recipes) == 1 and Path(args.recipe).is_dir()
     recipe = load_run_recipe(Path(args.recipe), overrides) if goes_on else load_recipe(recipes, overrides)
+    if goes_on and recipe.task.programs_of(recipe.folder):  # where this is asked first, as reading a registry imports torch
+        from teamtr_lora.registry.programs import check_programs
+
+        check_programs(recipe, args.recipe)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
     from teamtr_lora.cli.text.console import Console

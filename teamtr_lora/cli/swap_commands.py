@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import RUNS_CODE, add_registry, options, positive, print_json, radius, show
+from teamtr_lora.cli.arguments import RUNS_CODE, add_registry, add_trust, options, positive, print_json, radius, show
 from teamtr_lora.common.errors import UserError
 
 _GO_ON = "Training goes on with the new team: teamtr-lora train RUN --resume training.stages=N"
@@ -34,6 +34,7 @@ def add_commands(command: Any) -> None:
     swap.add_argument("--dry-run", action="store_true", help="print the compatibility report and the plan; change nothing")
     swap.add_argument("--undo", action="store_true", help="restore the team before the last swap")
     add_registry(swap)
+    add_trust(swap)
 
     text = "Move a whole team to another base with the same tokenizer; every agent is distilled."
     rebase = command("rebase", _rebase, text, RUNS_CODE, json=_JSON)
@@ -52,6 +53,7 @@ def add_commands(command: Any) -> None:
         help="the new tokenizer may have tokens that the old one lacks (Qwen2.5 to Qwen3); all else must be the same",
     )
     add_registry(rebase)
+    add_trust(rebase)
 
 
 def _contexts(text: str) -> int:

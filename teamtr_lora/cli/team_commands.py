@@ -10,6 +10,7 @@ from teamtr_lora.cli.arguments import (
     RUNS_CODE,
     RUNS_ROUTER_ONLY,
     add_registry,
+    add_trust,
     in_registry,
     options,
     port,
@@ -73,6 +74,7 @@ def _add_eval(command: Any) -> None:
         help="folder of the results (default: one in RUN/evaluations; for a recipe or a registry team, in ./evaluations)",
     )
     add_registry(evaluate, _TEAM_OF)
+    add_trust(evaluate)
     evaluate.add_argument("--reuse", action="store_true", help="read a finished evaluation instead of playing it again")
     evaluate.add_argument(
         "--compare", type=Path, nargs=2, metavar=("RUN_A", "RUN_B"), help="paired test of two runs or evaluation folders"

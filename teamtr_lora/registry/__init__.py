@@ -7,6 +7,7 @@ On disk:
     identity        bases, tokenizers and protocols as hashes
     card            model cards, of an adapter and of a team's repository
     stored          what RUN_OR_TEAM means, for every command and function that takes one
+    programs        programs that come with the dataset of a stored team: trusted once
     overview        `adapters list`, `show` and `rm`
     verify          `adapters verify`
 From elsewhere:

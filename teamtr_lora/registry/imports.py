@@ -25,6 +25,7 @@ from teamtr_lora.registry.fit import Adapter, check_lora, modules_of, open_conte
 from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
 from teamtr_lora.registry.local_keys import local_files, put
 from teamtr_lora.registry.manifest import AdapterManifest, MadeBy, Replaced, TeamManifest, one_line
+from teamtr_lora.registry.programs import programs_of
 from teamtr_lora.registry.reader import entries, safe
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.runs.history import Replaced as RunReplaced
@@ -192,6 +193,8 @@ def _import_run(registry: Registry, path: Path, team: str, base: str | None, pro
     done, members = Imported(), {}
     if history.stale:
         done.notes.append("the run was not evaluated since its team last changed: no metrics are stored with it")
+    if dataset := programs_of(run.recipe):
+        done.notes.append(f"its task runs programs of the dataset {show(dataset)}; playing it asks for --trust-programs once")
     for agent, adapter in adapters.items():
         stored = _store(
             registry, team, agent, adapter, identity=identity, recipe=recipe, made_by=history.made_by[agent], current=current,

@@ -25,6 +25,7 @@ from teamtr_lora.registry.fit import check_lora, pickles
 from teamtr_lora.registry.hub_client import HubRepo, Remote
 from teamtr_lora.registry.local_keys import leaves_its_folder, local_choices, local_files, local_paths, named_code
 from teamtr_lora.registry.manifest import TeamManifest
+from teamtr_lora.registry.programs import programs_of
 from teamtr_lora.registry.pushed_files import HISTORY_FILE, TEAM_FILE
 from teamtr_lora.registry.reader import VERSION_FILES, check_belongs, checked_recipe, open_version, parse_team, read_file
 
@@ -113,6 +114,8 @@ def advice(team: TeamManifest) -> list[str]:
     if not is_shared_name(team.base.source):
         notes.append(f"base.source = {show(team.base.source)}: a base that you must supply, in a folder of that name")
     notes += [f"{key} = {show(value)}: a file that you must supply" for key, value in local_files(team.recipe).items()]
+    if dataset := programs_of(team.load_recipe().placed_in(Path.cwd())):
+        notes.append(f"task: runs programs that come with the dataset {show(dataset)}; playing it asks for --trust-programs once")
     if responder is not None and responder.script is None:
         notes.append("task.responder.url: a server that you must supply; without one nobody answers the team")
     return notes

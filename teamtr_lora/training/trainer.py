@@ -31,6 +31,7 @@ from teamtr_lora.recipe import (
     dump_recipe,
     problems,
 )
+from teamtr_lora.registry.programs import trust_programs
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
 from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
@@ -229,6 +230,7 @@ class TeamTRTrainer:
         else:
             run_dir = RunDir(latest_run_dir(name) if resume else default_run_dir(name))
         run_dir.check(recipe, resume=resume)
+        trust_programs(recipe)
         recipe = self.recipe = run_dir.with_stages_done(run_dir.with_swaps(recipe))
         playable = self.open()
         lock = run_dir.claim(recipe, {**code_hashes(recipe), **data_hashes(recipe)})
