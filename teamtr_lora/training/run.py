@@ -57,6 +57,8 @@ class TrainingRun:
         if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
             self.updater.scaler.load_state_dict(self.state.loss_scaler)
         self.run_dir.metrics.truncate(self.state.metrics_bytes)
+        self.run_dir.check_rows()
+        self.run_dir.restore_team(self.state.versions, self.state.loras)
         self.events.state.global_step, self.events.state.epoch = self.state.counts["updates"], self.state.stage
 
     def begin(self) -> None:

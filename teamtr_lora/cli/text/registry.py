@@ -58,6 +58,8 @@ def print_verified(found: Verified) -> None:
     for note in found.notes:
         _say(f"not checked: {note}")
     count = f"{found.adapters} adapter versions and {found.teams} team versions"
+    if found.rows or found.checkpoints:
+        count = f"{found.adapters} adapter versions, {found.rows} rows and {found.checkpoints} checkpoints"
     _say(f"{count}: {len(found.problems)} problems" if found.problems else f"{count}: every hash fits")
 
 
