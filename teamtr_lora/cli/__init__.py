@@ -19,6 +19,7 @@ Modules:
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import sys
@@ -43,6 +44,8 @@ from teamtr_lora.cli.examples import examples
 from teamtr_lora.cli.parser import Parser
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.visible import visible_streams
+
+_PATH_ERRORS = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.EACCES, errno.EPERM}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,12 +91,24 @@ def _main(argv: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads our output any more
         return 0
     except Exception as error:
+        if (wrong := _wrong_path(error)) and not args.debug:
+            print(f"teamtr-lora: {wrong}", file=sys.stderr)
+            return 2
         if args.debug:
             traceback.print_exc()  # here, where the terminal is guarded, and not by the interpreter
         what = " ".join(f"{type(error).__name__}: {error}".split())
         hint = "" if args.debug else "; run again with --debug for the traceback"
         print(f"teamtr-lora: crashed: {what}{hint}", file=sys.stderr)
         return 1
+
+
+def _wrong_path(error: Exception) -> str:
+    """One line about a path that the system takes no files at, wherever it was given; empty for any other error."""
+    if isinstance(error, ValueError) and str(error).startswith("embedded null"):
+        return "a path that was given holds a NUL character, which no file name can"
+    if isinstance(error, OSError) and error.filename and error.errno in _PATH_ERRORS:
+        return " ".join(f"{os.fsdecode(error.filename)}: no file can be here ({error.strerror}); give another path".split())
+    return ""
 
 
 def build_parser() -> Parser:

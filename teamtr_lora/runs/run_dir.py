@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from teamtr_lora.base.versions import AdapterVersion, stored_versions
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.files import dump_json, remove_temporaries, write_atomic
+from teamtr_lora.common.files import disk_errors, dump_json, remove_temporaries, write_atomic
 from teamtr_lora.common.locks import acquire
 from teamtr_lora.recipe import Recipe, dump_recipe, first_difference, load_recipe
 from teamtr_lora.runs import layout
@@ -81,8 +81,9 @@ class RunDir:
 
     def check(self, recipe: Recipe, *, resume: bool) -> None:
         """Refuses a folder that holds something else, before anything is loaded or written."""
-        refuse_links(self.path, layout.OWN_NAMES)
-        saved = (self.path / layout.RECIPE).exists()
+        with disk_errors(self.path):  # a name that no file system takes
+            refuse_links(self.path, layout.OWN_NAMES)
+            saved = (self.path / layout.RECIPE).exists()
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: is a file; {ELSEWHERE}")
         if is_baseline(self.path):
