@@ -277,7 +277,8 @@ def _without_choices_of_code(config: PretrainedConfig) -> None:
     """Attention, experts and classes are ours to choose: a config.json can name kernels and classes of a hub repository, which
     would be fetched and run."""
     for name in getattr(config, "sub_configs", {}):
-        if hasattr(inner := getattr(config, name, None), "sub_configs"):
+        inner: Any = getattr(config, name, None)
+        if hasattr(inner, "sub_configs"):
             _without_choices_of_code(inner)
     config._attn_implementation, config._experts_implementation = ATTENTION, None
     for name in _NAMES_CODE:

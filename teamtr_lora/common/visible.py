@@ -59,7 +59,7 @@ def visible_streams() -> Iterator[None]:
     """stdout and stderr behind the filter, for as long as a command runs."""
     before = sys.stdout, sys.stderr
     streams = [stream if stream is None or isinstance(stream, VisibleStream) else VisibleStream(stream) for stream in before]
-    sys.stdout, sys.stderr = streams  # type: ignore[assignment]
+    sys.stdout, sys.stderr = streams
     try:
         yield
     finally:

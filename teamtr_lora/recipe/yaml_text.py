@@ -40,6 +40,7 @@ class _Checks(yaml.composer.Composer):
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
     depth = 0
+    peek_event: Any  # the parser's
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth += 1
@@ -74,7 +75,7 @@ class _Loader(_Checks, yaml.SafeLoader):
 
 
 # The scanner of a stranger's large file is libyaml's, which is ten times as fast; what it scans goes through the same checks.
-_Scanner: Any = yaml.cyaml.CParser if yaml.__with_libyaml__ else None
+_Scanner: Any = vars(yaml.cyaml)["CParser"] if yaml.__with_libyaml__ else None
 if _Scanner is None:
     _LargeLoader: Any = _Loader
 else:
