@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ class PlayableTeam:
     bank: AdapterBank
     team: Team
     sampler: Sampler
+    opening_seconds: dict[str, float] = field(default_factory=dict)  # what opening it took, by phase
 
     def versions(self) -> dict[str, str]:
         """The version names that are current, which is what every message must come from."""
@@ -69,15 +71,17 @@ class PlayableTeam:
 
 
 @contextmanager
-def fits(recipe: Recipe) -> Iterator[None]:
-    """A GPU that is full, inside of it, as one line: what was going on, and which keys make that smaller."""
+def fits(recipe: Recipe, tokens: Callable[[], int | None] = lambda: None) -> Iterator[None]:
+    """A GPU that is full, inside of it, as one line: what was going on, and which keys make that smaller. `tokens`: the size of a
+    micro-batch, where one was chosen."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         phase = phase_of(error) or "update"
+        keys = " or ".join(smaller(recipe, phase, tokens()))
         raise UserError(
-            f"the GPU is out of memory during {phase}; try {' or '.join(smaller(recipe, phase))}; every update before is saved: "
-            "train goes on with --resume and such a setting"
+            f"the GPU is out of memory during {phase}; try {keys}; every update before is saved: train goes on with --resume and "
+            "such a setting"
         ) from error
 
 
@@ -105,6 +109,7 @@ def _open_team(
     folder: Path,
     extra: Mapping[str, LoraSection] | None,
 ) -> PlayableTeam:
+    started = time.monotonic()
     base = load_base(
         beside(base_section.source, folder),
         precision=base_section.precision,
@@ -112,6 +117,7 @@ def _open_team(
         quantization=base_section.quantization,
         revision=base_section.revision,
     )
+    loaded = time.monotonic()
     router = team_section.router
     custom = load_callable(router.callable, key="team.router.callable", folder=folder) if router.callable else None
     team = build_team(
@@ -119,8 +125,10 @@ def _open_team(
     )
     specs = {agent.name: agent.lora for agent in team_section.agents} | dict(extra or {})
     bank = AdapterBank(base.model, specs, base_name=base_section.source, seed=seed)
+    adapted = time.monotonic()
     sampler = open_sampler(base, bank, rollout, context_tokens=team.context_tokens)
-    playable = PlayableTeam(base, bank, team, sampler)
+    seconds = {"base": loaded - started, "adapters": adapted - loaded, "engine": time.monotonic() - adapted}
+    playable = PlayableTeam(base, bank, team, sampler, seconds | sampler.start_seconds())
     try:
         playable.publish_all()
     except BaseException:
