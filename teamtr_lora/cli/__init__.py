@@ -7,6 +7,7 @@ Modules:
     recipe_commands    train, validate, keys, plan, init
     team_commands      eval, ask, serve
     study_commands     certify, diagnose
+    report_commands    report, view, runs
     task_commands      tasks, score
     registry_commands  adapters
     hub_commands       push, pull
@@ -33,6 +34,7 @@ from teamtr_lora.cli import (
     hub_commands,
     recipe_commands,
     registry_commands,
+    report_commands,
     study_commands,
     swap_commands,
     task_commands,
@@ -117,8 +119,8 @@ def build_parser() -> Parser:
             added.add_argument("--json", action="store_true", help=json)
         return added
 
-    groups = (recipe_commands, team_commands, study_commands, task_commands, registry_commands, hub_commands, baseline_commands,
-              swap_commands, docs_command)  # fmt: skip
+    groups = (recipe_commands, team_commands, report_commands, study_commands, task_commands, registry_commands, hub_commands,
+              baseline_commands, swap_commands, docs_command)  # fmt: skip
     for group in groups:
         group.add_commands(command)
     return parser

@@ -1,0 +1,101 @@
+"""What a figure is, and the marks that figures are drawn with: plotly's traces as plain data.
+
+A colour is a role such as `$accepted` or `$agent0`: the page knows what it looks like in light and in dark (page.js, THEMES).
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from teamtr_lora.report.run_data import RunData
+from teamtr_lora.runs.metrics import UpdateRow
+
+Numbers = Sequence[float | None]
+LOG = {"type": "log", "tickformat": "~g"}
+Z95 = 1.96
+DECISIONS = ("accepted", "shrunk", "rejected", "skipped")
+SAID = {"accepted": "accepted", "shrunk": "shortened", "rejected": "rejected", "skipped": "skipped"}
+SYMBOLS = {"accepted": "circle", "shrunk": "diamond", "rejected": "x", "skipped": "circle-open"}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """`layout` is plotly's; the page adds fonts, colours, sizes and margins."""
+
+    traces: list[dict[str, Any]]
+    layout: dict[str, Any] = field(default_factory=dict)
+
+
+Drawn = Drawing | str
+"""A figure, or the sentence that says why there is nothing to draw and which setting would record it."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str  # of its files
+    title: str
+    read: str  # one sentence: how to read it
+    draw: Callable[[RunData], Drawn]
+
+
+def plain(text: object) -> str:
+    """Text from outside, for names and hovers: plotly takes some markup there."""
+    return html.escape(str(text), quote=False)
+
+
+def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
+    """A layout with the titles of both axes; `more` is laid over it."""
+    found: dict[str, Any] = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+    for key, value in more.items():
+        found[key] = found.get(key, {}) | value if isinstance(value, dict) else value
+    return found
+
+
+def two_panels(x: str, upper: str, lower: str, *, share: float = 0.3) -> dict[str, Any]:
+    """One x axis and two y axes above each other; traces of the lower one say yaxis="y2"."""
+    return axes(x, upper, xaxis={"anchor": "y2"}, yaxis={"domain": [share + 0.08, 1]}) | {
+        "yaxis2": {"title": {"text": lower}, "domain": [0, share]}
+    }
+
+
+def line(name: str, x: Sequence[Any], y: Numbers, *, color: str, dash: str = "solid", **more: Any) -> dict[str, Any]:
+    mode = "lines+markers" if len(x) <= 60 else "lines"
+    look = {"line": {"color": color, "dash": dash, "width": 2}, "marker": {"color": color, "size": 7}}
+    return {"type": "scatter", "mode": mode, "name": plain(name), "x": list(x), "y": list(y)} | look | more
+
+
+def points(name: str, x: Sequence[Any], y: Numbers, *, color: str, symbol: str = "circle", **more: Any) -> dict[str, Any]:
+    look = {"marker": {"color": color, "symbol": symbol, "size": 8}}
+    return {"type": "scatter", "mode": "markers", "name": plain(name), "x": list(x), "y": list(y)} | look | more
+
+
+def bars(name: str, x: Sequence[Any], y: Numbers, *, color: str, **more: Any) -> dict[str, Any]:
+    return {"type": "bar", "name": plain(name), "x": list(x), "y": list(y), "marker": {"color": color}} | more
+
+
+def band(name: str, x: Sequence[Any], low: Numbers, high: Numbers, *, color: str) -> list[dict[str, Any]]:
+    """The space between two lines."""
+    edge = {"type": "scatter", "mode": "lines", "x": list(x), "line": {"width": 0}, "hoverinfo": "skip", "name": plain(name)}
+    return [edge | {"y": list(low), "showlegend": False}, edge | {"y": list(high), "fill": "tonexty", "fillcolor": color}]
+
+
+def errors(values: Numbers, times: float = Z95) -> dict[str, Any]:
+    """95% intervals out of standard errors; none where there is no error."""
+    return {"type": "data", "array": [None if v is None else times * v for v in values], "thickness": 1.2, "width": 3}
+
+
+def agent_color(agents: Sequence[str], agent: str) -> str:
+    """A role for each agent; a seventh begins anew."""
+    return f"$agent{agents.index(agent) % 6}"
+
+
+def numbered(updates: Sequence[UpdateRow]) -> list[tuple[int, UpdateRow]]:
+    """The run's updates, counted from 1: what their figures have on the x axis."""
+    return list(enumerate(updates, start=1))
+
+
+def update_hover(row: UpdateRow) -> str:
+    return f"stage {row.stage}, update {row.update}: {plain(row.agent)}, {SAID[row.decision]}"
