@@ -101,8 +101,7 @@ def compared_in_words(kinds: Sequence[Kind]) -> list[str]:
         reached = [_accuracy(run, -1) for run in kind.runs if run.evaluated]
         if reached:
             mean, half = mean_and_interval(reached)
-            spread = f" \N{PLUS-MINUS SIGN} {100 * half:.1f} points (95% interval over {len(reached)} seeds)" if half else ""
-            said.append(f"{kind.label}: {percent(mean)} of held-out items right at the end{spread}.")
+            said.append(f"{kind.label}: {percent(mean)} of held-out items right at the end{_seeds(reached, mean, half)}.")
     for each in differences(kinds):
         test = each.test
         sure = "more than luck" if test.p_value < 0.05 else "may be luck"
@@ -111,6 +110,14 @@ def compared_in_words(kinds: Sequence[Kind]) -> list[str]:
             f"(p = {test.p_value:.2g}; better on {test.better} items, worse on {test.worse})."
         )
     return said
+
+
+def _seeds(reached: Sequence[float], mean: float, half: float | None) -> str:
+    if half is None:
+        return ""
+    each = f" ({_list([percent(value) for value in reached])})" if len(reached) <= 5 else ""
+    low, high = percent(max(0.0, mean - half)), percent(min(1.0, mean + half))
+    return f", the mean of {len(reached)} seeds{each}; 95% interval {low} to {high}"
 
 
 def _trained(run: RunData) -> str:
@@ -130,27 +137,33 @@ def _gained(run: RunData) -> str:
     ends = f"from {percent(gain.before)} to {percent(gain.after)}"
     text = f"Accuracy on {gain.items} held-out items went {ends}: {_signed(change)} points"
     if gain.low is None or gain.high is None:
-        return f"{text}, with too few items to say how sure that is."
+        return f"{text}, with too few items to say how sure that is. {_reward(run)}"
     how = "the same items before and after" if gain.paired else "both measurements taken as independent"
     text += f", with 95% confidence between {_signed(gain.low)} and {_signed(gain.high)} ({how})."
     if gain.low <= 0 <= gain.high:
         text += " That interval contains zero, so it may be luck: more stages or more evaluation items would tell."
-    return text
+    return f"{text} {_reward(run)}"
+
+
+def _reward(run: RunData) -> str:
+    first, last = ((row.evaluation or {})["mean_reward"] for row in (run.evaluated[0], run.evaluated[-1]))
+    return f"The mean reward there went from {first:.3f} to {last:.3f}."
 
 
 def _updates(run: RunData) -> str:
     if not run.updates:
         return "No update has been made yet."
     counts = Counter(row.decision for row in run.updates)
-    words = {"accepted": "accepted whole", "shrunk": "shortened and accepted", "rejected": "rejected", "skipped": "skipped"}
-    made = _list([f"{counts[decision]} {text}" for decision, text in words.items() if counts[decision]])
+    words = {"accepted": "accepted whole", "shrunk": "shortened", "rejected": "rejected", "skipped": "skipped"}
+    parts = [f"{counts[decision]} {text}" for decision, text in words.items() if counts[decision]]
+    made = _list([f"{part.partition(' ')[0]} {'was' if part[:2] == '1 ' else 'were'} {part.partition(' ')[2]}" for part in parts])
     total = len(run.updates)
-    text = f"Of {total} updates, {made}." if total > 1 else f"One update so far: {made}."
+    text = f"Of {total} updates, {made}." if total > 1 else f"One update so far, {made}."
     estimator = run.recipe.trust_region.estimator
     why = Counter((row.decision, kind_of_reason(row, estimator)) for row in run.updates if row.decision != "accepted")
     if why:
-        causes = [f"{n} {words[decision].split()[0]} because {cause}" for (decision, cause), n in why.most_common(6)]
-        text += f" The reasons: {'; '.join(causes)}."
+        causes = [f"{n} {words[decision]} ({cause})" for (decision, cause), n in why.most_common(6)]
+        text += f" Why: {', '.join(causes)}."
     return text
 
 
@@ -199,6 +212,8 @@ def duration(seconds: float) -> str:
         return f"{hours // 24} d {hours % 24} h"
     if hours:
         return f"{hours} h {minutes:02d} min"
+    if minutes >= 10:
+        return f"{minutes} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 

@@ -24,6 +24,7 @@ function short(value) {
 function clock(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const hours = Math.floor(seconds / 3600), minutes = Math.floor((seconds % 3600) / 60);
+  if (seconds >= 86400) return `${Math.floor(hours / 24)} d ${hours % 24} h`;
   if (hours) return `${hours} h ${String(minutes).padStart(2, "0")} min`;
   return minutes ? `${minutes} min ${String(Math.round(seconds % 60)).padStart(2, "0")} s` : `${Math.round(seconds)} s`;
 }
@@ -66,14 +67,13 @@ function draw(place) {
   return Plotly.react(place, traces, themed(figure, place.clientWidth < 420), { displayModeBar: false, responsive: true });
 }
 
-// A page shows its words first. Then it starts the library, which takes a browser longer than all the rest, and draws figures as
-// the reader comes near them.
-const library = new Promise((resolve) => addEventListener("load", () => requestAnimationFrame(() => setTimeout(() => {
-  const text = document.getElementById("library"), script = el("script", text ? {} : { src: "plotly.js", onload: resolve });
-  if (text) script.textContent = text.textContent;
-  document.body.append(script);
-  if (text) resolve();
-}))));
+// The library takes a browser longer to read than all the rest. As a blob it is read beside the page, whose words are there
+// meanwhile; figures are drawn as the reader comes near them.
+const library = new Promise((resolve) => {
+  const text = document.getElementById("library");
+  const address = text ? URL.createObjectURL(new Blob([text.textContent], { type: "text/javascript" })) : "plotly.js";
+  document.head.append(el("script", { src: address, onload: resolve }));
+});
 const nearby = new IntersectionObserver((entries) => {
   for (const entry of entries) if (entry.isIntersecting) { nearby.unobserve(entry.target); library.then(() => draw(entry.target)); }
 }, { rootMargin: "250px" });
@@ -115,7 +115,7 @@ function sections(found, place) {
     place.append(el("section", { id: anchor(section.title) }, el("h2", {}, section.title),
       el("div", { class: "figures" }, figures.map(figureCard)),
       missing.length ? el("ul", { class: "missing" }, missing.map((figure) =>
-        el("li", { id: "figure-" + figure.name }, el("b", {}, figure.title + ". "), figure.missing))) : ""));
+        el("li", { id: "figure-" + figure.name }, el("b", {}, figure.title), " ", figure.missing))) : ""));
   }
   for (const plot of place.querySelectorAll(".plot")) nearby.observe(plot);
 }
@@ -154,7 +154,7 @@ function updateTable(run) {
   box.addEventListener("toggle", () => {
     if (!box.open || box.querySelector("table")) return;
     const body = el("tbody", {}, run.updates.map(([stage, agent, decision, why, ...values]) => el("tr", {},
-      el("td", {}, String(stage)), el("td", {}, agent), el("td", {}, el("span", { class: "mark " + decision }), decision),
+      el("td", {}, String(stage)), el("td", {}, agent), el("td", {}, el("span", { class: "mark " + decision }), decision === "shrunk" ? "shortened" : decision),
       el("td", { class: "wide" }, why), values.map((value, i) => el("td", { class: "number" }, number(value, i === 3 ? 2 : 4))))));
     const head = heads.map((name, i) => el("th", { class: i > 3 ? "number" : null }, name));
     box.append(el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head)), body)));
@@ -185,7 +185,7 @@ function transcripts(run) {
   const filters = el("div", { class: "filters" },
     choice("stage", "stage", stages.map((stage) => [String(stage), String(stage)])),
     choice("agent", "agent updated", [["", "any"], ...agents.map((agent) => [agent, agent])]),
-    choice("reward", "reward", [["", "any"], ["differs", "differs in the group"], ["best", "group at its best"], ["low", "group at its worst"]]),
+    choice("reward", "reward", [["", "any"], ["differs", "differs in the group"], ["right", "some right"], ["wrong", "none right"]]),
     el("label", {}, "item", el("input", { name: "item", type: "search", placeholder: "id or question", oninput: show })),
     choice("shade", "shade tokens by", SHADES));
   const legend = el("p", { class: "legend" }), list = el("div");
@@ -227,8 +227,8 @@ function fits(group, reward) {
   const rewards = group.episodes.map((episode) => episode.reward || 0);
   const best = Math.max(...rewards), worst = Math.min(...rewards);
   if (reward === "differs") return best > worst;
-  if (reward === "best") return group.episodes.some((episode) => episode.success);
-  return reward === "low" ? group.episodes.every((episode) => !episode.success) : true;
+  if (reward === "right") return group.episodes.some((episode) => episode.success);
+  return reward === "wrong" ? group.episodes.every((episode) => !episode.success) : true;
 }
 
 function groupBox(group, file, shade) {
@@ -314,12 +314,13 @@ async function listPage() {
 }
 
 async function livePage(name) {
-  const home = el("h1", {}, el("a", { href: "#" }, "runs"), " / ", name), place = el("div"), status = el("p", { class: "footer" });
-  page.replaceChildren(home, place, status);
+  const home = el("h1", {}, el("a", { href: "#" }, "runs"), " / ", name), place = el("div"), status = el("p", { class: "status" });
+  page.replaceChildren(home, status, place);
   let rows = -1, parts = null;
   await follow(async () => {
     const { run, state } = await ask("run", { name, rows });
-    status.textContent = state.state === "training" ? `training; ${clock(state.seconds_left)} left` : state.state + (state.problem ? ": " + state.problem : "");
+    const more = state.problem || (state.seconds_left === null ? "" : `${clock(state.seconds_left)} left`);
+    status.replaceChildren(el("span", { class: "mark " + state.state }), state.state + (more ? ", " + more : ""));
     if (!run) return;
     rows = run.rows;
     if (!parts) { parts = runPage(run, place); return; }

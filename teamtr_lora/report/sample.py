@@ -39,7 +39,8 @@ def file_head(file: TranscriptFile) -> dict[str, Any]:
 
 
 def groups_of(episodes: Iterable[dict[str, Any]]) -> list[Group]:
-    """The episodes of each item, the best first, then the worst, then the others from good to bad."""
+    """The episodes of each item, the best first, then the worst, then the others from good to bad. Groups with marked tokens and
+    with rewards that differ come first."""
     groups: dict[Any, list[dict[str, Any]]] = {}
     for episode in episodes:
         groups.setdefault(episode.get("group"), []).append(episode)
@@ -47,7 +48,7 @@ def groups_of(episodes: Iterable[dict[str, Any]]) -> list[Group]:
     for members in groups.values():
         ranked = sorted(members, key=lambda episode: -(episode.get("reward") or 0.0))
         found.append({"item": ranked[0].get("item"), "prompt": ranked[0].get("prompt"), "episodes": _ends_first(ranked)})
-    return found
+    return sorted(found, key=_interest, reverse=True)
 
 
 def _ends_first(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -57,7 +58,7 @@ def _ends_first(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _fitting(groups: list[Group], limit: int) -> tuple[list[Group], int]:
     """As many as fit, and how many bytes they take. Of a group that is too large alone, the best and the worst episode."""
     chosen, used = [], 0
-    for group in sorted(groups, key=_interest, reverse=True):
+    for group in groups:
         size = len(json.dumps(group))
         if not chosen and size > limit:
             group = group | {"episodes": group["episodes"][:2]}

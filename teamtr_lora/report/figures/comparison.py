@@ -20,9 +20,8 @@ class ComparingFigure:
 
 
 def accuracy_by_kind(kinds: Sequence[Kind]) -> Drawn:
-    return _by_kind(kinds, _accuracies, axes("stage", "held-out accuracy", yaxis={"tickformat": ".0%"}), "%{y:.1%}") or (
-        "No run has been measured on held-out items yet."
-    )
+    layout = axes("stage", "held-out accuracy", yaxis={"tickformat": ".0%"})
+    return _by_kind(kinds, _accuracies, layout, "%{y:.1%}", within=True) or "No run has been measured on held-out items yet."
 
 
 def reward_by_kind(kinds: Sequence[Kind]) -> Drawn:
@@ -94,8 +93,14 @@ COMPARING = [
 
 
 def _by_kind(
-    kinds: Sequence[Kind], values: Callable[[RunData], dict[int, float]], layout: dict[str, Any], hover: str
+    kinds: Sequence[Kind],
+    values: Callable[[RunData], dict[int, float]],
+    layout: dict[str, Any],
+    hover: str,
+    *,
+    within: bool = False,
 ) -> Drawing | None:
+    """`within`: the values are shares, and so are the ends of their intervals."""
     traces = []
     for number, kind in enumerate(kinds):
         known = [values(run) for run in kind.runs]
@@ -105,6 +110,8 @@ def _by_kind(
         means = [mean_and_interval([own[stage] for own in known if stage in own]) for stage in stages]
         if any(half is not None for _, half in means):
             low, high = ([mean + side * (half or 0.0) for mean, half in means] for side in (-1, 1))
+            if within:
+                low, high = ([min(1.0, max(0.0, value)) for value in ends] for ends in (low, high))
             traces += band(f"{kind.label}, 95%", stages, low, high, color=f"$pale{number % 6}")
         color = f"$agent{number % 6}"
         traces.append(line(kind.label, stages, [mean for mean, _ in means], color=color, hovertemplate=hover))

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from teamtr_lora.report.figures.drawing import Drawing, Drawn, agent_color, axes, bars, line, numbered, two_panels, update_hover
+from teamtr_lora.report.figures.drawing import (
+    Drawing,
+    Drawn,
+    agent_color,
+    axes,
+    bars,
+    line,
+    numbered,
+    scattered,
+    two_panels,
+    update_hover,
+)
 from teamtr_lora.report.run_data import RunData
 from teamtr_lora.runs.metrics import StageRow, UpdateRow
 
@@ -27,7 +38,7 @@ def seconds_by_phase(run: RunData) -> Drawn:
         if any(seconds):
             share = sum(seconds) / max(sum(totals), 1e-9)
             label = f"{phase} ({share:.0%})" if share >= 0.005 else f"{phase} (<1%)"
-            traces.append(bars(label, numbers, seconds, color=color, hovertemplate="%{y:.1f} s"))
+            traces.append(bars(label, numbers, seconds, color=color, stack="seconds", hovertemplate="%{y:.1f} s"))
     return Drawing(traces, axes("stage", "seconds", barmode="stack"))
 
 
@@ -55,17 +66,18 @@ def speed(run: RunData) -> Drawn:
     for agent in run.agents:
         own = [(place, row) for place, row in numbered(run.updates) if row.agent == agent and row.fresh_episodes]
         if own:
-            traces.append(line(f"before {agent}'s update", [place for place, _ in own], [row.tokens_per_second for _, row in own],
-                               color=agent_color(run.agents, agent), mode="markers", text=[update_hover(row) for _, row in own],
-                               hovertemplate="%{text}<br>%{y:,.0f} tokens/s<extra></extra>"))  # fmt: skip
+            speeds, said = [row.tokens_per_second for _, row in own], [update_hover(row) for _, row in own]
+            traces.append(scattered(f"before {agent}'s update", [place for place, _ in own], speeds, text=said,
+                                    color=agent_color(run.agents, agent),
+                                    hovertemplate="%{text}<br>%{y:,.0f} tokens/s<extra></extra>"))  # fmt: skip
     if not traces:
         return "No update of this run has played episodes of its own."
     layout = two_panels("update", "rollout tokens/s", "train tokens/s", share=0.4)
     trained = [(place, row) for place, row in numbered(run.updates) if row.seconds.get("optimize")]
     steps = run.recipe.training.minibatches_per_epoch  # a step sees this part of the tokens
     rates = [row.trained_tokens * row.optimizer_steps / steps / row.seconds["optimize"] for _, row in trained]
-    traces.append(line("training", [place for place, _ in trained], rates, color="$team", mode="markers", yaxis="y2",
-                       hovertemplate="%{y:,.0f} tokens/s"))  # fmt: skip
+    traces.append(scattered("training", [place for place, _ in trained], rates, color="$team", yaxis="y2",
+                            hovertemplate="%{y:,.0f} tokens/s"))  # fmt: skip
     layout["yaxis"] |= {"rangemode": "tozero"}
     layout["yaxis2"] |= {"rangemode": "tozero"}
     return Drawing(traces, layout)

@@ -14,8 +14,9 @@ from teamtr_lora.report.run_data import RunData
 from teamtr_lora.runs.metrics import UpdateRow
 
 Numbers = Sequence[float | None]
-LOG = {"type": "log", "tickformat": "~g"}
+LOG = {"type": "log", "tickformat": "~g", "dtick": "D2"}
 Z95 = 1.96
+FEW = 90  # marks of one kind that are drawn one by one
 DECISIONS = ("accepted", "shrunk", "rejected", "skipped")
 SAID = {"accepted": "accepted", "shrunk": "shortened", "rejected": "rejected", "skipped": "skipped"}
 SYMBOLS = {"accepted": "circle", "shrunk": "diamond", "rejected": "x", "skipped": "circle-open"}
@@ -62,18 +63,31 @@ def two_panels(x: str, upper: str, lower: str, *, share: float = 0.3) -> dict[st
 
 
 def line(name: str, x: Sequence[Any], y: Numbers, *, color: str, dash: str = "solid", **more: Any) -> dict[str, Any]:
-    mode = "lines+markers" if len(x) <= 60 else "lines"
+    """With its points, unless they are many: a browser takes its time over thousands of them."""
+    mode = "lines+markers" if len(x) <= FEW else "lines"
     look = {"line": {"color": color, "dash": dash, "width": 2}, "marker": {"color": color, "size": 7}}
     return {"type": "scatter", "mode": mode, "name": plain(name), "x": list(x), "y": list(y)} | look | more
 
 
 def points(name: str, x: Sequence[Any], y: Numbers, *, color: str, symbol: str = "circle", **more: Any) -> dict[str, Any]:
-    look = {"marker": {"color": color, "symbol": symbol, "size": 8}}
+    look = {"marker": {"color": color, "symbol": symbol, "size": 8 if len(x) <= FEW else 5}}
     return {"type": "scatter", "mode": "markers", "name": plain(name), "x": list(x), "y": list(y)} | look | more
 
 
-def bars(name: str, x: Sequence[Any], y: Numbers, *, color: str, **more: Any) -> dict[str, Any]:
-    return {"type": "bar", "name": plain(name), "x": list(x), "y": list(y), "marker": {"color": color}} | more
+def scattered(name: str, x: Sequence[Any], y: Numbers, *, color: str, **more: Any) -> dict[str, Any]:
+    """Points while they are few, else a thin line through them."""
+    if len(x) <= FEW:
+        return points(name, x, y, color=color, **more)
+    return line(name, x, y, color=color, **more) | {"line": {"color": color, "width": 1}, "opacity": 0.6}
+
+
+def bars(name: str, x: Sequence[Any], y: Numbers, *, color: str, stack: str = "", **more: Any) -> dict[str, Any]:
+    """Bars while they are few, else an area; `stack` names those that stand on each other."""
+    if len(x) <= FEW:
+        return {"type": "bar", "name": plain(name), "x": list(x), "y": list(y), "marker": {"color": color}} | more
+    fill = {"stackgroup": stack} if stack else {"fill": "tozeroy"}
+    look = {"line": {"width": 0, "shape": "hvh"}, "fillcolor": color}
+    return {"type": "scatter", "mode": "lines", "name": plain(name), "x": list(x), "y": list(y)} | look | fill | more
 
 
 def band(name: str, x: Sequence[Any], low: Numbers, high: Numbers, *, color: str) -> list[dict[str, Any]]:
@@ -82,9 +96,10 @@ def band(name: str, x: Sequence[Any], low: Numbers, high: Numbers, *, color: str
     return [edge | {"y": list(low), "showlegend": False}, edge | {"y": list(high), "fill": "tonexty", "fillcolor": color}]
 
 
-def errors(values: Numbers, times: float = Z95) -> dict[str, Any]:
-    """95% intervals out of standard errors; none where there is no error."""
-    return {"type": "data", "array": [None if v is None else times * v for v in values], "thickness": 1.2, "width": 3}
+def errors(values: Numbers) -> dict[str, Any]:
+    """95% intervals out of standard errors; drawn where they are few."""
+    arms = [None if v is None else Z95 * v for v in values]
+    return {"type": "data", "array": arms, "thickness": 1.2, "width": 3, "visible": len(arms) <= FEW}
 
 
 def agent_color(agents: Sequence[str], agent: str) -> str:

@@ -77,15 +77,15 @@ def token_shift(run: RunData) -> Drawn:
     traces: list[dict[str, Any]] = []
     for name, words, color, axis in (
         ("in_region", "step taken", "$accepted", "y"),
-        ("out_of_region", "step far out of region", "$rejected", "y2"),
+        ("out_of_region", "out of region", "$rejected", "y2"),
     ):
         own = shift.get(name)
         if not own:
             continue
         ranks = [*(str(rank) for rank in range(1, len(own["before"]))), "rest"]
-        flips = f"{words}: the likeliest token changed at {own['flip_rate']:.1%} of positions"
+        flips = f"{words}: {own['flip_rate']:.1%} of first choices changed"
         traces.append(bars(flips, ranks, own["moved"], color=color, yaxis=axis, hovertemplate="moved %{y:.4f}"))
-    who = f"rank of the token before the update of {plain(shift['agent'])}, stage {shift['stage']}"
+    who = f"rank of the token before ({plain(shift['agent'])}, stage {shift['stage']})"
     layout = two_panels(who, "in region", "out of region", share=0.44)
     layout["xaxis"] |= {"type": "category"}
     return Drawing(traces, layout)

@@ -18,12 +18,13 @@ def certificate_terms(run: RunData) -> Drawn:
     stages = [s.stage for s in found.stages]
     certain = [s.high_probability for s in found.stages]
     hover = "%{y:+.3f}"
-    traces = [bars("surrogate gain L", stages, _finite([c.surrogate for c in certain]), color="$accepted", hovertemplate=hover)]
+    gains = _finite([c.surrogate for c in certain])
+    traces = [bars("surrogate gain L", stages, gains, color="$accepted", stack="up", hovertemplate=hover)]
     for name, color in PENALTIES.items():
         values = _finite([-getattr(c, name) for c in certain])
         if any(values):
             label = f"less {name.replace('_', ' ')}"
-            traces.append(bars(label, stages, values, color=color, hovertemplate=hover))
+            traces.append(bars(label, stages, values, color=color, stack="down", hovertemplate=hover))
     return Drawing(traces, axes("stage", "reward, discounted", barmode="relative"))
 
 
@@ -33,10 +34,9 @@ def certificates(run: RunData) -> Drawn:
         return f"There are no certificates: {found}."
     stages = found.stages
     traces = []
-    turns = [(s.stage, s.by_turns.bound) for s in stages if s.by_turns]
     for name, color, known in (
         ("the paper's bound", "$agent1", [(s.stage, s.high_probability.bound, s.high_probability.vacuous) for s in stages]),
-        ("bound by turns", "$agent0", [(stage, bound, False) for stage, bound in turns]),
+        ("bound by turns", "$agent0", [(s.stage, s.by_turns.bound, s.by_turns.vacuous) for s in stages if s.by_turns]),
     ):
         for vacuous in (False, True):
             own = [(stage, bound) for stage, bound, empty in known if empty == vacuous and math.isfinite(bound)]

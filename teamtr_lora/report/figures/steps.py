@@ -19,6 +19,7 @@ from teamtr_lora.report.figures.drawing import (
     line,
     numbered,
     points,
+    scattered,
     two_panels,
     update_hover,
 )
@@ -45,7 +46,6 @@ def kl_against_delta(run: RunData) -> Drawn:
             trace = points(SAID[decision], [place for place, _ in own], [_positive(b) for b in bounds], color=f"${decision}",
                            symbol=SYMBOLS[decision], text=said, customdata=[_positive(r.mean) for r in readings],
                            hovertemplate="%{text}<br>KL %{customdata:.2g}, bound %{y:.2g}<extra></extra>")  # fmt: skip
-            trace["marker"]["size"] = 9 if len(measured) <= 150 else 5
             traces.append(trace)
     places, deltas = [place for place, _ in measured], [row.delta for _, row in measured]
     traces.append(line("delta", places, deltas, color="$limit", dash="dash", mode="lines", hovertemplate="delta %{y:.3g}"))
@@ -86,14 +86,12 @@ def gain(run: RunData) -> Drawn:
         trace = points(SAID[decision], [place for place, _ in own], [row.surrogate_gain for _, row in own], color=f"${decision}",
                        symbol=SYMBOLS[decision], text=said, hovertemplate="%{text}<br>gain %{y:.4f}<extra></extra>")  # fmt: skip
         trace["error_y"] = errors([row.surrogate_gain_standard_error for _, row in own])
-        trace["marker"]["size"] = 8 if len(measured) <= 150 else 5
         traces.append(trace)
     kept = [(place, row.certificate, row) for place, row in measured if row.certificate]
-    reward = points("in reward, 95% interval", [place for place, _, _ in kept], [c.surrogate_undiscounted for _, c, _ in kept],
+    reward = scattered("in reward, 95% interval", [place for place, _, _ in kept], [c.surrogate_undiscounted for _, c, _ in kept],
                     color="$team", yaxis="y2", text=[update_hover(row) for _, _, row in kept],
                     hovertemplate="%{text}<br>%{y:.4f} reward<extra></extra>")  # fmt: skip
     reward["error_y"] = errors([c.surrogate_undiscounted_standard_error for _, c, _ in kept])
-    reward["marker"]["size"] = 6 if len(measured) <= 150 else 3
     layout = two_panels("update", "gate's gain", "gain in reward", share=0.44)
     layout["yaxis"]["zeroline"] = layout["yaxis2"]["zeroline"] = True
     return Drawing([*traces, reward], layout)
@@ -103,7 +101,7 @@ def decisions(run: RunData) -> Drawn:
     if not run.updates:
         return NONE_YET
     estimator = run.recipe.trust_region.estimator
-    step = max(1, round(len(run.updates) / len(run.agents) / 5))  # there is no half of an update
+    step = 1 if len(run.updates) <= 8 * len(run.agents) else None  # there is no half of an update
     traces = []
     for decision in DECISIONS:
         own = [row for row in run.updates if row.decision == decision]
@@ -111,7 +109,7 @@ def decisions(run: RunData) -> Drawn:
         said = ["<br>".join(f"{n} x {text}" for text, n in why[agent].most_common(4)) for agent in run.agents]
         counts = [sum(why[agent].values()) for agent in run.agents]
         if own:
-            traces.append(bars(SAID[decision], run.agents, counts, color=f"${decision}", customdata=said,
+            traces.append(bars(SAID[decision], run.agents, counts, color=f"${decision}", stack="updates", customdata=said,
                                hovertemplate="%{y} " + SAID[decision] + "<br>%{customdata}<extra></extra>"))  # fmt: skip
     return Drawing(traces, axes("", "updates", barmode="stack", xaxis={"type": "category"}, yaxis={"dtick": step}))
 
