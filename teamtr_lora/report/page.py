@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from html import escape
@@ -14,9 +14,9 @@ from importlib.resources import files
 from typing import Any
 
 from teamtr_lora.recipe import dump_recipe
-from teamtr_lora.report.figures import SECTIONS
+from teamtr_lora.report.figures import FIGURES
 from teamtr_lora.report.figures.comparison import COMPARING
-from teamtr_lora.report.figures.drawing import Drawn
+from teamtr_lora.report.figures.drawing import Figure
 from teamtr_lora.report.in_words import compared_in_words, headline, summary, tiles
 from teamtr_lora.report.reasons import reason
 from teamtr_lora.report.run_data import RunData
@@ -40,10 +40,7 @@ def run_content(run: RunData) -> dict[str, Any]:
         "headline": headline(run),
         "words": summary(run),
         "tiles": [asdict(tile) for tile in tiles(run)],
-        "sections": [
-            {"title": section.title, "figures": [_shown(figure, figure.draw(run)) for figure in section.figures]}
-            for section in SECTIONS
-        ],
+        "sections": _sections(FIGURES, run),
         "updates": _update_table(run),
         "recipe": dump_recipe(run.recipe),
     }
@@ -52,16 +49,17 @@ def run_content(run: RunData) -> dict[str, Any]:
 def comparison(runs: Sequence[RunData]) -> dict[str, Any]:
     """What a page says of several runs together."""
     kinds = kinds_of(runs)
-    return {
-        "headline": f"{len(runs)} runs compared.",
-        "words": compared_in_words(kinds),
-        "sections": [{"title": "Side by side", "figures": [_shown(figure, figure.draw(kinds)) for figure in COMPARING]}],
-    }
+    return {"headline": f"{len(runs)} runs compared.", "words": compared_in_words(kinds), "sections": _sections(COMPARING, kinds)}
 
 
-def _shown(figure: Any, drawn: Drawn) -> dict[str, Any]:
-    head = {"name": figure.name, "title": figure.title, "read": figure.read}
-    return head | ({"missing": drawn} if isinstance(drawn, str) else {"traces": drawn.traces, "layout": drawn.layout})
+def _sections(figures: Mapping[str, Figure], data: Any) -> list[dict[str, Any]]:
+    """Figures under the questions that they answer."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, figure in figures.items():
+        drawn = figure.draw(data)
+        shown = {"missing": drawn} if isinstance(drawn, str) else {"traces": drawn.traces, "layout": drawn.layout}
+        found.setdefault(figure.section, []).append({"name": name, "title": figure.title, "read": figure.read} | shown)
+    return [{"title": section, "figures": own} for section, own in found.items()]
 
 
 def _update_table(run: RunData) -> list[list[Any]]:

@@ -13,97 +13,55 @@ Modules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from teamtr_lora.report.figures import costs, freshness, guarantees, learning, steps, teamwork
 from teamtr_lora.report.figures.drawing import Figure
 
+# The questions that figures answer: the headings of the page.
+BETTER = "Is the team better?"
+SAFE = "Were the steps safe?"
+GUARANTEED = "What is guaranteed?"
+FRESH = "Did the data stay fresh?"
+TOGETHER = "Do the agents work together?"
+COST = "What did it cost?"
 
-@dataclass
-class Section:
-    """Figures that answer one question."""
-
-    title: str
-    figures: list[Figure] = field(default_factory=list)
-
-
-SECTIONS = [
-    Section("Is the team better?", [
-        Figure("accuracy", "Accuracy on held-out items",
-               "Higher is better; where the bars (95% intervals) of two stages do not overlap, the change is more than luck.",
-               learning.accuracy),
-        Figure("reward", "Reward while training",
-               "Each point is the mean reward of the episodes that an update learned from, played by the team just before it.",
-               learning.reward),
-    ]),
-    Section("Were the steps safe?", [
-        Figure("kl_against_delta", "How far each update moved its agent",
-               "Steps below the dashed line (delta) were allowed; the bars beneath show how much of the proposed step was taken.",
-               steps.kl_against_delta),
-        Figure("message_kl", "How single messages moved",
-               "The trust region bounds the mean; the shaded parts show how far most messages moved and how far the last few.",
-               steps.message_kl),
-        Figure("gain", "What each update promised to gain",
-               "Above zero an update looks better on episodes held out from it; below, the same for accepted steps in reward.",
-               steps.gain),
-        Figure("decisions", "What became of the updates",
-               "A healthy run accepts most steps, shortens some, rejects few; hover to see why.",
-               steps.decisions),
-    ]),
-    Section("What is guaranteed?", [
-        Figure("certificates", "Certified against measured",
-               "Triangles are what theory guarantees at the least; a cross is a vacuous bound, which excludes no outcome at all.",
-               guarantees.certificates),
-        Figure("certificate_terms", "What the certificate is made of",
-               "The gain points up and the penalties that theory subtracts point down; their sum is the paper's bound.",
-               guarantees.certificate_terms),
-    ]),
-    Section("Did the data stay fresh?", [
-        Figure("staleness", "Staleness within a stage",
-               "Only what rises above its pale neighbour (what noise alone would show) says that old episodes mislead.",
-               freshness.staleness),
-        Figure("gap", "Gap by place in the stage",
-               "How wrong an update would be judged by episodes of the stage's first team; later places should be worse.",
-               freshness.gap_by_place),
-        Figure("context_drift", "Drift of what agents read",
-               "How different the contexts are from those of the stage's first rollout, beside what two equal teams would show.",
-               freshness.context_drift),
-        Figure("importance", "Importance weights",
-               "The share of old episodes that would still count if they were reweighted, and how large the weights become.",
-               freshness.importance),
-        Figure("token_shift", "Token probabilities by rank",
-               "How much probability moved at the likeliest token, the second, and so on: little in region, much outside.",
-               freshness.token_shift),
-    ]),
-    Section("Do the agents work together?", [
-        Figure("coordination", "Right together",
-               "Above the dashed line the agents are right on the same episodes more often than independent ones would be.",
-               teamwork.coordination),
-        Figure("alignment", "Aligning a replacement",
-               "The new agent learns to speak like the old one; below the dashed line it is close enough to take over.",
-               teamwork.alignment),
-        Figure("shock", "What the replacement cost",
-               "Accuracy before, with the new agent as it came, and with it aligned first: a drop is the shock of the swap.",
-               teamwork.shock),
-    ]),
-    Section("What did it cost?", [
-        Figure("seconds", "Where the time went",
-               "Seconds of each stage by what they were spent on; idle is the time between phases.",
-               costs.seconds_by_phase),
-        Figure("speed", "Tokens per second",
-               "Sampled tokens for each second of rollout, and learned tokens for each second of training.",
-               costs.speed),
-        Figure("memory", "Memory and tokens",
-               "The largest memory that the process had needed by then, and all tokens sampled until then.",
-               costs.memory),
-    ]),
-]  # fmt: skip
-
-
-def add_figure(section: str, figure: Figure) -> None:
-    """Puts a figure at the end of a section, which is made where there is none of that title. A figure of the same name goes."""
-    found = next((known for known in SECTIONS if known.title == section), None)
-    if found is None:
-        found = Section(section)
-        SECTIONS.append(found)
-    found.figures[:] = [known for known in found.figures if known.name != figure.name] + [figure]
+# By the name of their files, in the order of the page.
+FIGURES = {
+    "accuracy": Figure(BETTER, "Accuracy on held-out items", learning.accuracy, read=
+        "Higher is better; where the bars (95% intervals) of two stages do not overlap, the change is more than luck."),
+    "reward": Figure(BETTER, "Reward while training", learning.reward, read=
+        "Each point is the mean reward of the episodes that an update learned from, played by the team just before it."),
+    "kl_against_delta": Figure(SAFE, "How far each update moved its agent", steps.kl_against_delta, read=
+        "Steps below the dashed line (delta) were allowed; the bars beneath show how much of the proposed step was taken."),
+    "message_kl": Figure(SAFE, "How single messages moved", steps.message_kl, read=
+        "The trust region bounds the mean; the shaded parts show how far most messages moved and how far the last few."),
+    "gain": Figure(SAFE, "What each update promised to gain", steps.gain, read=
+        "Above zero an update looks better on episodes held out from it; below, the same for accepted steps in reward."),
+    "decisions": Figure(SAFE, "What became of the updates", steps.decisions, read=
+        "A healthy run accepts most steps, shortens some, rejects few; hover to see why."),
+    "certificates": Figure(GUARANTEED, "Certified against measured", guarantees.certificates, read=
+        "Triangles are what theory guarantees at the least; a cross is a vacuous bound, which excludes no outcome at all."),
+    "certificate_terms": Figure(GUARANTEED, "What the certificate is made of", guarantees.certificate_terms, read=
+        "The gain points up and the penalties that theory subtracts point down; their sum is the paper's bound."),
+    "staleness": Figure(FRESH, "Staleness within a stage", freshness.staleness, read=
+        "Only what rises above its pale neighbour (what noise alone would show) says that old episodes mislead."),
+    "gap": Figure(FRESH, "Gap by place in the stage", freshness.gap_by_place, read=
+        "How wrong an update would be judged by episodes of the stage's first team; later places should be worse."),
+    "context_drift": Figure(FRESH, "Drift of what agents read", freshness.context_drift, read=
+        "How different the contexts are from those of the stage's first rollout, beside what two equal teams would show."),
+    "importance": Figure(FRESH, "Importance weights", freshness.importance, read=
+        "The share of old episodes that would still count if they were reweighted, and how large the weights become."),
+    "token_shift": Figure(FRESH, "Token probabilities by rank", freshness.token_shift, read=
+        "How much probability moved at the likeliest token, the second, and so on: little in region, much outside."),
+    "coordination": Figure(TOGETHER, "Right together", teamwork.coordination, read=
+        "Above the dashed line the agents are right on the same episodes more often than independent ones would be."),
+    "alignment": Figure(TOGETHER, "Aligning a replacement", teamwork.alignment, read=
+        "The new agent learns to speak like the old one; below the dashed line it is close enough to take over."),
+    "shock": Figure(TOGETHER, "What the replacement cost", teamwork.shock, read=
+        "Accuracy before, with the new agent as it came, and with it aligned first: a drop is the shock of the swap."),
+    "seconds": Figure(COST, "Where the time went", costs.seconds_by_phase, read=
+        "Seconds of each stage by what they were spent on; idle is the time between phases."),
+    "speed": Figure(COST, "Tokens per second", costs.speed, read=
+        "Sampled tokens for each second of rollout, and learned tokens for each second of training."),
+    "memory": Figure(COST, "Memory and tokens", costs.memory, read=
+        "The largest memory that the process had needed by then, and all tokens sampled until then."),
+}  # fmt: skip

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from teamtr_lora.report.figures.drawing import DECISIONS, SAID, Drawing, Drawn, axes, band, bars, line, plain
+from teamtr_lora.report.figures.drawing import DECISIONS, SAID, Drawing, Drawn, Figure, axes, band, bars, line, plain
 from teamtr_lora.report.run_data import RunData
 from teamtr_lora.report.seeds import Kind, differences, mean_and_interval
-
-
-@dataclass(frozen=True)
-class ComparingFigure:
-    name: str
-    title: str
-    read: str
-    draw: Callable[[Sequence[Kind]], Drawn]
 
 
 def accuracy_by_kind(kinds: Sequence[Kind]) -> Drawn:
@@ -77,19 +68,19 @@ def paired_differences(kinds: Sequence[Kind]) -> Drawn:
     return Drawing(traces, layout)
 
 
-COMPARING = [
-    ComparingFigure("accuracy_by_run", "Accuracy on held-out items",
-                    "Higher is better; a shaded band is the 95% interval of the mean over seeds.", accuracy_by_kind),
-    ComparingFigure("paired", "Is one better than the first?",
-                    "A difference item by item, with its 95% interval: one that does not reach zero is more than luck.",
-                    paired_differences),
-    ComparingFigure("reward_by_run", "Reward while training",
-                    "Mean reward of each stage's own episodes; a shaded band is the 95% interval over seeds.", reward_by_kind),
-    ComparingFigure("accuracy_by_tokens", "Accuracy for the tokens spent",
-                    "Further left and higher is better: the same accuracy for fewer sampled tokens.", accuracy_by_tokens),
-    ComparingFigure("decisions_by_run", "What became of the updates",
-                    "The share of updates that were accepted whole, shortened, rejected and skipped.", decisions_by_kind),
-]  # fmt: skip
+COMPARED = "Side by side"
+COMPARING = {
+    "accuracy_by_run": Figure(COMPARED, "Accuracy on held-out items", accuracy_by_kind, read=
+        "Higher is better; a shaded band is the 95% interval of the mean over seeds."),
+    "paired": Figure(COMPARED, "Is one better than the first?", paired_differences, read=
+        "A difference item by item, with its 95% interval: one that does not reach zero is more than luck."),
+    "reward_by_run": Figure(COMPARED, "Reward while training", reward_by_kind, read=
+        "Mean reward of each stage's own episodes; a shaded band is the 95% interval over seeds."),
+    "accuracy_by_tokens": Figure(COMPARED, "Accuracy for the tokens spent", accuracy_by_tokens, read=
+        "Further left and higher is better: the same accuracy for fewer sampled tokens."),
+    "decisions_by_run": Figure(COMPARED, "What became of the updates", decisions_by_kind, read=
+        "The share of updates that were accepted whole, shortened, rejected and skipped."),
+}  # fmt: skip
 
 
 def _by_kind(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from teamtr_lora.report.run_data import RunData
 from teamtr_lora.runs.metrics import UpdateRow
 
 Numbers = Sequence[float | None]
@@ -36,10 +35,10 @@ Drawn = Drawing | str
 
 @dataclass(frozen=True)
 class Figure:
-    name: str  # of its files
+    section: str  # the question that it answers; a new one becomes a new heading
     title: str
+    draw: Callable[[Any], Drawn]  # of a RunData, or of the Kinds of runs that are compared
     read: str  # one sentence: how to read it
-    draw: Callable[[RunData], Drawn]
 
 
 def plain(text: object) -> str:
