@@ -153,7 +153,7 @@ def _reward(run: RunData) -> str:
 def _updates(run: RunData) -> str:
     if not run.updates:
         return "No update has been made yet."
-    counts = Counter(row.decision for row in run.updates)
+    counts: Counter[str] = Counter(row.decision for row in run.updates)
     words = {"accepted": "accepted whole", "shrunk": "shortened", "rejected": "rejected", "skipped": "skipped"}
     parts = [f"{counts[decision]} {text}" for decision, text in words.items() if counts[decision]]
     made = _list([f"{part.partition(' ')[0]} {'was' if part[:2] == '1 ' else 'were'} {part.partition(' ')[2]}" for part in parts])

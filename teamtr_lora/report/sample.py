@@ -57,7 +57,8 @@ def _ends_first(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _fitting(groups: list[Group], limit: int) -> tuple[list[Group], int]:
     """As many as fit, and how many bytes they take. Of a group that is too large alone, the best and the worst episode."""
-    chosen, used = [], 0
+    chosen: list[Group] = []
+    used = 0
     for group in groups:
         size = len(json.dumps(group))
         if not chosen and size > limit:

@@ -141,7 +141,7 @@ def _end_discount(rows: Sequence[MetricsRow], recipe: Recipe, gamma: float) -> f
     return found if alike else None
 
 
-def _complete_stages(rows: list[MetricsRow]) -> Iterator[tuple[dict[str, Any] | None, list[UpdateRow], StageRow]]:
+def _complete_stages(rows: Sequence[MetricsRow]) -> Iterator[tuple[dict[str, Any] | None, list[UpdateRow], StageRow]]:
     """(the evaluation before, the updates, the end) of every stage. A swap begins anew: the team before the next stage is the
     one it left, and what was updated in a stage that it cut short is no part of that stage."""
     before: dict[str, Any] | None = None

@@ -52,8 +52,8 @@ class Recorder:
 
     def _write_episodes(self, name: str, rollout: Rollout, outcome: UpdateOutcome) -> None:
         keep, reduction = self._context.config.diagnostics.save_episodes, self._context.config.trust_region.reduction
-        decode = self._context.playable.base.tokenizer.decode
-        marks = None if keep == "none" else episode_marks(rollout.episodes, outcome, decode, reduction=reduction)
+        tokenizer = self._context.playable.base.tokenizer
+        marks = None if keep == "none" else episode_marks(rollout.episodes, outcome, tokenizer, reduction=reduction)
         self._context.run_dir.write_episodes(name, rollout.episodes, keep, marks)
 
     def stage(

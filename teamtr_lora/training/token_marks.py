@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from teamtr_lora.runs.transcripts import EpisodeMarks, TokenMarks
 from teamtr_lora.team import Episode
@@ -19,12 +20,12 @@ TOKENS = 4096  # of an update at most; whole episodes, those that judged the upd
 
 
 def episode_marks(
-    episodes: Sequence[Episode], outcome: UpdateOutcome, decode: Callable[[list[int]], str], *, reduction: str
+    episodes: Sequence[Episode], outcome: UpdateOutcome, tokenizer: PreTrainedTokenizerBase, *, reduction: str
 ) -> list[EpisodeMarks]:
-    """One for each episode. `decode` makes text of token ids; `reduction` is the recipe's."""
+    """One for each episode; `reduction` is the recipe's."""
     changes = _changes(outcome, reduction)
     judging = outcome.judging.groups if outcome.judging else set()
-    cached = lru_cache(maxsize=None)(lambda ids: decode(list(ids)))
+    cached = lru_cache(maxsize=None)(lambda ids: str(tokenizer.decode(list(ids))))
     left, sample = TOKENS, {}
     for place in sorted(range(len(episodes)), key=lambda place: episodes[place].group not in judging):
         left -= episodes[place].tokens

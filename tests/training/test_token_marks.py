@@ -29,7 +29,7 @@ def test_marks_are_the_log_probabilities_before_and_their_change(
     outcome = updater.update("left", twins, 0)
     _, after = double_logp(playable, "left")
     assert outcome.accepted and outcome.judging is not None
-    marks = episode_marks(twins, outcome, playable.base.tokenizer.decode, reduction=reduction)
+    marks = episode_marks(twins, outcome, playable.base.tokenizer, reduction=reduction)
     assert [mark.advantage for mark in marks] == pytest.approx(outcome.advantages.clipped_E.tolist(), abs=1e-4)
     measured = 0
     for episode, mark in zip(twins, marks, strict=True):
@@ -50,7 +50,7 @@ def test_a_rejected_update_has_changed_nothing(make_team: Any, config: Any, acce
     playable = make_team()
     outcome = AgentUpdater(playable, config(), accelerator).update("left", twins, 0)
     outcome = replace(outcome, decision="rejected", step=StepDecision(None, outcome.step.readings))
-    marks = episode_marks(twins, outcome, playable.base.tokenizer.decode, reduction="message_sum")
+    marks = episode_marks(twins, outcome, playable.base.tokenizer, reduction="message_sum")
     assert all(shown.change is None for mark in marks for shown in mark.tokens.values()) and marks[0].tokens
 
 
@@ -61,7 +61,7 @@ def test_the_sample_is_bounded_and_begins_with_what_judged_the_update(
     outcome = AgentUpdater(playable, config(), accelerator).update("left", twins, 0)
     assert outcome.judging is not None
     monkeypatch.setattr(token_marks, "TOKENS", sum(e.tokens for e in twins[:3]))
-    marks = episode_marks(twins, outcome, playable.base.tokenizer.decode, reduction="message_sum")
+    marks = episode_marks(twins, outcome, playable.base.tokenizer, reduction="message_sum")
     chosen = [episode for episode, mark in zip(twins, marks, strict=True) if mark.tokens]
     assert chosen and {episode.group for episode in chosen} <= outcome.judging.groups
     assert sum(episode.tokens for episode in chosen) <= token_marks.TOKENS

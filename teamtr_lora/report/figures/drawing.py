@@ -61,7 +61,7 @@ def two_panels(x: str, upper: str, lower: str, *, share: float = 0.3) -> dict[st
     }
 
 
-def line(name: str, x: Sequence[Any], y: Numbers, *, color: str, dash: str = "solid", **more: Any) -> dict[str, Any]:
+def line(name: str, x: Sequence[Any], y: Sequence[Any], *, color: str, dash: str = "solid", **more: Any) -> dict[str, Any]:
     """With its points, unless they are many: a browser takes its time over thousands of them."""
     mode = "lines+markers" if len(x) <= FEW else "lines"
     look = {"line": {"color": color, "dash": dash, "width": 2}, "marker": {"color": color, "size": 7}}
