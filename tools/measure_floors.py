@@ -27,7 +27,7 @@ import torch
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import resolve_device
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection, TeamTRConfig
+from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection, TeamTRConfig, TrustRegionSection
 from teamtr_lora.rollout.playable import PlayableTeam, open_team
 from teamtr_lora.rollout.sampler import Request, SamplingParams, derive_seed
 from teamtr_lora.team import Episode, Message, agent_sequences
@@ -147,10 +147,8 @@ def read_passes(playable: PlayableTeam, episodes: list[Episode], precision: str)
     base, bank = playable.base, playable.bank
     for tf32 in (False, True) if base.device.type == "cuda" else (False,):
         scorer = Scorer(base, bank, temperature=1.0, head_chunk_tokens=TRAINING.head_chunk_tokens, tf32=tf32)
-        floors = measure_floors(
-            scorer, bank, AGENT, episodes, tokens_per_microbatch=TRAINING.tokens_per_microbatch, reduction="message_sum"
-        )
-        batch = unweighted_batch(scorer, agent_sequences(episodes, AGENT), TRAINING.tokens_per_microbatch)
+        floors = measure_floors(scorer, bank, AGENT, episodes, region=TrustRegionSection(gate_precision="tf32"))
+        batch = unweighted_batch(scorer, agent_sequences(episodes, AGENT))
         if not tf32:
             yield PassReading(precision, "training", floors["training"], scan(scorer, bank, batch, training_pass(scorer)))
         name = "gate tf32" if tf32 else "gate fp32"

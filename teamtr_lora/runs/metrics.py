@@ -17,7 +17,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.runs.diagnostic_rows import ProbeReading, UpdateDiagnostics
 from teamtr_lora.runs.layout import MAX_METRICS_BYTES, METRICS, OWN_NAMES, append_synced, read_own, refuse_links
 
-TIME_FIELDS = ("seconds", "tokens_per_second", "time", "peak_memory_bytes")
+TIME_FIELDS = ("seconds", "start_seconds", "tokens_per_second", "time", "peak_memory_bytes")
 
 
 class _Row(BaseModel):
@@ -86,7 +86,11 @@ class UpdateRow(_Row):
     kl_discounted: float | None = Field(description="held-out discounted functional of def:kltok, where the agent spoke")
     kl_in_sample: float | None = Field(description="exact, nats as `kl`, on the gradient's messages, where optimization stopped")
     surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")
-    surrogate_gain_standard_error: float | None = Field(default=None, description="of that, clustered by group")
+    surrogate_gain_standard_error: float | None = Field(description="of surrogate_gain, clustered by group")
+    surrogate_gain_in_sample: float | None = Field(description="of the accepted step on the episodes that it was fitted to")
+    learning_rate: float = Field(description="optimizer step size, found by the update where training.learning_rate is auto")
+    probing_steps: int = Field(description="optimizer steps taken back because their size was far off")
+    window_episodes: int = Field(description="episodes of earlier rollouts that it learned from again")
     log_ratio_max: float | None = Field(description="largest |log message ratio| on held-out messages")
     ratio_clip_rate: float = Field(
         description="share of ratios outside 1 +/- clip_ratio on the gradient's messages, where optimization stopped"
@@ -144,6 +148,11 @@ class StageRow(_Row):
     )
     floors: dict[str, float] | None = Field(
         description="stage 0: KL floors of the training and gate passes, in the recipe's reduction"
+    )
+    start_seconds: dict[str, float] | None = Field(
+        default=None,
+        description="stage 0: what it took to begin, by phase: process (until the base was asked for), base, adapters, engine, "
+        "and of the latter vLLM's import and start",
     )
     items_seen: int = Field(
         description="training items that complete stages have taken, this one included; an item taken again counts again"

@@ -16,11 +16,11 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.registry.stored import StoredTeam
 from teamtr_lora.rollout.playable import PlayableTeam
+from teamtr_lora.runs.work import Work
 from teamtr_lora.swap.probe_contexts import Probe, play_probe, probe_from, probe_record
 from teamtr_lora.swap.shock import TeamScore, score_team
 from teamtr_lora.swap.stage0 import Alignment, Half, Stage0, Teacher, in_chunks, probe_batch
 from teamtr_lora.swap.swap_report import Listener
-from teamtr_lora.swap.work import Work
 from teamtr_lora.tasks import Task
 from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.scoring import Scorer
@@ -73,7 +73,7 @@ class Session:
     def batches(self, scorer: Scorer, probe: Probe, agent: str, *, with_context: bool = True) -> list[MessageBatch]:
         """The minibatches that `agent`'s successor learns from, and last the held-out half. `with_context`: what is learned from
         has tokens of the contexts themselves too."""
-        swap, limit = self.recipe.swap, self.recipe.training.tokens_per_microbatch
+        swap, limit = self.recipe.swap, scorer.tokens_per_microbatch
         fit, held = probe.halves(agent, swap.probe_contexts, self.recipe.seed)
         chunks = in_chunks(fit, swap.contexts_per_step)
         return [probe_batch(scorer, chunk, limit, with_context=with_context) for chunk in chunks] + [

@@ -5,17 +5,18 @@ The loop:
     stage            THE loop: one stage after another, one agent's update after another
     run              the loop's steps: roll out, update, publish, record, evaluate, checkpoint
     stage_rollouts   the episodes that a stage's updates learn from
+    window           earlier rollouts that are learned from again, and their weights
     run_context      what all parts of a run work with
     events           callbacks at the loop's natural points
 One update, in the order in which to read it; its formulas are in algorithm/, its variants in algorithm/variants/:
     update           the story: advantages, division, optimization, judgement, accept or put back
     batches          episodes to padded rows of tokens, the common prefix of a group once
+    microbatch_size  how many tokens a forward pass takes
     scoring          forward passes over one agent's messages
     optimize         the steps on the clipped surrogate, with penalty and early stop
     gate             KL and surrogate gain of a candidate on held-out messages
 Around it:
     optimizers       building the optimizers, and their state as plain tensors
-    importance       trajectory weights of episodes that are used again
     floor            the smallest KL that a pass can measure
     outside_step     a step of somebody else's trainer, measured as the gate measures ours
 What is kept:

@@ -30,8 +30,8 @@ class Recorder:
             row.certificate = certificate_terms(
                 outcome.kept, outcome.judging, rollout.episodes, config=self._context.config, gamma=self._discount
             )
-        if outcome.log_weight_E is not None:
-            row.importance = asdict(weight_degeneracy(outcome.log_weight_E))
+        if (log_weight_E := outcome.material.log_weights()).any():
+            row.importance = asdict(weight_degeneracy(log_weight_E))
         self._diagnostics.fill(row, rollout, outcome)
         counts = state.counts
         counts["updates"] += 1
@@ -65,6 +65,7 @@ class Recorder:
         order: list[str],
         evaluation: dict[str, Any] | None,
         floors: dict[str, float] | None = None,
+        start_seconds: dict[str, float] | None = None,
     ) -> None:
         """`seconds` since the last checkpoint, which `state` has not counted yet."""
         counts: dict[str, Any] = dict(state.counts)
@@ -74,6 +75,7 @@ class Recorder:
             versions=self._context.playable.versions(),
             evaluation=evaluation,
             floors=floors,
+            start_seconds=start_seconds,
             items_seen=state.cursor,
             **counts,
             sampled_tokens=state.sampled_tokens,

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
 from teamtr_lora.algorithm.variants.chosen import Variants
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.versions import write_version
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.evaluation.returns import with_return
+from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.rollout.playable import load_versions
 from teamtr_lora.rollout.sampler import derive_seed
 from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.tasks import Item
 from teamtr_lora.team import Episode
-from teamtr_lora.training.floor import check_floors, measure_floors
+from teamtr_lora.training.floor import check_floors, least_radius, measure_floors
 from teamtr_lora.training.optimizers import flatten_state, restore_state
 from teamtr_lora.training.recording import Recorder
 from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
 from teamtr_lora.training.stage_rollouts import Rollout, StageRollouts
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingRun:
@@ -48,14 +53,22 @@ class TrainingRun:
     def resume(self) -> None:
         """Everything is put back as the newest checkpoint has it; what was written after that is cut off."""
         self.state, optimizers = self.run_dir.checkpoints.load()
+        engine = ENGINES[self.config.rollout.engine]
+        if not engine.exact_resume:
+            logger.warning("rollout.engine = %s: the resumed run may draw other tokens than one that never stopped", engine.name)
         load_versions(self.playable, self.state.versions, self.run_dir.adapters)
         for agent, (tensors, scalars) in optimizers.items():
             restore_state(self.updater.optimizers[agent], tensors, scalars)
         self.updater.betas.update(self.state.betas)
         self.updater.radii.update(self.state.radii)
         self.updater.slopes.update(self.state.slopes)
+        self.updater.rates.update(self.state.rates)
+        self.rollouts.window.resume(self.state.rollouts)
+        self.updater.scorer.tf32 = self.state.gate_tf32
         if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
             self.updater.scaler.load_state_dict(self.state.loss_scaler)
+        if self.state.tokens_per_microbatch:  # free memory may differ today: the run goes on with the sizes it began with
+            self.updater.scorer.tokens_per_microbatch = self.state.tokens_per_microbatch
         self.run_dir.metrics.truncate(self.state.metrics_bytes)
         self.events.state.global_step, self.events.state.epoch = self.state.counts["updates"], self.state.stage
 
@@ -71,18 +84,14 @@ class TrainingRun:
         region = self.config.trust_region
         speaker = next((m.agent for e in episodes for m in e.messages), self.agents[0])
         with self.playable.training_memory():
-            floors = measure_floors(
-                self.updater.scorer,
-                self.playable.bank,
-                speaker,
-                episodes,
-                tokens_per_microbatch=self.config.training.tokens_per_microbatch,
-                reduction=region.reduction,
-            )
-        check_floors(floors, region.delta * self.variants.radii.smallest_share, tf32=region.gate_precision == "tf32")
+            floors = measure_floors(self.updater.scorer, self.playable.bank, speaker, episodes, region=region)
+        check_floors(floors, least_radius(region), tf32=self.updater.scorer.tf32)
+        begun = {"process": self.context.process_seconds, **self.playable.opening_seconds}
         self.state.accuracy_before = self.state.accuracy_after = evaluation["avg_at_k"]
         self.state.started = True
-        self._recorder.stage(self.state, 0, self._since_checkpoint(), order=[], evaluation=evaluation, floors=floors)
+        self._recorder.stage(
+            self.state, 0, self._since_checkpoint(), order=[], evaluation=evaluation, floors=floors, start_seconds=begun
+        )
         self.checkpoint()
 
     def begin_stage(self, stage: int, order: list[str]) -> list[Item]:
@@ -94,15 +103,28 @@ class TrainingRun:
 
     def roll_out(self, items: list[Item], stage: int, place: int) -> Rollout:
         self.events.fire("on_step_begin")
-        return self.rollouts.roll_out(self.state, items, stage, place)
+        rollout = self.rollouts.roll_out(items, stage, place)
+        if not self.state.counts["updates"]:
+            self._tell_radius(rollout)
+        return rollout
+
+    def _tell_radius(self, rollout: Rollout) -> None:
+        """A radius is of a whole message; what it means depends on how long those are."""
+        region, messages = self.config.trust_region, sum(len(episode.messages) for episode in rollout.episodes)
+        tokens = sum(episode.tokens for episode in rollout.episodes) / max(1, messages)
+        if REDUCTIONS[region.reduction].whole and tokens:
+            logger.info(
+                "messages have %.0f tokens on average, so trust_region.delta = %g is about %.1g nats a token",
+                tokens, region.delta, region.delta / tokens,
+            )  # fmt: skip
 
     def update(self, agent: str, rollout: Rollout, stage: int, place: int) -> UpdateOutcome:
         self.diagnostics.before_update(self.state, agent, stage, place, lambda: self.rollouts.probe_items(self.state))
         self.events.progress("update", 0, 1, 0)
         seed = derive_seed(self.config.seed, "holdout", stage, agent)
         with self.playable.training_memory():
-            log_weight_E = self.rollouts.weigh(self.state, rollout, self.updater.scorer)
-            outcome = self.updater.update(agent, rollout.episodes, seed, log_weight_E)
+            material = self.rollouts.material(rollout, self.updater.discount)
+            outcome = self.updater.update(agent, material, seed)
             self.diagnostics.after_update(self.state, agent, stage, outcome)
         return outcome
 
@@ -115,6 +137,7 @@ class TrainingRun:
 
     def record_update(self, stage: int, place: int, rollout: Rollout, outcome: UpdateOutcome) -> None:
         self._recorder.update(self.state, stage, place, rollout, outcome)
+        self.rollouts.keep(f"stage-{stage:04d}-update-{place + 1:03d}", rollout, outcome)
         self.checkpoint()
 
     def end_stage(self, stage: int, order: list[str]) -> None:
@@ -144,11 +167,15 @@ class TrainingRun:
         state.step += 1
         state.versions = self.playable.adapter_versions()
         state.betas, state.radii, state.slopes = dict(self.updater.betas), dict(self.updater.radii), dict(self.updater.slopes)
+        state.gate_tf32 = self.updater.scorer.tf32
+        state.rates, state.rollouts = dict(self.updater.rates), self.rollouts.window.records()
         state.loss_scaler = self.updater.scaler.state_dict()
+        state.tokens_per_microbatch = self.updater.scorer.tokens_per_microbatch
         state.metrics_bytes = self.run_dir.metrics.size
         state.seconds += self._since_checkpoint()
         self._clock = time.monotonic()
         self.run_dir.checkpoints.save(state, {agent: flatten_state(o) for agent, o in self.updater.optimizers.items()})
+        self.rollouts.window.tidy()
         self.run_dir.write_team(state.versions, state.loras)
         self.events.fire("on_save")
 

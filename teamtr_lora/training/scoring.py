@@ -6,19 +6,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from teamtr_lora.algorithm.head_statistics import HeadStatistics, score_with_statistics
+from teamtr_lora.algorithm.surrogate import sum_by_message
 from teamtr_lora.algorithm.token_kl import TokenScores, head_logits, message_kl, score_tokens
-from teamtr_lora.base.bank import AdapterBank
+from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.base.frozen_base import FrozenBase
+from teamtr_lora.base.memory_model import DEFAULT_TOKENS
 from teamtr_lora.base.precision import HALF_DTYPES, has_sliding_window, head_weight, strict_fp32
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import TokenSequence
 from teamtr_lora.training.batches import MessageBatch, Microbatch, message_batch
+from teamtr_lora.training.microbatch_size import microbatch_tokens
 
 Kept = Tensor | HeadStatistics  # of one policy at the message tokens: its hidden states, or what a training pass made of them
 
@@ -40,8 +44,10 @@ class Scorer:
         head_chunk_tokens: int,
         tf32: bool = False,
         compiled: bool = False,
+        tokens_per_microbatch: int = DEFAULT_TOKENS,
     ) -> None:
         self._compiled, self._training = compiled, False
+        self.tokens_per_microbatch = tokens_per_microbatch
         self._bank, self._temperature, self._chunk, self.tf32 = bank, temperature, head_chunk_tokens, tf32
         self.device = base.device
         self._head = head_weight(base.model).detach()
@@ -58,8 +64,9 @@ class Scorer:
             playable.bank,
             temperature=config.rollout.temperature,
             head_chunk_tokens=config.training.head_chunk_tokens,
-            tf32=config.trust_region.gate_precision == "tf32",
+            tf32=config.trust_region.gate_precision != "fp32" and playable.base.device.type == "cuda",
             compiled=config.training.compile,
+            tokens_per_microbatch=microbatch_tokens(playable, config),
         )
 
     @contextmanager
@@ -122,10 +129,16 @@ class Scorer:
         return torch.log_softmax(head_logits(hidden_ND, self._head) / self._temperature, dim=-1)
 
 
-def unweighted_batch(scorer: Scorer, sequences: Sequence[TokenSequence], tokens_per_microbatch: int) -> MessageBatch:
+def unweighted_batch(
+    scorer: Scorer, sequences: Sequence[TokenSequence], tokens_per_microbatch: int | None = None
+) -> MessageBatch:
     """Messages to be read, not learned from."""
     return message_batch(
-        sequences, None, tokens_per_microbatch=tokens_per_microbatch, device=scorer.device, pack_width=scorer.pack_width
+        sequences,
+        None,
+        tokens_per_microbatch=tokens_per_microbatch or scorer.tokens_per_microbatch,
+        device=scorer.device,
+        pack_width=scorer.pack_width,
     )
 
 
@@ -142,6 +155,25 @@ class CurrentPolicy:
 def keep_current(scorer: Scorer, batch: MessageBatch) -> CurrentPolicy:
     pairs = [scorer.score_and_keep(part) for part in batch.microbatches]
     return CurrentPolicy([kept for _, kept in pairs], [scores.logp_N for scores, _ in pairs])
+
+
+@torch.no_grad()
+def message_log_ratios(scorer: Scorer, bank: AdapterBank, agent: str, batch: MessageBatch, before: Snapshot) -> np.ndarray:
+    """log pi_now(message) / pi_before(message) of the agent's messages, in whatever pass this is called."""
+    now = bank.snapshot(agent)
+    new_M = _message_logp(scorer, batch)
+    bank.restore(agent, before)
+    try:
+        return (new_M - _message_logp(scorer, batch)).numpy()
+    finally:
+        bank.restore(agent, now)
+
+
+def _message_logp(scorer: Scorer, batch: MessageBatch) -> Tensor:
+    total_M = torch.zeros(len(batch.messages), dtype=torch.float64)
+    for part, logp_N in zip(batch.microbatches, keep_current(scorer, batch).logp, strict=True):
+        total_M += sum_by_message(logp_N.double().cpu(), part.message_N.cpu(), len(batch.messages))
+    return total_M
 
 
 @torch.no_grad()

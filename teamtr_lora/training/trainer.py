@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transformers.trainer_callback import TrainerCallback
 
+from teamtr_lora.base.memory import process_age
 from teamtr_lora.base.source import beside
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.help_page import HelpPage
@@ -101,6 +102,7 @@ class TrainSummary:
     adapters: dict[str, str]
 
     def as_dict(self) -> dict[str, Any]:
+        """Every field by its name, as `train --json` prints them."""
         return asdict(self)
 
 
@@ -218,7 +220,7 @@ class TeamTRTrainer:
         same, `stages` may be more. The directory is `output_dir`, or runs/NAME with `name` (the first that is free, or with
         `resume` the newest). KeyboardInterrupt and errors leave a run that can be resumed.
         """
-        started = time.monotonic()
+        started, process = time.monotonic(), process_age()
         recipe = self.recipe
         if recipe.output_dir:
             run_dir = RunDir(Path(recipe.output_dir))
@@ -236,6 +238,7 @@ class TeamTRTrainer:
                 run_dir=run_dir,
                 accelerator=_accelerator(recipe, playable, run_dir),
                 events=Events(self._callbacks, recipe, updates=recipe.training.stages * len(playable.team.names)),
+                process_seconds=process,
                 started=started,
             )
             self.run = TrainingRun(context)

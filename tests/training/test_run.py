@@ -155,6 +155,13 @@ def hashes(run: TrainingRun) -> dict[str, str]:
     return {agent: run.playable.bank.version(agent).content_hash for agent in run.agents}
 
 
+def test_a_resumed_run_keeps_the_size_of_its_micro_batches(start: Start, tmp_path: Path) -> None:
+    run = start(tmp_path / "sizes", tokens_per_microbatch="auto")
+    run.updater.scorer.tokens_per_microbatch = 384  # as if that was all that fitted on the day
+    run.begin()
+    assert start(tmp_path / "sizes", resume=True, tokens_per_microbatch="auto").updater.scorer.tokens_per_microbatch == 384
+
+
 def test_gain_weighted_radii_share_one_total_and_survive_a_resume(start: Start, tmp_path: Path) -> None:
     weighted = {"radii": "gain_weighted", "stages": 3}
     whole = start(tmp_path / "whole", **weighted)

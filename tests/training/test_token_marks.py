@@ -17,6 +17,7 @@ from teamtr_lora.training import token_marks
 from teamtr_lora.training.stage import train
 from teamtr_lora.training.token_marks import episode_marks
 from teamtr_lora.training.update import AgentUpdater
+from teamtr_lora.training.window import Material, PlayedEpisodes
 
 
 @pytest.mark.parametrize("reduction", ["message_sum", "token_mean"])
@@ -26,17 +27,17 @@ def test_marks_are_the_log_probabilities_before_and_their_change(
     playable = make_team()
     updater = AgentUpdater(playable, config(reduction=reduction, delta=0.2), accelerator)
     _, before = double_logp(playable, "left")
-    outcome = updater.update("left", twins, 0)
+    outcome = updater.update("left", Material(newest=PlayedEpisodes.fresh(twins)), 0)
     _, after = double_logp(playable, "left")
     assert outcome.accepted and outcome.judging is not None
     marks = episode_marks(twins, outcome, playable.base.tokenizer, reduction=reduction)
     assert [mark.advantage for mark in marks] == pytest.approx(outcome.advantages.clipped_E.tolist(), abs=1e-4)
     measured = 0
-    for episode, mark in zip(twins, marks, strict=True):
+    for place, (episode, mark) in enumerate(zip(twins, marks, strict=True)):
         for turn, message in enumerate(episode.messages):
             shown = mark.tokens[turn]
             assert shown.logprobs == pytest.approx(message.sampler_logprobs, abs=6e-4)
-            if message.agent != "left" or episode.group not in outcome.judging.groups:
+            if message.agent != "left" or not outcome.judging.read_E[place]:
                 assert shown.change is None
                 continue
             ids = range(len(message.token_ids))
@@ -48,7 +49,7 @@ def test_marks_are_the_log_probabilities_before_and_their_change(
 
 def test_a_rejected_update_has_changed_nothing(make_team: Any, config: Any, accelerator: Any, twins: list[Episode]) -> None:
     playable = make_team()
-    outcome = AgentUpdater(playable, config(), accelerator).update("left", twins, 0)
+    outcome = AgentUpdater(playable, config(), accelerator).update("left", Material(newest=PlayedEpisodes.fresh(twins)), 0)
     outcome = replace(outcome, decision="rejected", step=StepDecision(None, outcome.step.readings))
     marks = episode_marks(twins, outcome, playable.base.tokenizer, reduction="message_sum")
     assert all(shown.change is None for mark in marks for shown in mark.tokens.values()) and marks[0].tokens
@@ -58,7 +59,7 @@ def test_the_sample_is_bounded_and_begins_with_what_judged_the_update(
     make_team: Any, config: Any, accelerator: Any, twins: list[Episode], monkeypatch: Any
 ) -> None:
     playable = make_team()
-    outcome = AgentUpdater(playable, config(), accelerator).update("left", twins, 0)
+    outcome = AgentUpdater(playable, config(), accelerator).update("left", Material(newest=PlayedEpisodes.fresh(twins)), 0)
     assert outcome.judging is not None
     monkeypatch.setattr(token_marks, "TOKENS", sum(e.tokens for e in twins[:3]))
     marks = episode_marks(twins, outcome, playable.base.tokenizer, reduction="message_sum")

@@ -67,6 +67,12 @@ def print_plan(plan: Plan) -> None:
             table.add_row(escape(name), escape(value))
         console.print(table)
     console.print(plan.trust_region)
+    console.print(plan.engine)
+    if not plan.fits:
+        console.print(
+            f"This will not fit: the GPU has {_size(plan.device_bytes or 0)}. Set training.gradient_checkpointing=true, lower "
+            "training.tokens_per_microbatch or rollout.vllm.memory_share, or set rollout.vllm.offload=always."
+        )
 
 
 def _plan_tables(plan: Plan) -> dict[str, list[tuple[str, str]]]:
@@ -95,6 +101,7 @@ def _plan_tables(plan: Plan) -> dict[str, list[tuple[str, str]]]:
         "memory, estimated": [
             *((name, _size(size)) for name, size in plan.memory_bytes.items()),
             ("peak", _size(plan.memory_total_bytes)),
+            ("with tokens per micro-batch", f"{plan.tokens_per_microbatch:,}"),
         ],
     }
 

@@ -20,7 +20,7 @@ from teamtr_lora.report.run_data import RunData
 from teamtr_lora.runs.metrics import StageRow, UpdateRow
 
 PHASES = {
-    "rollout": "$agent0", "optimize": "$agent1", "gate": "$agent2", "publish": "$agent3", "diagnostics": "$agent4",
+    "rollout": "$agent0", "optimize": "$agent1", "gate": "$agent2", "in_sample": "$shrunk", "publish": "$agent3", "diagnostics": "$agent4",
     "probe": "$agent5", "evaluation": "$team", "transcripts": "$band3", "idle": "$muted",
 }  # fmt: skip
 NONE_YET = "No update has been made yet."
@@ -33,11 +33,12 @@ def seconds_by_phase(run: RunData) -> Drawn:
     numbers = sorted(stages)
     totals = [sum(stages[stage].values()) for stage in numbers]
     traces = []
-    for phase, color in PHASES.items():
+    for phase in dict.fromkeys([*PHASES, *(phase for own in stages.values() for phase in own)]):
         seconds = [stages[stage].get(phase, 0.0) for stage in numbers]
         if any(seconds):
             share = sum(seconds) / max(sum(totals), 1e-9)
-            label = f"{phase} ({share:.0%})" if share >= 0.005 else f"{phase} (<1%)"
+            color, words = PHASES.get(phase, "$skipped"), phase.replace("_", " ")
+            label = f"{words} ({share:.0%})" if share >= 0.005 else f"{words} (<1%)"
             traces.append(bars(label, numbers, seconds, color=color, stack="seconds", hovertemplate="%{y:.1f} s"))
     return Drawing(traces, axes("stage", "seconds", barmode="stack"))
 
