@@ -22,7 +22,7 @@ from teamtr_lora.report.page import as_json, comparison, html_page, plotly_scrip
 from teamtr_lora.report.run_data import RunData
 from teamtr_lora.report.sample import file_head, groups_of
 from teamtr_lora.runs.follow import RowFollower
-from teamtr_lora.runs.standing import RunStanding, find_runs, standing
+from teamtr_lora.runs.standing import RunStanding, find_runs, last_changes, standing
 from teamtr_lora.runs.stored_run import StoredRun, read_run
 from teamtr_lora.runs.transcripts import read_transcripts, transcript_files
 
@@ -111,18 +111,11 @@ class RunsFolder:
 
     def _line(self, name: str, path: Path) -> RunStanding:
         """A run that does not train is looked at again when one of its files has changed."""
-        mark = tuple(_modified(path / part) for part in ("checkpoint", "metrics.jsonl", "recipe.yaml", "team.json"))
+        mark = last_changes(path)
         known = self._lines.get(name)
         if known is None or known[0] != mark or known[1].state in ("training", "starting", "stopped"):
             self._lines[name] = known = (mark, standing(path, name))
         return known[1]
-
-
-def _modified(path: Path) -> int:
-    try:
-        return path.lstat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 def run_name(folder: Path, run: Path) -> str:

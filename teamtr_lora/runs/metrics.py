@@ -131,7 +131,9 @@ class UpdateRow(_Row):
         description="of all agents' messages in the episodes, whether sampled for this update or used again"
     )
     trained_tokens: int = Field(description="of the updated agent, per inner epoch")
-    seconds: dict[str, float] = Field(description="by phase: rollout, optimize, gate, publish, diagnostics, probe, transcripts")
+    seconds: dict[str, float] = Field(
+        description="by phase: rollout, optimize, gate, in_sample, publish, diagnostics, probe, transcripts"
+    )
     tokens_per_second: float = Field(description="sampled tokens over rollout seconds")
     time: float = Field(description="Unix time")
 

@@ -123,10 +123,18 @@ def _planned_stages(run: Path) -> int:
         raise UserError(f"{run / layout.RECIPE}: damaged ({type(error).__name__})") from error
 
 
+def last_changes(run: Path) -> tuple[int, ...]:
+    """When what `standing` tells of was last written: while this is the same, so is its line, unless somebody trains."""
+    return tuple(_modified(run / name) for name in (layout.METRICS, layout.RECIPE, layout.TEAM, layout.CHECKPOINTS))
+
+
 def _changed(run: Path) -> float:
-    for name in (layout.METRICS, layout.ORIGIN, layout.RECIPE):
-        try:
-            return (run / name).lstat().st_mtime
-        except OSError:
-            continue
-    return 0.0
+    times = [_modified(run / name) for name in (layout.METRICS, layout.ORIGIN, layout.RECIPE)]
+    return next((time / 1e9 for time in times if time), 0.0)
+
+
+def _modified(path: Path) -> int:
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
