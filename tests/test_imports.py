@@ -27,7 +27,7 @@ TIES = {
     "study": "common algorithm team base recipe runs",
     "swap": "common algorithm team base tasks recipe runs rollout registry evaluation training",
     "baselines": "common algorithm team base tasks recipe runs rollout evaluation training",
-    "report": "",
+    "report": "common recipe runs evaluation study",
     "cli": "common tasks recipe runs rollout registry evaluation training study swap baselines report",
     "__main__": "cli",
 }

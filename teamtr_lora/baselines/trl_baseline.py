@@ -25,8 +25,7 @@ from teamtr_lora.baselines.bridge import Columns, prompt_keys, reward, trl_colum
 from teamtr_lora.baselines.record import BaselineState, check_folder, summary, write_state
 from teamtr_lora.baselines.single import budget, single_agent_recipe
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.evaluation import Evaluation
-from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
+from teamtr_lora.evaluation.evaluate import Evaluation, plan_in_training, summarise
 from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team

@@ -7,6 +7,7 @@ Modules:
     recipe_commands    train, validate, keys, plan, init
     team_commands      eval, ask, serve
     study_commands     certify, diagnose
+    report_commands    report, view, runs
     task_commands      tasks, score
     registry_commands  adapters
     hub_commands       push, pull
@@ -37,8 +38,8 @@ from teamtr_lora.common.visible import visible_streams
 
 _PATH_ERRORS = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.EACCES, errno.EPERM}
 
-_GROUPS = ("recipe_commands", "team_commands", "study_commands", "task_commands", "registry_commands", "hub_commands",
-           "baseline_commands", "swap_commands", "docs_command")  # fmt: skip
+_GROUPS = ("recipe_commands", "team_commands", "report_commands", "study_commands", "task_commands", "registry_commands",
+           "hub_commands", "baseline_commands", "swap_commands", "docs_command")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

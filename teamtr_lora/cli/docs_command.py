@@ -12,6 +12,7 @@ from typing import Any
 # In reading order. A topic's file begins with a title, an empty line and the one line that the list of topics shows.
 TOPICS = (
     "getting_started",
+    "report",
     "recipes",
     "algorithm",
     "trust_region",

@@ -22,12 +22,30 @@ def acquire(path: Path, where: Path, busy: str | None = None) -> FileLock:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Create the file first: where it cannot be created, filelock would think the lock is taken and wait forever.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o666))
-        lock = FileLock(path, timeout=-1 if busy is None else 0)
+        # `held` may have it for an instant, which is no reason to give up
+        lock = FileLock(path, timeout=-1 if busy is None else 0.3)
         try:
             lock.acquire()
         except Timeout as error:
             raise UserError(f"{where}: {busy}") from error
     return lock
+
+
+def held(path: Path) -> bool:
+    """Whether some process holds the lock in this file, without taking it from anybody who wants it."""
+    import fcntl
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 @contextmanager

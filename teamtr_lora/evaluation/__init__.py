@@ -12,8 +12,3 @@ Modules:
     contents    what the recipe only names, by its hash
     commands    what `eval` and `ask` do with a stored team
 """
-
-from teamtr_lora.evaluation.evaluate import Evaluation, evaluate
-from teamtr_lora.evaluation.statistics import avg_at_k, pass_at_k, standard_error
-
-__all__ = ["Evaluation", "avg_at_k", "evaluate", "pass_at_k", "standard_error"]

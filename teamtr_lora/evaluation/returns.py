@@ -1,24 +1,33 @@
-"""What `certify` compares its bounds with: the discounted return J of a measured team."""
+"""What an evaluation in a run's log has beside its measures: the discounted return J, and every item's own result."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from teamtr_lora.evaluation.evaluate import Evaluation
+from teamtr_lora.evaluation.outcome import problem_digest
 from teamtr_lora.evaluation.statistics import standard_error
+from teamtr_lora.tasks.machinery.task import item_of
 from teamtr_lora.team import Episode
 
 
 def with_return(evaluation: Evaluation, episodes: Sequence[Episode], discount: float) -> dict[str, Any]:
-    """The evaluation and its episodes' mean discounted return, each reward at the turn that earned it.
+    """The evaluation, its episodes' mean discounted return, each reward at the turn that earned it, and each item's accuracy.
 
-    The mean reward cannot be discounted afterwards: episodes end at different turns, and some tasks reward early ones.
+    The mean reward cannot be discounted afterwards: episodes end at different turns, and some tasks reward early ones. Two teams
+    with one `items_digest` were measured on the same problems, so that their accuracies can be compared item by item.
     """
-    by_item: dict[int, list[float]] = defaultdict(list)
+    by_item: dict[int, list[Episode]] = defaultdict(list)
     for episode in episodes:
-        by_item[episode.group].append(episode.discounted_return(discount))
-    means = [sum(returns) / len(returns) for returns in by_item.values()]
-    found = {"mean_return": sum(means) / len(means), "mean_return_standard_error": standard_error(means)}
-    return evaluation.as_dict() | found
+        by_item[episode.group].append(episode)
+    means = [sum(e.discounted_return(discount) for e in group) / len(group) for group in by_item.values()]
+    problems = "".join(problem_digest(item_of(group[0])) for group in by_item.values())
+    return evaluation.as_dict() | {
+        "mean_return": sum(means) / len(means),
+        "mean_return_standard_error": standard_error(means),
+        "by_item": [sum(e.success for e in group) / len(group) for group in by_item.values()],
+        "items_digest": hashlib.sha256(problems.encode()).hexdigest()[:16],
+    }

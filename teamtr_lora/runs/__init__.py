@@ -6,6 +6,8 @@ Reading (none of it needs torch):
     metrics          the rows of metrics.jsonl, field by field, and `read_rows`
     diagnostic_rows  the diagnostics' fields of an update's row
     history          how a run's adapters came to be, and how its team does
+    follow           the rows of a run that is at work, as they come
+    standing         how the runs in a folder stand, a line each
     run_state        where a run is, out of its newest checkpoint
 Writing:
     run_dir          RunDir: whose directory it is, and what is written to it

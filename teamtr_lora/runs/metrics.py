@@ -70,6 +70,10 @@ class UpdateRow(_Row):
     update: int = Field(description="1-based position in the stage's order")
     agent: str = Field(description="the one that was updated")
     decision: Literal["accepted", "shrunk", "rejected", "skipped"] = Field(description="shrunk: accepted at alpha < 1")
+    reason: str = Field(
+        default="",
+        description="why the whole step was not taken, in words: out of region, no gain, nothing to learn from; else empty",
+    )
     version: str = Field(description="the agent's version after the update")
     content_hash: str = Field(description="sha256 of that version's weights and scaling")
     team_versions: dict[str, str] = Field(description="the versions the episodes were sampled from")
@@ -130,7 +134,9 @@ class UpdateRow(_Row):
         description="of all agents' messages in the episodes, whether sampled for this update or used again"
     )
     trained_tokens: int = Field(description="of the updated agent, per inner epoch")
-    seconds: dict[str, float] = Field(description="by phase: rollout, optimize, gate, publish, diagnostics, probe")
+    seconds: dict[str, float] = Field(
+        description="by phase: rollout, optimize, gate, in_sample, publish, diagnostics, probe, transcripts"
+    )
     tokens_per_second: float = Field(description="sampled tokens over rollout seconds")
     time: float = Field(description="Unix time")
 
@@ -142,7 +148,8 @@ class StageRow(_Row):
     versions: dict[str, str] = Field(description="each agent's version after the stage")
     evaluation: dict[str, Any] | None = Field(
         description="Evaluation.as_dict(), and mean_return with its standard error: the rewards discounted by certificate.gamma, "
-        "each from the turn that earned it; null where evaluation.every_stages skips it"
+        "each from the turn that earned it; by_item: each item's accuracy, in order, and items_digest, which is equal where the "
+        "problems are; null where evaluation.every_stages skips it"
     )
     floors: dict[str, float] | None = Field(
         description="stage 0: KL floors of the training and gate passes, in the recipe's reduction"
@@ -184,11 +191,15 @@ class SwapRow(_Row):
     kl_before: KLReading | None = Field(default=None, description="KL(old || new) on held-out probe contexts before alignment")
     kl_after: KLReading | None = Field(default=None, description="the same after alignment; both null without one")
     steps: int = Field(default=0, description="of the alignment's optimizer")
+    curve: list[tuple[int, float]] = Field(default=[], description="step and held-out mean KL at each check of the alignment")
     evaluation: dict[str, Any] | None = Field(
         default=None, description="of the team afterwards, as a stage's; null after an undo"
     )
     evaluation_before: dict[str, Any] | None = Field(
         default=None, description="of the team before, on the same items; null after an undo"
+    )
+    evaluation_direct: dict[str, Any] | None = Field(
+        default=None, description="with the new adapter as it came, before its alignment; null where that was not played"
     )
     sampled_tokens: int = Field(default=0, description="of the probe and of all evaluations of the swap")
     trained_tokens: int = Field(
@@ -261,7 +272,7 @@ def read_rows(run: Path) -> list[MetricsRow]:
     data = read_own(path, MAX_METRICS_BYTES)
     if data is None:
         raise UserError(f"{path}: missing; give the folder that train printed, once it has evaluated the first team")
-    return [_row(line, f"{path}: line {number}") for number, line in enumerate(data.split(b"\n")[:-1], start=1)]
+    return [parse_row(line, f"{path}: line {number}") for number, line in enumerate(data.split(b"\n")[:-1], start=1)]
 
 
 def has_rows(run: Path) -> bool:
@@ -269,7 +280,8 @@ def has_rows(run: Path) -> bool:
     return (run / METRICS).exists()
 
 
-def _row(line: bytes, where: str) -> MetricsRow:
+def parse_row(line: bytes, where: str) -> MetricsRow:
+    """One line of the file; `where` is what an error calls it."""
     try:
         data = parse_json(_unwrapped(line), "the row")
         return _KINDS[data["kind"]].model_validate(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from teamtr_lora.runs.layout import is_baseline, read_own_json, refuse_links
 from teamtr_lora.runs.metrics import MetricsLog, damaged_rows
 from teamtr_lora.runs.rollout_store import RolloutStore
 from teamtr_lora.runs.run_state import CheckpointReader
-from teamtr_lora.runs.transcripts import episode_record
+from teamtr_lora.runs.transcripts import EpisodeMarks, episode_record
 from teamtr_lora.team import Episode
 
 if TYPE_CHECKING:
@@ -199,12 +199,15 @@ class RunDir:
                 self.path / layout.METRICS, *damaged[0], len(damaged),
             )  # fmt: skip
 
-    def write_episodes(self, name: str, episodes: list[Episode], keep: str | int) -> None:
-        """Transcripts of the first `keep` episodes, of all of them, or of none."""
+    def write_episodes(
+        self, name: str, episodes: list[Episode], keep: str | int, marks: Sequence[EpisodeMarks] | None = None
+    ) -> None:
+        """Transcripts of the first `keep` episodes, of all of them, or of none; `marks` are what an update says of each."""
         if keep == "none" or keep == 0:
             return
         chosen = episodes if keep == "all" else episodes[: int(keep)]
-        lines = [json.dumps(episode_record(e), ensure_ascii=False) for e in chosen]
+        marked = [marks[place] if marks else None for place in range(len(chosen))]
+        lines = [json.dumps(episode_record(e, marks=m), ensure_ascii=False) for e, m in zip(chosen, marked, strict=True)]
         write_atomic(self.path / layout.EPISODES / f"{name}.jsonl", "\n".join(lines) + "\n")
 
     def write_rebase(self, request: dict[str, Any], report: dict[str, Any]) -> None:

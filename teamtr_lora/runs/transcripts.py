@@ -1,19 +1,44 @@
-"""How an episode is written down, in a run's episodes/ and in evaluations."""
+"""How an episode is written down, in a run's episodes/ and in evaluations, and how a run's transcripts are read."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.runs.layout import EPISODES, MAX_METRICS_BYTES, OWN_NAMES, read_own, refuse_links
 from teamtr_lora.team import Episode
 
 
-def episode_record(episode: Episode, *, scored: bool = True) -> dict[str, Any]:
+@dataclass(frozen=True)
+class TokenMarks:
+    """One message token by token."""
+
+    pieces: list[str]  # their texts, the end token's included
+    logprobs: list[float]  # under the policy that wrote them, at the sampling temperature
+    change: list[float] | None = None  # of the log-probabilities, by the accepted update; None: not measured for this message
+
+
+@dataclass(frozen=True)
+class EpisodeMarks:
+    """What an update says of an episode that it learned from."""
+
+    advantage: float
+    tokens: dict[int, TokenMarks] = field(default_factory=dict)  # by message; empty for all but a sample of the episodes
+
+
+def episode_record(episode: Episode, *, scored: bool = True, marks: EpisodeMarks | None = None) -> dict[str, Any]:
     """A readable transcript with token counts and adapter versions. A question that no task scored has no reward."""
     return {
         "item": episode.item_id,
         "group": episode.group,
         "prompt": episode.prompt,
         "reward": episode.reward if scored else None,
+        **({"advantage": marks.advantage} if marks else {}),
         **({"credit": {agent: sum(earned) for agent, earned in episode.credit.items()}} if scored and episode.credit else {}),
         "success": episode.success if scored else None,
         "ended": episode.ended,
@@ -27,7 +52,38 @@ def episode_record(episode: Episode, *, scored: bool = True) -> dict[str, Any]:
                 "tokens": len(m.token_ids),
                 "finish": m.finish,
                 "feedback": feedback,
+                **(vars(marks.tokens[place]) if marks and place in marks.tokens else {}),
             }
-            for m, feedback in zip(episode.messages, episode.feedback, strict=True)
+            for place, (m, feedback) in enumerate(zip(episode.messages, episode.feedback, strict=True))
         ],
     }
+
+
+@dataclass(frozen=True, order=True)
+class TranscriptFile:
+    """The episodes that were sampled for one update."""
+
+    stage: int
+    update: int
+    agent: str
+    name: str
+
+
+def transcript_files(run: Path) -> list[TranscriptFile]:
+    """In the order of the updates."""
+    refuse_links(run, OWN_NAMES)
+    folder = run / EPISODES
+    named = [(re.fullmatch(r"stage-(\d+)-update-(\d+)-(.+)\.jsonl", path.name), path) for path in folder.glob("*.jsonl")]
+    return sorted(TranscriptFile(int(found[1]), int(found[2]), found[3], path.stem) for found, path in named if found)
+
+
+def read_transcripts(run: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The records of one of `transcript_files`, as `episode_record` made them."""
+    path = run / EPISODES / f"{name}.jsonl"
+    for number, line in enumerate((read_own(path, MAX_METRICS_BYTES) or b"").splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            assert isinstance(record["messages"], list)
+        except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
+            raise UserError(f"{path}: line {number} is damaged ({type(error).__name__})") from error
+        yield record

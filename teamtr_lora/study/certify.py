@@ -28,7 +28,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.runs.layout import RECIPE
 from teamtr_lora.runs.metrics import CertificateTerms, MetricsRow, StageRow, SwapRow, UpdateRow
-from teamtr_lora.runs.stored_run import read_run
+from teamtr_lora.runs.stored_run import StoredRun, read_run
 from teamtr_lora.study.certified import Certified, Replacement, RunCertificates, StageCertificate, UpdateCertificate
 from teamtr_lora.team import most_messages
 
@@ -61,7 +61,12 @@ class _Run:
 def certify_run(folder: Path, block: int = 1, beta: float = 0.0) -> RunCertificates:
     """`block` and `beta`: how far consecutive groups depend on each other, for thm:stage-hp (lem:beta-block)."""
     stored = read_run(folder)
-    recipe, rows = stored.recipe, stored.rows()
+    return certify_rows(stored, stored.rows(), block, beta)
+
+
+def certify_rows(stored: StoredRun, rows: Sequence[MetricsRow], block: int = 1, beta: float = 0.0) -> RunCertificates:
+    """`certify_run` for those who have the run's rows."""
+    folder, recipe = stored.path, stored.recipe
     if stored.baseline:
         raise UserError(f"{folder}: a run of `baseline`, which has no trust region to certify; diagnose says how far it went")
     updates = [row for row in rows if isinstance(row, UpdateRow)]
@@ -137,7 +142,7 @@ def _end_discount(rows: Sequence[MetricsRow], recipe: Recipe, gamma: float) -> f
     return found if alike else None
 
 
-def _complete_stages(rows: list[MetricsRow]) -> Iterator[tuple[dict[str, Any] | None, list[UpdateRow], StageRow]]:
+def _complete_stages(rows: Sequence[MetricsRow]) -> Iterator[tuple[dict[str, Any] | None, list[UpdateRow], StageRow]]:
     """(the evaluation before, the updates, the end) of every stage. A swap begins anew: the team before the next stage is the
     one it left, and what was updated in a stage that it cut short is no part of that stage."""
     before: dict[str, Any] | None = None

@@ -15,9 +15,9 @@ from teamtr_lora.algorithm.occupancy import Subsample, order_sensitivity, reliab
 from teamtr_lora.algorithm.trust_region import ESTIMATORS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, UpdateRow
-from teamtr_lora.runs.stored_run import read_run
+from teamtr_lora.runs.stored_run import StoredRun, read_run
 from teamtr_lora.study.certified import StageCertificate
-from teamtr_lora.study.certify import certify_run
+from teamtr_lora.study.certify import certify_rows
 
 HALF_NORMAL = math.sqrt(2 / math.pi)  # E|x| of x ~ N(0, 1)
 PROBE = "not measured; set diagnostics.probe_every_stages"
@@ -52,7 +52,12 @@ class RunDiagnosis:
 
 def diagnose_run(folder: Path) -> RunDiagnosis:
     stored = read_run(folder)
-    recipe, rows = stored.recipe, stored.rows()
+    return diagnose_rows(stored, stored.rows())
+
+
+def diagnose_rows(stored: StoredRun, rows: Sequence[MetricsRow]) -> RunDiagnosis:
+    """`diagnose_run` for those who have the run's rows."""
+    folder, recipe = stored.path, stored.recipe
     made = [row for row in rows if isinstance(row, UpdateRow)]
     updates = _of_stages(rows)
     stages = [row for row in rows if isinstance(row, StageRow)]
@@ -78,7 +83,7 @@ def diagnose_run(folder: Path) -> RunDiagnosis:
         kl_estimators=known("kl_estimators", "every update was skipped", lambda: _estimators(updates)),
         kl_spread=known("kl_spread", UPDATES, lambda: _kl_spread(updates)),
         monitors=known("monitors", UPDATES, lambda: _monitors(updates)),
-        zeta=known("zeta", ACCEPTED, lambda: _zeta(updates, folder)),
+        zeta=known("zeta", ACCEPTED, lambda: _zeta(updates, _certified(stored, rows))),
         clipping={
             "ratio": _mean([row.ratio_clip_rate for row in updates]),
             "advantage": _mean([row.advantage_clip_rate for row in updates]),
@@ -233,7 +238,7 @@ def _monitors(updates: list[UpdateRow]) -> list[dict[str, Any]]:
     return found
 
 
-def _zeta(updates: list[UpdateRow], folder: Path) -> list[dict[str, Any]]:
+def _zeta(updates: list[UpdateRow], stages: list[StageCertificate]) -> list[dict[str, Any]]:
     """tab:zeta-proxy: per update, per stage, and beside the certificate's penalty, in units of the normalised advantage."""
     terms = [(row.stage, row.certificate) for row in updates if row.certificate]
     if not terms:
@@ -247,7 +252,7 @@ def _zeta(updates: list[UpdateRow], folder: Path) -> list[dict[str, Any]]:
     decisions = 1 / (1 - gamma) if gamma < 1 else math.inf
     shares = [
         charged / (charged + s.certificate.penalty)
-        for s in _certified(folder)
+        for s in stages
         if s.stage in by_stage and 0 < (charged := decisions * by_stage[s.stage]) < math.inf
     ]
     rows = [(f"{name}, per update", values) for name, values in columns.items()]
@@ -259,10 +264,10 @@ def _zeta(updates: list[UpdateRow], folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _certified(folder: Path) -> list[StageCertificate]:
+def _certified(stored: StoredRun, rows: Sequence[MetricsRow]) -> list[StageCertificate]:
     """Empty where nothing can be certified, or not yet; `certify` says why."""
     try:
-        return certify_run(folder).stages
+        return certify_rows(stored, rows).stages
     except UserError:
         return []
 

@@ -22,6 +22,7 @@ Around it:
 What is kept:
     recording        rows, callbacks, trackers, transcripts and counts
     rows             from an update's outcome to its row
+    token_marks      what transcripts show of single tokens
     certificate_terms  an accepted candidate's terms of its certificate
 Diagnostics:
     run_diagnostics  when a run measures itself, and what goes into the row

@@ -15,6 +15,7 @@ from teamtr_lora.training.rows import update_row
 from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
 from teamtr_lora.training.stage_rollouts import Rollout
+from teamtr_lora.training.token_marks import episode_marks
 from teamtr_lora.training.update import UpdateOutcome
 
 
@@ -42,10 +43,18 @@ class Recorder:
         if rollout.fresh:
             state.sampled_tokens += row.sampled_tokens
             name = f"stage-{stage:04d}-update-{place + 1}-{row.agent}"
-            self._context.run_dir.write_episodes(name, rollout.episodes, self._context.config.diagnostics.save_episodes)
+            started = time.monotonic()
+            self._write_episodes(name, rollout, outcome)
+            row.seconds["transcripts"] = time.monotonic() - started
         self._context.events.state.global_step = counts["updates"]
         self._write(row, f"{row.agent}/", counts["updates"])
         self._context.events.fire("on_step_end")
+
+    def _write_episodes(self, name: str, rollout: Rollout, outcome: UpdateOutcome) -> None:
+        keep, reduction = self._context.config.diagnostics.save_episodes, self._context.config.trust_region.reduction
+        tokenizer = self._context.playable.base.tokenizer
+        marks = None if keep == "none" else episode_marks(rollout.episodes, outcome, tokenizer, reduction=reduction)
+        self._context.run_dir.write_episodes(name, rollout.episodes, keep, marks)
 
     def stage(
         self,

@@ -6,7 +6,7 @@ import math
 import time
 from collections import defaultdict
 
-from teamtr_lora.evaluation import standard_error
+from teamtr_lora.evaluation.statistics import standard_error
 from teamtr_lora.runs.metrics import KLReading, UpdateRow
 from teamtr_lora.team import Episode
 from teamtr_lora.training.gate import CandidateReading

@@ -18,8 +18,8 @@ from teamtr_lora.base.memory import process_age
 from teamtr_lora.base.source import beside
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.help_page import HelpPage
-from teamtr_lora.evaluation import Evaluation, evaluate
 from teamtr_lora.evaluation.contents import code_hashes, data_hashes
+from teamtr_lora.evaluation.evaluate import Evaluation, evaluate
 from teamtr_lora.recipe import (
     AgentSection,
     BaseSection,

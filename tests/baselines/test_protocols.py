@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.evaluation import evaluate
 from teamtr_lora.evaluation.commands import opened
+from teamtr_lora.evaluation.evaluate import evaluate
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.collector import PlayPlan

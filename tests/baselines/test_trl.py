@@ -17,8 +17,8 @@ from teamtr_lora.baselines.single import budget
 from teamtr_lora.baselines.trl_baseline import BaselineRun, train_baseline
 from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.evaluation import evaluate
 from teamtr_lora.evaluation.commands import opened
+from teamtr_lora.evaluation.evaluate import evaluate
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.runs.metrics import TIME_FIELDS, StageRow, UpdateRow, read_rows

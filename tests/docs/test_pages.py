@@ -129,7 +129,7 @@ def test_every_block_says_how_it_is_treated(page: str) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "python" and not b.words for b in blocks(page))])
 def test_the_python_of_a_page_runs(page: str, desk: Path) -> None:
-    """In order, in one namespace, as if it were one script. Tables of variants and engines are put back afterwards."""
+    """In order, in one namespace, as if it were one script. Tables of variants, engines and figures are put back afterwards."""
     write_files(page, desk)
     before = [dict(table) for table in _tables()]
     namespace: dict[str, Any] = {"__name__": f"docs_{page}"}
@@ -147,9 +147,10 @@ def _tables() -> list[dict[str, Any]]:
     from teamtr_lora.algorithm.variants.region import REGIONS
     from teamtr_lora.algorithm.variants.resampling import RESAMPLING
     from teamtr_lora.recipe.engine_facts import ENGINES
+    from teamtr_lora.report.figures import FIGURES
     from teamtr_lora.rollout.engines import SAMPLERS
 
-    return [REGIONS, RESAMPLING, ENGINES, SAMPLERS]
+    return [REGIONS, RESAMPLING, ENGINES, SAMPLERS, FIGURES]
 
 
 @pytest.mark.parametrize("block", [b for b in all_blocks("python") if b.words], ids=str)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.evaluation import evaluate
-from teamtr_lora.evaluation.evaluate import Evaluation, Measure, evaluation_items, summarise
+from teamtr_lora.evaluation.evaluate import Evaluation, Measure, evaluate, evaluation_items, summarise
 from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection
 from teamtr_lora.rollout.playable import open_team
 from teamtr_lora.tasks import Item, Task

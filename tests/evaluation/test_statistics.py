@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teamtr_lora.evaluation import avg_at_k, pass_at_k, standard_error
 from teamtr_lora.evaluation.statistics import (
+    avg_at_k,
     bootstrap_intervals,
     item_all_of_k,
     item_pass_at_k,
@@ -16,7 +16,9 @@ from teamtr_lora.evaluation.statistics import (
     majority,
     mcnemar_p_value,
     paired_test,
+    pass_at_k,
     sign_flip_p_value,
+    standard_error,
 )
 
 

@@ -7,6 +7,7 @@ Modules:
     certificates   `certify`
     diagnostics    `diagnose`
     swap           `swap` and `rebase`, at work and done
+    runs_table     `runs`
     registry       `adapters`
     hub_transfers  `push` and `pull`
     tasks          `tasks` and `score`

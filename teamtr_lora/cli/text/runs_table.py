@@ -1,0 +1,49 @@
+"""What `runs` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from teamtr_lora.report.in_words import short
+
+_COLOURS = {"training": "cyan", "starting": "cyan", "finished": "green", "stopped": "yellow", "damaged": "red"}
+
+
+def print_runs(found: dict[str, Any]) -> None:
+    """Newest first, as the page of `view` has them."""
+    console = Console()
+    if not found["runs"]:
+        console.print(f"no runs in {escape(found['folder'])} yet; train writes them there")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("run", overflow="fold")
+    table.add_column("state")
+    for name in ("stage", "before", "now", "decisions", "tokens", "time left"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in found["runs"]:
+        counts = run["counts"] | {"accepted": run["counts"]["accepted"] - run["counts"]["shrunk"]}
+        decisions = "/".join(str(counts[name]) for name in ("accepted", "shrunk", "rejected", "skipped"))
+        state = f"[{_COLOURS[run['state']]}]{run['state']}[/]"
+        ends = [_percent(run[end]) for end in ("accuracy_before", "accuracy_now")]
+        tokens, left = short(run["sampled_tokens"]), _clock(run["seconds_left"])
+        table.add_row(escape(run["name"]), state, f"{run['stage']}/{run['stages']}", *ends, decisions, tokens, left)
+    console.print(table)
+    console.print("decisions: accepted whole / shortened / rejected / skipped", style="dim")
+    for run in found["runs"]:
+        if run["problem"]:
+            console.print(f"{escape(run['name'])}: {escape(run['problem'])}", soft_wrap=True)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -1,0 +1,231 @@
+"""The summary at the head of a page: what happened, for a reader who has never seen the method."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from teamtr_lora.report.reasons import kind_of_reason
+from teamtr_lora.report.run_data import RunData
+from teamtr_lora.report.seeds import Kind, differences, gain_of, mean_and_interval
+
+ARROW = "\N{NO-BREAK SPACE}\N{RIGHTWARDS ARROW}\N{NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number that is seen first."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Accuracy after less before, with a 95% interval where there is one."""
+
+    before: float
+    after: float
+    low: float | None
+    high: float | None
+    items: int
+    paired: bool
+
+    @property
+    def verdict(self) -> str:
+        if self.low is None or self.high is None:
+            return "The team was measured"
+        if self.low > 0:
+            return "The team got better"
+        return "The team got worse" if self.high < 0 else "No clear change so far"
+
+
+def headline(run: RunData) -> str:
+    gain = measured_gain(run)
+    if gain:
+        return f"{gain.verdict}: {percent(gain.before)}{ARROW}{percent(gain.after)} right on held-out items."
+    if run.evaluated:
+        return f"Before training the team is right on {percent(_accuracy(run, 0))} of the held-out items."
+    return "The run has just begun."
+
+
+def summary(run: RunData) -> list[str]:
+    """Sentences, a paragraph each."""
+    return [text for text in (_trained(run), _gained(run), _updates(run), _safety(run), _swaps(run), _cost(run)) if text]
+
+
+def tiles(run: RunData) -> list[Tile]:
+    done, stages = run.stages[-1].stage if run.stages else 0, run.recipe.training.stages
+    found = [Tile("stage", f"{done} of {stages}")]
+    gain = measured_gain(run)
+    if run.evaluated:
+        found.insert(0, Tile("held-out accuracy", percent(_accuracy(run, -1)), f"{percent(_accuracy(run, 0))} before training"))
+    if gain:
+        interval = "" if gain.low is None or gain.high is None else f"95%: {_signed(gain.low)} to {_signed(gain.high)}"
+        found.insert(1, Tile("change, in points", _signed(gain.after - gain.before), interval))
+    if run.updates:
+        taken = sum(row.alpha is not None for row in run.updates)
+        shrunk = sum(row.decision == "shrunk" for row in run.updates)
+        found.append(Tile("updates accepted", f"{taken} of {len(run.updates)}", f"{shrunk} of them shortened" if shrunk else ""))
+    if run.stages:
+        found.append(Tile("tokens sampled", short(run.stages[-1].sampled_tokens)))
+        found.append(Tile("time", duration(run.stages[-1].seconds)))
+    return found
+
+
+def measured_gain(run: RunData) -> Gain | None:
+    """Paired by item where the run wrote every item's result down, else from the standard errors of both ends."""
+    ends = [row.evaluation for row in (run.evaluated[0], run.evaluated[-1]) if row.evaluation] if len(run.evaluated) > 1 else []
+    if len(ends) < 2:
+        return None
+    before, after = ends
+    test = gain_of(run)
+    low = high = None
+    if test:
+        low, high = test.low, test.high
+    elif None not in (before["standard_error"], after["standard_error"]):
+        middle = after["avg_at_k"] - before["avg_at_k"]
+        half = 1.96 * math.hypot(before["standard_error"], after["standard_error"])
+        low, high = middle - half, middle + half
+    return Gain(before["avg_at_k"], after["avg_at_k"], low, high, items=after["items"], paired=test is not None)
+
+
+def compared_in_words(kinds: Sequence[Kind]) -> list[str]:
+    """Of several runs: what they reached, and which differences are more than luck."""
+    said = []
+    for kind in kinds:
+        reached = [_accuracy(run, -1) for run in kind.runs if run.evaluated]
+        if reached:
+            mean, half = mean_and_interval(reached)
+            said.append(f"{kind.label}: {percent(mean)} of held-out items right at the end{_seeds(reached, mean, half)}.")
+    for each in differences(kinds):
+        test = each.test
+        sure = "more than luck" if test.p_value < 0.05 else "may be luck"
+        said.append(
+            f"{each.second} against {each.first}: {_signed(test.difference)} points on the same items, {sure} "
+            f"(p = {test.p_value:.2g}; better on {test.better} items, worse on {test.worse})."
+        )
+    return said
+
+
+def _seeds(reached: Sequence[float], mean: float, half: float | None) -> str:
+    if half is None:
+        return ""
+    each = f" ({_list([percent(value) for value in reached])})" if len(reached) <= 5 else ""
+    low, high = percent(max(0.0, mean - half)), percent(min(1.0, mean + half))
+    return f", the mean of {len(reached)} seeds{each}; 95% interval {low} to {high}"
+
+
+def _trained(run: RunData) -> str:
+    names, recipe = run.agents, run.recipe
+    count = f"{_count(len(names))} agents ({_list(names)}) work" if len(names) > 1 else f"One agent ({names[0]}) works"
+    text = f"{count} on the task {recipe.task.name}, each a small adapter on the frozen model {recipe.base.source}."
+    if run.stored.baseline:
+        return f"{text} One of them was trained by TRL, for comparison."
+    return f"{text} TeamTR updates one agent at a time, each by a small step, and keeps a step only if held-out episodes agree."
+
+
+def _gained(run: RunData) -> str:
+    gain = measured_gain(run)
+    if gain is None:
+        return "Its accuracy will be known after the next evaluation." if run.updates else ""
+    change = gain.after - gain.before
+    ends = f"from {percent(gain.before)} to {percent(gain.after)}"
+    text = f"Accuracy on {gain.items} held-out items went {ends}: {_signed(change)} points"
+    if gain.low is None or gain.high is None:
+        return f"{text}, with too few items to say how sure that is. {_reward(run)}"
+    how = "the same items before and after" if gain.paired else "both measurements taken as independent"
+    text += f", with 95% confidence between {_signed(gain.low)} and {_signed(gain.high)} ({how})."
+    if gain.low <= 0 <= gain.high:
+        text += " That interval contains zero, so it may be luck: more stages or more evaluation items would tell."
+    return f"{text} {_reward(run)}"
+
+
+def _reward(run: RunData) -> str:
+    first, last = ((row.evaluation or {})["mean_reward"] for row in (run.evaluated[0], run.evaluated[-1]))
+    return f"The mean reward there went from {first:.3f} to {last:.3f}."
+
+
+def _updates(run: RunData) -> str:
+    if not run.updates:
+        return "No update has been made yet."
+    counts: Counter[str] = Counter(row.decision for row in run.updates)
+    words = {"accepted": "accepted whole", "shrunk": "shortened", "rejected": "rejected", "skipped": "skipped"}
+    parts = [f"{counts[decision]} {text}" for decision, text in words.items() if counts[decision]]
+    made = _list([f"{part.partition(' ')[0]} {'was' if part[:2] == '1 ' else 'were'} {part.partition(' ')[2]}" for part in parts])
+    total = len(run.updates)
+    text = f"Of {total} updates, {made}." if total > 1 else f"One update so far, {made}."
+    estimator = run.recipe.trust_region.estimator
+    why = Counter((row.decision, kind_of_reason(row, estimator)) for row in run.updates if row.decision != "accepted")
+    if why:
+        causes = [f"{n} {words[decision]} ({cause})" for (decision, cause), n in why.most_common(6)]
+        text += f" Why: {', '.join(causes)}."
+    return text
+
+
+def _safety(run: RunData) -> str:
+    if run.stored.baseline or not any(row.alpha is not None for row in run.updates):
+        return ""
+    outside = sum(row.out_of_region for row in run.updates)
+    if outside:
+        return f"{outside} accepted updates moved their agent further than the trust region allows (exact KL above delta)."
+    return "No accepted update moved its agent further than the trust region allows, so each step was small enough to be trusted."
+
+
+def _swaps(run: RunData) -> str:
+    made = [f"{row.agent} after stage {row.stage} ({'undone' if row.how == 'undo' else row.how})" for row in run.swaps]
+    return f"Agents were replaced: {_list(made)}." if made else ""
+
+
+def _cost(run: RunData) -> str:
+    if not run.stages:
+        return ""
+    last = run.stages[-1]
+    return f"So far that took {duration(last.seconds)} and {short(last.sampled_tokens)} sampled tokens."
+
+
+def _accuracy(run: RunData, place: int) -> float:
+    evaluation: dict[str, Any] = run.evaluated[place].evaluation or {}
+    return float(evaluation["avg_at_k"])
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def short(count: float) -> str:
+    """1234 as 1.2k."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.0f}"
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    if minutes >= 10:
+        return f"{minutes} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _signed(points: float) -> str:
+    """A difference of shares in points, with a real minus sign."""
+    return f"{100 * points:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _count(number: int) -> str:
+    names = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+    return names[number] if number < len(names) else str(number)
+
+
+def _list(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

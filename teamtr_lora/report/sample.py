@@ -1,0 +1,75 @@
+"""Which transcripts a report takes along. A page that is sent around cannot hold all of them; `view` shows every one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from teamtr_lora.runs.transcripts import TranscriptFile, read_transcripts, transcript_files
+
+BYTES = 2_500_000  # of transcripts in a report
+FILES = 24  # updates that a report has transcripts of, spread over the run
+Group = dict[str, Any]
+
+
+def sampled_transcripts(run: Path, limit: int = BYTES) -> dict[str, Any]:
+    """Some groups of some updates: whole ones, those first whose tokens are marked and whose rewards differ."""
+    files = transcript_files(run)
+    chosen = spread(files, FILES)
+    found = []
+    for place, file in enumerate(chosen):
+        share = limit // (len(chosen) - place)
+        groups, used = _fitting(groups_of(read_transcripts(run, file.name)), share)
+        limit -= used
+        found.append(file_head(file) | {"groups": groups})
+    return {"files": found, "updates": len(files)}
+
+
+def spread(files: list[TranscriptFile], count: int) -> list[TranscriptFile]:
+    """The first, the last, and some in between."""
+    if len(files) <= count:
+        return files
+    return [files[round(place * (len(files) - 1) / (count - 1))] for place in range(count)]
+
+
+def file_head(file: TranscriptFile) -> dict[str, Any]:
+    return {"name": file.name, "stage": file.stage, "update": file.update, "agent": file.agent}
+
+
+def groups_of(episodes: Iterable[dict[str, Any]]) -> list[Group]:
+    """The episodes of each item, the best first, then the worst, then the others from good to bad. Groups with marked tokens and
+    with rewards that differ come first."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.get("group"), []).append(episode)
+    found = []
+    for members in groups.values():
+        ranked = sorted(members, key=lambda episode: -(episode.get("reward") or 0.0))
+        found.append({"item": ranked[0].get("item"), "prompt": ranked[0].get("prompt"), "episodes": _ends_first(ranked)})
+    return sorted(found, key=_interest, reverse=True)
+
+
+def _ends_first(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [ranked[0], ranked[-1], *ranked[1:-1]] if len(ranked) > 2 else ranked
+
+
+def _fitting(groups: list[Group], limit: int) -> tuple[list[Group], int]:
+    """As many as fit, and how many bytes they take. Of a group that is too large alone, the best and the worst episode."""
+    chosen: list[Group] = []
+    used = 0
+    for group in groups:
+        size = len(json.dumps(group))
+        if not chosen and size > limit:
+            group = group | {"episodes": group["episodes"][:2]}
+            size = len(json.dumps(group))
+        if used + size <= limit:
+            chosen.append(group)
+            used += size
+    return chosen, used
+
+
+def _interest(group: Group) -> tuple[bool, bool]:
+    marked = any(message.get("change") for episode in group["episodes"] for message in episode["messages"])
+    return marked, len({episode.get("reward") for episode in group["episodes"]}) > 1

@@ -1,0 +1,99 @@
+"""Several runs beside each other: which of them differ in their seed alone, what the others differ in, and who is better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from teamtr_lora.evaluation.statistics import PairedTest, paired_test
+from teamtr_lora.report.run_data import RunData
+
+# 97.5% quantiles of Student's t with 1, 2, ... degrees of freedom: few seeds are usual, and the normal's 1.96 is then too small
+T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+ASIDE = ("seed", "output_dir", "tracking")  # what does not make two runs different
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Runs of one recipe, seeds aside."""
+
+    label: str
+    runs: list[RunData]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`second` against `first` after their last evaluations, item by item; accuracies of several seeds are means."""
+
+    first: str
+    second: str
+    test: PairedTest
+
+
+def kinds_of(runs: Sequence[RunData]) -> list[Kind]:
+    """In the order in which they were given, each named by what sets it apart from the others."""
+    alike: dict[str, list[RunData]] = {}
+    settings = {id(run): _flat(run) for run in runs}
+    for run in runs:
+        alike.setdefault(repr(sorted(settings[id(run)].items())), []).append(run)
+    members = list(alike.values())
+    varied = [key for key in settings[id(runs[0])] if len({repr(settings[id(own[0])].get(key)) for own in members}) > 1]
+    return [Kind(_label(own, settings[id(own[0])], varied), own) for own in members]
+
+
+def _label(runs: list[RunData], settings: dict[str, Any], varied: list[str]) -> str:
+    if len(runs) == 1:
+        return runs[0].name
+    what = ", ".join(f"{key.rpartition('.')[2]} {settings.get(key)}" for key in varied[:2])
+    return f"{what or runs[0].name} ({len(runs)} seeds)"
+
+
+def _flat(run: RunData) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    def walk(value: Any, key: str) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                walk(inner, f"{key}.{name}" if key else name)
+        else:
+            found[key] = value
+
+    walk(run.recipe.model_dump(mode="json"), "")
+    return {key: value for key, value in found.items() if key.partition(".")[0] not in ASIDE}
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean of several seeds and half of its 95% interval; one seed has none."""
+    if len(values) < 2:
+        return fmean(values), None
+    quantile = T975[len(values) - 2] if len(values) - 2 < len(T975) else 1.96
+    return fmean(values), quantile * stdev(values) / math.sqrt(len(values))
+
+
+def gain_of(run: RunData) -> PairedTest | None:
+    """After the last evaluation against before training, item by item; None where the run did not measure both that way."""
+    ends = [row.evaluation for row in (run.evaluated[0], run.evaluated[-1]) if row.evaluation] if len(run.evaluated) > 1 else []
+    return _paired([ends[0]], [ends[1]]) if len(ends) == 2 else None
+
+
+def differences(kinds: Sequence[Kind]) -> list[Difference]:
+    """Every kind against the first one, where both were measured on the same items."""
+    found = []
+    for kind in kinds[1:]:
+        ends = [[run.evaluated[-1].evaluation for run in one.runs if run.evaluated] for one in (kinds[0], kind)]
+        test = _paired(*([e for e in side if e] for side in ends))
+        if test:
+            found.append(Difference(kinds[0].label, kind.label, test))
+    return found
+
+
+def _paired(first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]) -> PairedTest | None:
+    """None where items differ or runs of an older version did not write them down."""
+    digests = {evaluation.get("items_digest") for evaluation in (*first, *second)}
+    if not first or not second or len(digests) != 1 or None in digests:
+        return None
+    means = [[fmean(item) for item in zip(*(e["by_item"] for e in side), strict=True)] for side in (first, second)]
+    return paired_test(*means)

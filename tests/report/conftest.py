@@ -1,0 +1,38 @@
+"""Made-up runs, and a browser where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from headless_browser import CHROMIUM, Tab, open_browser
+from made_up_run import make_run
+
+from teamtr_lora.report.run_data import RunData, read_named_runs
+
+
+@pytest.fixture(scope="session")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has everything a figure can show. Read only."""
+    return make_run(tmp_path_factory.mktemp("full") / "full", 12, swap=True)
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was neither probed nor swapped. Read only."""
+    return make_run(tmp_path_factory.mktemp("bare") / "bare", 6, probed=False)
+
+
+@pytest.fixture(scope="session")
+def full_data(full: Path) -> RunData:
+    return read_named_runs([full])[0]
+
+
+@pytest.fixture
+def tab() -> Iterator[Tab]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    with open_browser() as found:
+        found.show()
+        yield found

@@ -1,0 +1,166 @@
+"""What a reader's browser makes of the pages: a real Chromium opens them, and nothing may go wrong on its console."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from headless_browser import Tab
+from made_up_run import MARKUP, make_run
+
+from teamtr_lora.report.figures import FIGURES
+from teamtr_lora.report.figures.comparison import COMPARING
+from teamtr_lora.report.page import report_page
+from teamtr_lora.report.run_data import read_named_runs
+from teamtr_lora.report.view_server import open_server
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
+SMALL = ["training.stages=1", "rollout.items_per_stage=8", "rollout.episodes_per_item=4", "training.inner_epochs=1",
+         "evaluation.items=16", "evaluation.every_stages=1", "diagnostics.probe_every_stages=1", "diagnostics.probe_items=4",
+         "diagnostics.probe_episodes_per_item=2"]  # fmt: skip
+# marks that a reader can see: points, bars, and lines or areas of some length
+MARKS = """Object.fromEntries([...document.querySelectorAll('.card')].map(card => [card.id.slice(7),
+  [...card.querySelectorAll('.points path, .bars path, .lines path, .js-fill, .js-line')]
+    .filter(mark => { const box = mark.getBoundingClientRect(); return box.width + box.height > 0; }).length]))"""
+
+
+def written(folder: Path, *runs: Path) -> str:
+    out = folder / "report.html"
+    out.write_bytes(report_page(read_named_runs(runs)))
+    return out.as_uri()
+
+
+def choose(tab: Tab, name: str, value: str) -> None:
+    code = f"const field = document.querySelector('.filters [name={name}]'); field.value = {json.dumps(value)};"
+    tab.run(f"(() => {{ {code} for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind)); }})()")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (420, True)])
+def test_every_figure_is_drawn_with_data_in_it(tab: Tab, full: Path, tmp_path: Path, width: int, dark: bool) -> None:
+    tab.show(width, dark=dark)
+    tab.open(written(tmp_path, full))
+    tab.draw_all()
+    marks = tab.run(MARKS)
+    assert set(marks) == set(FIGURES) and all(count > 0 for count in marks.values()), marks
+    assert tab.run("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out to the side"
+    light = tab.run("parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]) > 128")
+    assert light is not dark and not tab.problems
+    assert {address.split(":")[0] for address in tab.requests} <= {"file", "blob", "data"}, "nothing is fetched"
+
+
+def test_downloads_hold_the_figure_and_its_numbers(tab: Tab, full: Path, tmp_path: Path) -> None:
+    tab.open(written(tmp_path, full))
+    tab.draw_all()
+    figure = "[...drawn].find(([place, figure]) => figure.name === 'accuracy')"
+    lines = tab.run(f"csv({figure}[1])").splitlines()
+    rows = read_named_runs([full])[0].evaluated
+    assert lines[0] == '"series","stage","quantity","value","error","note"'
+    assert [float(line.split(",")[3]) for line in lines if line.startswith('"team"')] == pytest.approx(
+        [row.evaluation["avg_at_k"] for row in rows if row.evaluation], rel=1e-4
+    )
+    svg, png = (tab.run(f"Plotly.toImage({figure}[0], {{format: '{kind}', ...SVG_SIZE}})") for kind in ("svg", "png"))
+    assert svg.startswith("data:image/svg+xml") and png.startswith("data:image/png") and not tab.problems
+
+
+def test_markup_in_transcripts_shows_as_text(tab: Tab, tmp_path: Path) -> None:
+    tab.open(written(tmp_path, make_run(tmp_path / "<img src=x onerror=alert(3)>", 3, say=MARKUP)))
+    tab.run("document.querySelector('#transcripts').scrollIntoView()")
+    tab.wait("document.querySelector('.group') !== null")
+    assert MARKUP in tab.run("document.querySelector('.message .text').textContent")
+    assert tab.run("document.querySelectorAll('main img, main script').length") == 0 and not tab.problems
+
+
+def test_transcripts_are_filtered_and_shaded(tab: Tab, full: Path, tmp_path: Path) -> None:
+    tab.open(written(tmp_path, full))
+    tab.run("document.querySelector('#transcripts').scrollIntoView()")
+    tab.wait("document.querySelector('.group') !== null")
+    groups = "document.querySelectorAll('.group').length"
+    heads = "[...document.querySelectorAll('.group .item')].map(item => item.textContent)"
+    assert "stage 4" in tab.run(heads)[0], "the newest stage comes first"
+    choose(tab, "stage", "1")
+    tab.wait(f"{heads}.every(text => text.includes('stage 1'))")
+    agent = tab.run("document.querySelectorAll('.filters [name=agent] option')[1].value")
+    choose(tab, "agent", agent)
+    tab.wait(f'{heads}.length && {heads}.every(text => text.includes("before {agent}\'s update"))')
+    item = tab.run("document.querySelector('.group .prompt').textContent")
+    choose(tab, "item", item)
+    tab.wait(f"{groups} === 1")
+    assert tab.run("[...document.querySelectorAll('.episode header b')].map(b => b.textContent)")[:2] == ["reward 1", "reward 0"]
+    choose(tab, "item", "nowhere")
+    tab.wait(f"{groups} === 0")
+    choose(tab, "item", "")
+    choose(tab, "shade", "probability")
+    tab.wait("[...document.querySelectorAll('.text span')].some(s => s.style.background.includes('rgba(213, 94, 0'))")
+    choose(tab, "agent", "")
+    choose(tab, "shade", "change")
+    for colour in ("213, 94, 0", "0, 114, 178"):  # less likely, likelier
+        tab.wait(f"[...document.querySelectorAll('.updated .text span')].some(s => s.style.background.includes('rgba({colour}'))")
+    assert "probability" in tab.run("document.querySelector('.text span').title") and not tab.problems
+
+
+def test_a_thousand_updates_open_quickly(tab: Tab, tmp_path: Path) -> None:
+    tab.open(written(tmp_path, make_run(tmp_path / "long", 1000, episodes_every=50)))
+    tab.wait("document.querySelector('.plot .main-svg') !== null")
+    # the page's own time: how long others keep the processor is not the page's
+    assert tab.main_thread_seconds() < 3 and not tab.problems
+
+
+def test_several_runs_are_compared(tab: Tab, tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"seed-{seed}", 6, seed=seed) for seed in range(2)]
+    tab.open(written(tmp_path, *runs, make_run(tmp_path / "other", 6, delta=0.05)))
+    tab.draw_all()
+    marks = tab.run(MARKS)
+    assert all(marks[name] > 0 for name in COMPARING)
+    tab.run("const pick = document.querySelector('h2 + .filters select'); pick.value = '2'")
+    tab.run("pick.dispatchEvent(new Event('change'))")
+    tab.wait("document.querySelectorAll('.headline').length === 2")
+    assert not tab.problems
+
+
+def test_a_page_prints_with_all_its_figures_on_white(tab: Tab, full: Path, tmp_path: Path) -> None:
+    tab.show(dark=True)
+    tab.open(written(tmp_path, full))
+    tab.wait("document.querySelector('.plot .main-svg') !== null")
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    assert tab.run("[...document.querySelectorAll('.plot')].every(p => p.querySelector('.main-svg'))")
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 249)"
+
+
+def test_a_run_is_watched_while_it_trains_and_reported_when_it_is_done(tab: Tab, tmp_path: Path) -> None:
+    run, words = tmp_path / "runs" / "now", [sys.executable, "-m", "teamtr_lora", "train", str(RECIPE), *SMALL]
+    (tmp_path / "runs").mkdir()
+    server, address = open_server(tmp_path / "runs", "127.0.0.1", 0)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    training = subprocess.Popen([*words, "--run-dir", str(run), "--json"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        tab.open(address)
+        tab.wait("document.querySelector('tr[data-run=now] .mark.training') !== null", 120)
+        tab.run("document.querySelector('tr[data-run=now]').click()")
+        rows = "(document.querySelector('#all-updates summary')?.textContent || '').match(/\\d+/)?.[0]"
+        tab.wait(f"{rows} >= 1", 120)
+        seen = int(tab.run(rows))
+        tab.wait(f"{rows} > {seen}", 120)
+        tab.wait("document.querySelector('.status').textContent === 'finished'", 180)
+        tab.wait(f"{rows} == 3")
+        tab.draw_all()
+        live = tab.run(MARKS)
+        assert training.wait(60) == 0 and not tab.problems
+    finally:
+        training.terminate()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    tab.open(written(tmp_path, run))
+    tab.draw_all()
+    marks = tab.run(MARKS)
+    unmeasured = {"alignment", "shock"}  # nobody was replaced
+    assert set(marks) == set(live) and set(FIGURES) - set(marks) <= unmeasured | {"token_shift"} and not tab.problems
+    assert all(count > 0 for name, count in marks.items()), marks
+    updates = read_named_runs([run])[0].updates
+    spent = sum(row.seconds["transcripts"] for row in updates) / sum(sum(row.seconds.values()) for row in updates)
+    assert spent < 0.02, "what transcripts cost"

@@ -1,0 +1,57 @@
+"""Means over seeds and differences by item, against other computations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up_run import make_run
+from scipy import stats
+
+from teamtr_lora.report.in_words import compared_in_words, headline, measured_gain, summary
+from teamtr_lora.report.run_data import RunData, read_named_runs
+from teamtr_lora.report.seeds import differences, kinds_of, mean_and_interval
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 12])
+def test_the_interval_over_seeds_is_students(count: int) -> None:
+    values = np.random.default_rng(count).normal(0.7, 0.1, count).tolist()
+    mean, half = mean_and_interval(values)
+    low, high = stats.t.interval(0.95, count - 1, loc=np.mean(values), scale=stats.sem(values))
+    assert half is not None and (mean - half, mean + half) == pytest.approx((low, high), rel=1e-3)
+    assert mean_and_interval([0.5]) == (0.5, None)
+
+
+def test_a_difference_is_paired_where_the_items_are_the_same(tmp_path: Path) -> None:
+    runs = read_named_runs([make_run(tmp_path / name, 6, seed=1, delta=delta) for name, delta in (("a", 0.02), ("b", 0.05))])
+    (found,) = differences(kinds_of(runs))
+    ends = [run.evaluated[-1].evaluation for run in runs]
+    by_item = [np.array(e["by_item"]) for e in ends if e]
+    assert found.test.difference == pytest.approx((by_item[1] - by_item[0]).mean())
+    assert any("p = " in text for text in compared_in_words(kinds_of(runs)))
+    ends[1]["items_digest"] = "other"  # type: ignore[index]
+    assert differences(kinds_of(runs)) == []
+
+
+def test_the_gain_of_a_run_has_a_paired_interval(full_data: RunData) -> None:
+    gain = measured_gain(full_data)
+    assert gain is not None and gain.paired and gain.low is not None and gain.high is not None
+    assert gain.low < gain.after - gain.before < gain.high
+
+
+def test_a_run_without_items_written_down_has_an_independent_one(full: Path) -> None:
+    run = read_named_runs([full])[0]
+    for row in run.stages:
+        assert row.evaluation is not None
+        del row.evaluation["items_digest"]
+    gain = measured_gain(run)
+    assert gain is not None and not gain.paired and gain.low is not None
+
+
+def test_the_summary_says_how_many_updates_and_why(full_data: RunData) -> None:
+    text = " ".join(summary(full_data))
+    assert f"Of {len(full_data.updates)} updates" in text and "held-out items went from" in text
+    for row in full_data.updates:
+        assert row.reason.partition(":")[0] in text
+    assert headline(full_data).endswith("right on held-out items.")

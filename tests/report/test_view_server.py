@@ -1,0 +1,152 @@
+"""The server of `view`: who may read, that it only reads, and that a look is cheap."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_run import make_run
+
+from teamtr_lora.cli import main
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.report import view_server
+from teamtr_lora.report.view_server import RunsFolder, is_loopback, open_server
+
+Ask = Callable[..., tuple[int, Any]]
+
+
+@contextmanager
+def served(folder: Path, host: str = "127.0.0.1") -> Iterator[tuple[Ask, str]]:
+    """A function that asks, and the printed address."""
+    server, address = open_server(folder, host, 0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+
+    def ask(path: str, method: str = "GET", **headers: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        return answer.status, json.loads(body) if body[:1] == b"{" else body
+
+    try:
+        yield ask, address
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def folder(bare: Path, tmp_path: Path) -> Path:
+    shutil.copytree(bare, tmp_path / "runs" / "one")
+    shutil.copytree(bare, tmp_path / "runs" / "study" / "two")
+    return tmp_path / "runs"
+
+
+def test_runs_are_listed_by_their_place_in_the_folder(folder: Path) -> None:
+    with served(folder) as (ask, address):
+        status, found = ask("/api/runs")
+        assert status == 200 and {run["name"] for run in found["runs"]} == {"one", "study/two"}
+        assert {run["state"] for run in found["runs"]} == {"finished"} and address.startswith("http://127.0.0.1:")
+
+
+def test_a_run_is_told_once_and_again_when_it_has_more_rows(folder: Path) -> None:
+    log, lines = folder / "one" / "metrics.jsonl", (folder / "one" / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:-2]))
+    with served(folder) as (ask, _):
+        first = ask("/api/run?name=one")[1]["run"]
+        assert first["rows"] == len(lines) - 2
+        assert ask(f"/api/run?name=one&rows={first['rows']}")[1]["run"] is None
+        with open(log, "ab") as file:
+            file.write(lines[-2] + lines[-1][:100])  # a row that is being written is none yet
+        assert ask(f"/api/run?name=one&rows={first['rows']}")[1]["run"]["rows"] == len(lines) - 1
+
+
+def test_a_host_of_another_name_is_refused(folder: Path) -> None:
+    """A page that resolves its own name to 127.0.0.1 sends that name."""
+    with served(folder) as (ask, _):
+        assert ask("/api/runs", Host="evil.example:80")[0] == ask("/", Host="evil.example")[0] == 403
+        assert ask("/api/runs", Host="localhost:1")[0] == ask("/api/runs", Host="[::1]:1")[0] == 200
+
+
+def test_beyond_this_machine_a_token_is_needed(folder: Path) -> None:
+    with served(folder, "0.0.0.0") as (ask, address):
+        token = address.partition("token=")[2]
+        assert len(token) >= 32
+        assert ask("/")[0] == ask("/api/runs")[0] == ask("/api/runs", X_Token=token[:-1])[0] == ask("/api/runs?token=")[0] == 403
+        assert ask(f"/?token={token}")[0] == ask("/api/runs", X_Token=token)[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_it_only_reads(folder: Path, method: str) -> None:
+    with served(folder) as (ask, _):
+        assert ask("/api/runs", method)[0] == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/api/run?name=../one", "/api/run?name=/etc", "/api/nothing", "/etc/passwd", "/../x", "/api/run",
+     "/api/transcripts?name=one&file=../metrics", "/api/transcripts?name=one&file=/etc/passwd"],
+)  # fmt: skip
+def test_only_what_the_folder_holds_is_told(folder: Path, path: str) -> None:
+    with served(folder) as (ask, _):
+        assert ask(path)[0] == 404
+
+
+def test_transcripts_come_as_they_are_asked_for(folder: Path) -> None:
+    with served(folder) as (ask, _):
+        files = ask("/api/run?name=one")[1]["run"]["transcripts"]["files"]
+        groups = ask(f"/api/transcripts?name=one&file={files[0]['name']}")[1]["groups"]
+        assert groups and groups[0]["episodes"][0]["messages"][0]["pieces"]
+
+
+def test_runs_can_be_compared(folder: Path) -> None:
+    with served(folder) as (ask, _):
+        found = ask("/api/compare?name=one&name=study/two")[1]
+        assert len(found["runs"]) == 2 and found["comparison"]["sections"][0]["figures"]
+
+
+def test_a_damaged_run_hides_no_other(folder: Path) -> None:
+    (folder / "one" / "recipe.yaml").write_text("training: [")
+    with served(folder) as (ask, _):
+        states = {run["name"]: run["state"] for run in ask("/api/runs")[1]["runs"]}
+        assert states == {"one": "damaged", "study/two": "finished"}
+
+
+def test_hundreds_of_runs_are_listed_again_without_reading_them(bare: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    for number in range(120):
+        shutil.copytree(bare, tmp_path / f"run-{number}", ignore=shutil.ignore_patterns("episodes"))
+    runs, read = RunsFolder(tmp_path), []
+    monkeypatch.setattr(view_server, "standing", lambda *args, own=view_server.standing: read.append(1) or own(*args))
+    assert len(runs.answer("runs", {})["runs"]) == len(read) == 120
+    assert len(runs.answer("runs", {})["runs"]) == len(read) == 120
+
+
+def test_a_port_that_is_taken_is_said(folder: Path) -> None:
+    server, _ = open_server(folder, "127.0.0.1", 0)
+    with server, pytest.raises(UserError, match="choose another with --port"):
+        open_server(folder, "127.0.0.1", server.server_address[1])
+
+
+def test_loopback_is_this_machine_alone() -> None:
+    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.8.8.8", "::1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "", "127.0.0.1.nip.io")))
+
+
+def test_the_table_in_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "one" in said and "finished" in said and "2/2" in said
+    assert main(["runs", str(folder), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
+    assert main(["runs", str(make_run(folder.parent / "alone", 3))]) == 0, "a run's own folder is a folder with one run"
+    assert "alone" in capsys.readouterr().out
