@@ -258,7 +258,7 @@ def damaged_rows(run: Path) -> tuple[int, list[tuple[int, str]]]:
     lines, damaged = data.split(b"\n")[:-1], []
     for number, line in enumerate(lines, start=1):
         try:
-            _row(line, "the row")
+            parse_row(line, "the row")
         except UserError as error:
             damaged.append((number, str(error).removeprefix("the row is ")))
     return len(lines), damaged
