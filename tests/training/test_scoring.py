@@ -239,7 +239,7 @@ def test_the_gradient_of_the_whole_loss_is_that_of_float64_finite_differences(
     chosen, beta, clip = episodes[:6], 0.7, 0.2
     batch = batch_of(chosen, "left", budget=130)
     assert len(batch.microbatches) > 1
-    batch = replace(batch, weight_M=torch.linspace(0.25, 3.0, len(batch.messages)))
+    batch = replace(batch, weight_M=torch.linspace(0.25, 3.0, len(batch.messages)), advantage_M=batch.advantage_M + 0.4)
     share = (batch.weight_M / batch.weight_M.sum()).tolist()
     move(playable, "left", 0.02)
     scorer = scorer_of(playable, chunk=4)
