@@ -28,7 +28,7 @@ TIES = {
     "swap": "common algorithm team base tasks recipe runs rollout registry evaluation training",
     "baselines": "common algorithm team base tasks recipe runs rollout evaluation training",
     "report": "",
-    "cli": "common tasks recipe runs rollout registry evaluation training study swap baselines report",
+    "cli": "common tasks recipe runs rollout registry evaluation training study swap baselines",
     "__main__": "cli",
 }
 # Ties to a room further up. None is to be added.

@@ -235,7 +235,7 @@ def test_a_folder_with_somebodys_recipe_is_no_run(
     mine = tmp_path / "mine" / "recipe.yaml"
     mine.parent.mkdir()
     mine.write_text("# my own words\nteam: {agents: [{name: a}]}\n")
-    with pytest.raises(UserError, match="holds a recipe but no run; choose another --run-dir"):
+    with pytest.raises(UserError, match="holds a recipe but no run; choose another output_dir"):
         TeamTRTrainer(team, even, config(output_dir=str(mine.parent)), ROWS, ROWS).train()
     with pytest.raises(UserError, match=r"holds a recipe but no run; use: teamtr-lora train .*mine/recipe\.yaml"):
         load_run_recipe(mine.parent)
@@ -346,11 +346,14 @@ def test_tensorboard_through_the_recipe(recipe_file: Path, tmp_path: Path) -> No
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tags: set[str] = set()
+    texts: set[str] = set()
     for folder in {path.parent for path in files}:
         events = EventAccumulator(str(folder))
         events.Reload()
         tags |= set(events.Tags()["scalars"])
-    assert {"planner/reward_mean", "planner/kl/exact/bound", "team/evaluation/avg_at_k"} <= tags
+        texts |= set(events.Tags()["tensors"])
+    assert {"planner/reward", "planner/kl_bound", "team/accuracy", "team/mean_reward"} <= tags and len(tags) <= 40
+    assert any(tag.startswith("transcripts") for tag in texts)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,9 @@ from teamtr_lora.cli import (
 from teamtr_lora.cli.arguments import keep_stdout_for_json
 from teamtr_lora.cli.examples import examples
 from teamtr_lora.cli.parser import Parser
+from teamtr_lora.common.consoles import console
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.program import command_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,17 +62,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if getattr(args, "json", False):
         keep_stdout_for_json()
     try:
-        return int(args.run(args) or 0)
+        with command_line():
+            return int(args.run(args) or 0)
     except UserError as error:
         if args.debug:
             traceback.print_exc()
         # only a recipe's list of problems has several lines
         text = str(error) if hasattr(error, "problems") else " ".join(str(error).split())
-        print(f"teamtr-lora: {text}", file=sys.stderr)
+        _complain(text)
         return 2
     except KeyboardInterrupt as stop:
         notes = getattr(stop, "__notes__", ["eval goes on by itself, train and baseline with --resume"])
-        print(f"teamtr-lora: interrupted; what was saved is intact; {'; '.join(notes)}", file=sys.stderr)
+        _complain(f"interrupted; what was saved is intact; {'; '.join(notes)}")
         return 130
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):  # rich exits when the program that reads our output has ended
@@ -82,8 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if args.debug:
             raise
-        print(f"teamtr-lora: crashed: {type(error).__name__}: {error}; run again with --debug for the traceback", file=sys.stderr)
+        _complain(f"crashed: {type(error).__name__}: {error}; run again with --debug for the traceback")
         return 1
+
+
+def _complain(text: str) -> None:
+    """One line; a terminal that is too narrow for it gets its words unbroken."""
+    console(stderr=True).print(f"teamtr-lora: {text}", markup=False)
 
 
 def build_parser() -> Parser:

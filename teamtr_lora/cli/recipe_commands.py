@@ -10,6 +10,7 @@ from typing import Any
 
 from teamtr_lora import __version__
 from teamtr_lora.cli.arguments import add_recipe, print_json, recipe_words, run_name, show
+from teamtr_lora.common.consoles import console
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import program
 
@@ -50,18 +51,15 @@ def _train(args: argparse.Namespace) -> None:
     recipe = load_run_recipe(Path(args.recipe), overrides) if goes_on else load_recipe(recipes, overrides)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
-    from rich.console import Console
-
     from teamtr_lora.cli.text.summary import print_next_steps
-    from teamtr_lora.report.live import LiveView
+    from teamtr_lora.training.live_view import LiveView
     from teamtr_lora.training.trainer import TeamTRTrainer
 
-    console = Console(stderr=args.json, highlight=False, soft_wrap=True)
-    console.print(f"teamtr-lora {__version__}: {' '.join(recipes)}")
+    out = console(stderr=args.json)
+    out.print(f"teamtr-lora {__version__}: {' '.join(recipes)}")
     if args.resume and args.run_dir is not None and not args.run_dir.exists():  # no run yet, or killed before it wrote anything
-        console.print(f"--resume: there is no run in {args.run_dir} yet; starting one", style="yellow", markup=False)
-    view = LiveView(console)
-    trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[view])
+        out.print(f"--resume: there is no run in {args.run_dir} yet; starting one", style="yellow", markup=False)
+    trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[LiveView(out)])
     try:
         summary = trainer.train(resume=args.resume, name=run_name(recipes))
     except KeyboardInterrupt as stop:
@@ -69,9 +67,8 @@ def _train(args: argparse.Namespace) -> None:
             stop.add_note(f"go on with: {program()} train {shlex.quote(str(trainer.run.run_dir.path))} --resume")
         raise
     finally:
-        view.close()
         trainer.close()
-    show(args, summary, lambda summary: print_next_steps(console, summary, trainer.task.items("test")[0].prompt))
+    show(args, summary, lambda summary: print_next_steps(out, summary, trainer.task.items("test")[0].prompt))
 
 
 def _validate(args: argparse.Namespace) -> None:

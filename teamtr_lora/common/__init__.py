@@ -7,5 +7,6 @@ Modules:
     code_paths  functions that a recipe names
     help_page   settings classes whose help() is a page
     settings    the strict base of every section of a recipe
-    program     what to type to run this program again
+    program     what to type to run this program again, and what settings are called there
+    consoles    where the program prints
 """

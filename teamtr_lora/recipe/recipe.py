@@ -98,6 +98,11 @@ class TrainingSection(Section):
         ge=1,
         description="Fewest groups with reward variance among those of the gradient; with fewer an update is skipped.",
     )
+    stop_after_idle_stages: int = Field(
+        default=2,
+        ge=0,
+        description="End the run after this many stages in a row in which every update was skipped; 0 never does.",
+    )
     head_chunk_tokens: int = Field(
         default=1024, ge=1, description="Tokens per chunk of the output head; bounds memory for logits."
     )
@@ -158,8 +163,15 @@ class TrustRegionSection(Section):
 class TrackingSection(Section):
     """Experiment trackers, beside the run directory's own metrics."""
 
-    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list, description="Trackers to report to.")
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
+        default_factory=list,
+        description="Trackers to report to, each installed by its own name (pip install wandb): some 40 numbers by agent, the "
+        "recipe as flat keys, and sample transcripts.",
+    )
     project: str = Field(default="teamtr-lora", min_length=1, description="Project name shown in the trackers.")
+    run_name: Text | None = Field(default=None, description="The run's name there; null takes the run directory's.")
+    group: Text | None = Field(default=None, description="Group that the run is shown in, where the tracker has groups.")
+    tags: list[Text] = Field(default_factory=list, description="Tags of the run, where the tracker has tags.")
 
 
 class TeamTRConfig(Section, metaclass=HelpPage):

@@ -1,5 +1,1 @@
-"""What shows runs.
-
-Modules:
-    live  while a run trains: a line an update, a line a stage, a progress bar
-"""
+"""What shows runs."""

@@ -67,6 +67,10 @@ class UpdateRow(_Row):
     update: int = Field(description="1-based position in the stage's order")
     agent: str = Field(description="the one that was updated")
     decision: Literal["accepted", "shrunk", "rejected", "skipped"] = Field(description="shrunk: accepted at alpha < 1")
+    reason: str = Field(
+        default="",
+        description="why the whole step was not taken, in words: out of region, no gain or nothing to learn from; else empty",
+    )
     version: str = Field(description="the agent's version after the update")
     content_hash: str = Field(description="sha256 of that version's weights and scaling")
     team_versions: dict[str, str] = Field(description="the versions the episodes were sampled from")
@@ -82,6 +86,7 @@ class UpdateRow(_Row):
     kl_discounted: float | None = Field(description="held-out discounted functional of def:kltok, where the agent spoke")
     kl_in_sample: float | None = Field(description="exact, nats as `kl`, on the gradient's messages, where optimization stopped")
     surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")
+    surrogate_gain_standard_error: float | None = Field(default=None, description="of that, clustered by group")
     log_ratio_max: float | None = Field(description="largest |log message ratio| on held-out messages")
     ratio_clip_rate: float = Field(
         description="share of ratios outside 1 +/- clip_ratio on the gradient's messages, where optimization stopped"

@@ -59,11 +59,14 @@ class RunState:
     slopes: dict[str, float | None] = field(default_factory=dict)  # what gain_weighted radii go by
     loss_scaler: dict[str, float] = field(default_factory=dict)  # empty where no half precision needs one
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    idle_updates: int = 0  # skipped updates in a row, up to the last one made
     sampled_tokens: int = 0
     seconds: float = 0.0
     metrics_bytes: int = 0
     accuracy_before: float | None = None
     accuracy_after: float | None = None
+    reward_before: float | None = None  # mean rewards of the same evaluations
+    reward_after: float | None = None
     episodes_evaluated: int = 0
     started: bool = False  # stage 0 (floors and the evaluation before training) is done
     loras: dict[str, dict[str, Any]] = field(default_factory=dict)  # of swapped agents, whose `lora` in the recipe is older

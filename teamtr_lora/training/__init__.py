@@ -7,6 +7,8 @@ The loop:
     stage_rollouts   the episodes that a stage's updates learn from
     run_context      what all parts of a run work with
     events           callbacks at the loop's natural points
+    live_view        while a run trains: a line an update, a line a stage, a progress bar
+    idle_stage       what to say of a stage that taught nothing
 One update, in the order in which to read it; its formulas are in algorithm/, its variants in algorithm/variants/:
     update           the story: advantages, division, optimization, judgement, accept or put back
     batches          episodes to padded rows of tokens, the common prefix of a group once
@@ -20,7 +22,8 @@ Around it:
     outside_step     a step of somebody else's trainer, measured as the gate measures ours
 What is kept:
     recording        rows, callbacks, trackers, transcripts and counts
-    rows             from an update's outcome to its row
+    rows             from an update's outcome to its row, and why it was not taken
+    tracking         what experiment trackers are given
     certificate_terms  an accepted candidate's terms of its certificate
 Diagnostics:
     run_diagnostics  when a run measures itself, and what goes into the row

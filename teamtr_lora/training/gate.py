@@ -27,6 +27,7 @@ class CandidateReading:
     message_sum_kl: float
     discounted_kl: float  # def:kltok
     gain: float
+    gain_error: float  # its standard error, clustered by group; infinite with one group
     log_ratio_M: Tensor  # log of each message's ratio, candidate to current
     kl_M: Tensor  # exact KL of each message, summed over its tokens
     group_M: Tensor
@@ -76,13 +77,15 @@ def read_candidate(
         present = part.message_N.unique().cpu()
         objective_M[present] = terms.objective_M.cpu()[present]
         log_ratio_M[present] = terms.log_ratio_M.cpu()[present]
+    gain = clustered_mean(objective_M - batch.advantage_M, batch.group_M, config.trust_region.confidence)
     unit_N = 1.0 if config.trust_region.reduction == "message_sum" else lengths[torch.cat(messages_N)]
     return CandidateReading(
         kl={name: clustered_mean(v, batch.group_M, config.trust_region.confidence) for name, v in per_message.items()},
         token_mean_kl=float((sums / lengths.clamp(min=1)).mean()),
         message_sum_kl=float(sums.mean()),
         discounted_kl=_discounted(sums, batch, discount),
-        gain=float((objective_M - batch.advantage_M).double().mean()),
+        gain=gain.mean,
+        gain_error=gain.standard_error,
         log_ratio_M=log_ratio_M,
         kl_M=sums,
         group_M=batch.group_M,

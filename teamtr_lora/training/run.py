@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -15,12 +16,15 @@ from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.tasks import Item
 from teamtr_lora.team import Episode
 from teamtr_lora.training.floor import check_floors, measure_floors
+from teamtr_lora.training.idle_stage import idle_warning
 from teamtr_lora.training.optimizers import flatten_state, restore_state
 from teamtr_lora.training.recording import Recorder
 from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
 from teamtr_lora.training.stage_rollouts import Rollout, StageRollouts
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingRun:
@@ -33,6 +37,7 @@ class TrainingRun:
         self.rollouts = StageRollouts(context, self.variants)
         self.diagnostics = RunDiagnostics(context, self.updater)
         self._recorder = Recorder(context, self.diagnostics, self.updater.discount)
+        self._last_played: list[Episode] = []
         self._clock = time.monotonic() if context.started is None else context.started
         self.task.check_agents(self.agents, self.playable.team.router.max_messages)
         self.task.check_router(self.playable.team.router)
@@ -81,6 +86,7 @@ class TrainingRun:
             )
         check_floors(floors, region.delta * self.variants.radii.smallest_share, tf32=region.gate_precision == "tf32")
         self.state.accuracy_before = self.state.accuracy_after = evaluation["avg_at_k"]
+        self.state.reward_before = self.state.reward_after = evaluation["mean_reward"]
         self.state.started = True
         self._recorder.stage(self.state, 0, self._since_checkpoint(), order=[], evaluation=evaluation, floors=floors)
         self.checkpoint()
@@ -114,16 +120,18 @@ class TrainingRun:
         outcome.seconds["publish"] = time.monotonic() - started
 
     def record_update(self, stage: int, place: int, rollout: Rollout, outcome: UpdateOutcome) -> None:
+        self._last_played = rollout.episodes
         self._recorder.update(self.state, stage, place, rollout, outcome)
         self.checkpoint()
 
     def end_stage(self, stage: int, order: list[str]) -> None:
         """Closes the stage: evaluation where due, the stage's row, the next stage's radii and place in the data."""
         self.variants.publishing.catch_up(self.playable)
-        every, last = self.config.evaluation.every_stages, stage >= self.config.training.stages
+        self._end_if_idle(stage)
+        every, last = self.config.evaluation.every_stages, stage >= self.config.training.stages or self.stopping
         evaluation = self._evaluate()[0] if last or (every and stage % every == 0) else None
         if evaluation:
-            self.state.accuracy_after = evaluation["avg_at_k"]
+            self.state.accuracy_after, self.state.reward_after = evaluation["avg_at_k"], evaluation["mean_reward"]
         self.updater.share_radii()
         self.state.stage, self.state.update = stage, 0
         self.state.cursor += self.config.rollout.items_per_stage
@@ -131,6 +139,17 @@ class TrainingRun:
         self.checkpoint()
         self.events.state.epoch = stage
         self.events.fire("on_epoch_end")
+
+    def _end_if_idle(self, stage: int) -> None:
+        """Tells at once of a stage that taught nothing, and ends the run after as many as the recipe says."""
+        idle, limit = self.state.idle_updates // len(self.agents), self.config.training.stop_after_idle_stages
+        if not idle:
+            return
+        stops = 0 < limit <= idle and stage < self.config.training.stages
+        if self._last_played:
+            logger.warning(idle_warning(self._last_played, self.config, stage=stage, idle=idle, stops=stops))
+        if stops:
+            self.events.control.should_training_stop = True
 
     def end(self) -> None:
         self.variants.publishing.catch_up(self.playable)
@@ -166,5 +185,5 @@ class TrainingRun:
         self.state.episodes_evaluated = evaluation.episodes
         self.state.sampled_tokens += evaluation.sampled_tokens
         record = with_return(evaluation, episodes, self.updater.discount)
-        self.events.fire("on_evaluate", metrics=record)
+        self.events.evaluated(record)
         return record, episodes

@@ -27,16 +27,18 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
     console.print()
     measured = f"on {summary.episodes_evaluated} episodes" if summary.episodes_evaluated else "(this team was not evaluated)"
     before, after = (known(accuracy, ".3f") for accuracy in (summary.accuracy_before, summary.accuracy_after))
-    console.print(f"[bold]held-out accuracy {before} -> {after}[/] {measured}, in {minutes} min {seconds} s")
+    rewards = " -> ".join(known(reward, ".3f") for reward in (summary.reward_before, summary.reward_after))
+    console.print(
+        f"[bold]held-out accuracy {before} -> {after}, mean reward {rewards}[/] {measured}, in {minutes} min {seconds} s"
+    )
     console.print(
         f"{summary.updates} updates: {summary.accepted} accepted ({summary.shrunk} of them shrunk), {summary.rejected} rejected, "
         f"{summary.skipped} skipped; accepted outside the trust region: {summary.out_of_region_accepted}"
     )
     if summary.updates and summary.skipped == summary.updates:
         console.print(
-            "[yellow]nothing was learned: in too many groups all episodes earned the same, so none was better than another; read "
-            f"{escape(summary.run_dir)}/episodes, check task.reward and rollout.max_message_tokens, or raise "
-            "rollout.items_per_stage[/]"
+            "[yellow]nothing was learned: in too many groups all episodes earned the same, so none was better than another; the "
+            f"warnings above say what to change, {escape(summary.run_dir)}/episodes has every transcript[/]"
         )
     run = shlex.quote(summary.run_dir)
     console.print(f"run directory: {escape(summary.run_dir)}\n\nnext:")
