@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
-# What a recipe has in its task section and a script passes to TeamTRTrainer under another name.
-_IN_PYTHON = {"task.reward": "reward_funcs", "task.path": "train_dataset"}
+# What a recipe has in its task section and a script passes to TeamTRTrainer; of the other keys there, only the rows themselves.
+OF_THE_TRAINER = ("reward_range", "on_reward_error", "on_overlap", "success_at_least")
 
 
 def program() -> str:
@@ -37,12 +37,18 @@ def said(*, cli: str, python: str) -> str:
 
 
 def setting(key: str, value: str = "") -> str:
-    """A recipe's key, such as rollout.temperature, as the user writes it here: `temperature` in a script, whose settings need no
-    section. `value`: as YAML writes it."""
+    """A recipe's key, such as rollout.temperature, as its user writes it. `value`: as YAML writes it."""
     if _on_command_line.get():
         return f"{key}={value}" if value else key
-    name = _IN_PYTHON.get(key, key.rpartition(".")[2])
-    return f"{name}={value if _is_plain(value) else repr(value)}" if value else name
+    return f"{in_a_script(key)}={value if _is_plain(value) else repr(value)}" if value else in_a_script(key)
+
+
+def in_a_script(key: str) -> str:
+    """A recipe's key as a script writes it: settings need no section, the team's are those of TeamSpec, the data are given."""
+    section, _, name = key.partition(".")
+    if section == "task" and name not in OF_THE_TRAINER:
+        return "reward_funcs" if name == "reward" else "eval_dataset" if name.startswith("test_") else "train_dataset"
+    return key.removeprefix("team.") if section in ("base", "team") else key.rpartition(".")[2]
 
 
 def _is_plain(value: str) -> bool:
