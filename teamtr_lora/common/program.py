@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 _on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
 # What a recipe has in its task section and a script passes to TeamTRTrainer; of the other keys there, only the rows themselves.
@@ -36,21 +37,16 @@ def said(*, cli: str, python: str) -> str:
     return cli if _on_command_line.get() else python
 
 
-def setting(key: str, value: str = "") -> str:
-    """A recipe's key, such as rollout.temperature, as its user writes it. `value`: as YAML writes it."""
-    if _on_command_line.get():
-        return f"{key}={value}" if value else key
-    return f"{in_a_script(key)}={value if _is_plain(value) else repr(value)}" if value else in_a_script(key)
+def in_a_recipe(key: str, value: Any = None) -> str:
+    """A key as a recipe or the command line writes it, with a value where one is given."""
+    return key if value is None else f"{key}={value}"
 
 
-def in_a_script(key: str) -> str:
+def in_a_script(key: str, value: Any = None) -> str:
     """A recipe's key as a script writes it: settings need no section, the team's are those of TeamSpec, the data are given."""
+    if value is not None:
+        return f"{in_a_script(key)}={value!r}"
     section, _, name = key.partition(".")
     if section == "task" and name not in OF_THE_TRAINER:
         return "reward_funcs" if name == "reward" else "eval_dataset" if name.startswith("test_") else "train_dataset"
     return key.removeprefix("team.") if section in ("base", "team") else key.rpartition(".")[2]
-
-
-def _is_plain(value: str) -> bool:
-    """Whether YAML and Python write the value alike."""
-    return value.replace(".", "", 1).replace("-", "", 1).isdigit()

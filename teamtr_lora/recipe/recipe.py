@@ -21,12 +21,13 @@ from teamtr_lora.algorithm.variants.radii import RADII
 from teamtr_lora.algorithm.variants.region import REGIONS
 from teamtr_lora.algorithm.variants.resampling import RESAMPLING
 from teamtr_lora.common.help_page import HelpPage, list_keys
+from teamtr_lora.common.program import in_a_recipe, in_a_script
 from teamtr_lora.common.settings import Mistake, Section, Text, refuse
 from teamtr_lora.recipe.choices import OneOf
 from teamtr_lora.recipe.measuring_sections import DiagnosticsSection, EvaluationSection, SwapSection
 from teamtr_lora.recipe.rollout_section import RolloutSection, engine_mistakes
 from teamtr_lora.recipe.team_sections import BaseSection, TeamSection
-from teamtr_lora.tasks.table import BY_NAME, DEFAULT, TaskSection
+from teamtr_lora.tasks.table import BY_NAME, DEFAULT, SCRIPT, TaskSection
 
 _ORDER, _RESAMPLING, _UPDATE, _MATCHED = OneOf(ORDERS), OneOf(RESAMPLING), OneOf(UPDATES), OneOf(MATCHED)
 _DATA_USE = OneOf(DATA_USE)
@@ -212,6 +213,10 @@ class TeamTRConfig(Section, metaclass=HelpPage):
         if twice:
             raise config_error(placed, twice)
 
+    def written(self, key: str, value: Any = None) -> str:
+        """A key, such as rollout.temperature, as the user of these settings writes it, for advice."""
+        return in_a_script(key, value)
+
     @model_validator(mode="after")
     def _gate_has_groups(self) -> Self:
         items, share = self.rollout.items_per_stage, self.trust_region.holdout
@@ -281,6 +286,9 @@ class Recipe(TeamTRConfig):
         if share * rollouts == items:
             wrong = f"matched: stage gives each of the {rollouts} rollouts {share} items, too few for two held out and one left"
         return [(("rollout", "items_per_stage"), items, wrong, fix)]
+
+    def written(self, key: str, value: Any = None) -> str:
+        return (in_a_script if self.task.name == SCRIPT else in_a_recipe)(key, value)
 
     _folder: Path = PrivateAttr(default_factory=Path)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from teamtr_lora.common.program import setting
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.team import Episode
 
@@ -22,7 +21,7 @@ def idle_warning(episodes: Sequence[Episode], config: TeamTRConfig, *, stage: in
         said = " | ".join(f"{m.agent}: {_short(m.text)}" for m in episode.messages) or "(nobody spoke)"
         lines.append(f"  item {_short(episode.item_id)}, reward {episode.reward:g}: {_short(episode.prompt)} -> {said}")
     if stops:
-        key = setting("training.stop_after_idle_stages")
+        key = config.written("training.stop_after_idle_stages")
         lines.append(f"the run stops here, after {idle} such stage{'s' * (idle > 1)} in a row ({key} = {idle}; 0 never stops)")
     return "\n".join(lines)
 
@@ -38,11 +37,13 @@ def _cause(episodes: Sequence[Episode], low: Episode, high: Episode) -> str:
 def _advice(episodes: Sequence[Episode], config: TeamTRConfig) -> str:
     messages = [message for episode in episodes for message in episode.messages]
     cut = sum(message.truncated for message in messages)
-    steps = [f"check {setting('task.reward')} on the two episodes below"]
+    steps = [f"check {config.written('task.reward')} on the two episodes below"]
     if 2 * cut > len(messages):
-        limit = setting("rollout.max_message_tokens")
+        limit = config.written("rollout.max_message_tokens")
         steps.append(f"raise {limit} (now {config.rollout.max_message_tokens}: {cut} of {len(messages)} messages were cut off)")
-    steps.append(f"raise {setting('rollout.temperature')} or {setting('rollout.episodes_per_item')}, so that tries differ")
+    steps.append(
+        f"raise {config.written('rollout.temperature')} or {config.written('rollout.episodes_per_item')}, so that tries differ"
+    )
     steps.append("or give the team easier items")
     return f"What to change: {'; '.join(steps)}."
 

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora.common.consoles import console as default_console
-from teamtr_lora.common.program import setting
 
 COLOURS = {"accepted": "green", "shrunk": "yellow", "rejected": "red", "skipped": "dim"}
 NOTEBOOK_SECONDS = 0.5  # between two changes of the line in a notebook, each of which is a message to the browser
@@ -41,7 +40,7 @@ class LiveView(TrainerCallback):
         self._bar = self._progress.add_task("starting", total=max(1, state.max_steps), completed=state.global_step, note="")
         stages = args.training.stages
         if state.epoch and state.epoch >= stages:  # updates are no measure: a stage that a swap cut short has more
-            more = setting("training.stages", str(2 * stages))
+            more = args.written("training.stages", 2 * stages)
             self._console.print(f"already finished ({stages} of {stages} stages); to go on, add {more}")
         if self._console.is_terminal:
             self._progress.start()
@@ -60,7 +59,7 @@ class LiveView(TrainerCallback):
         if logs and logs["kind"] == "update":
             self._update_line(logs, state)
         elif logs:
-            self._stage_line(logs)
+            self._stage_line(logs, args)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()
@@ -85,10 +84,10 @@ class LiveView(TrainerCallback):
             f"  {row['tokens_per_second']:,.0f} tokens/s  {_clock(left)} left{why}"
         )
 
-    def _stage_line(self, row: dict[str, Any]) -> None:
+    def _stage_line(self, row: dict[str, Any], args: Any) -> None:
         if row["floors"]:
             floors = "  ".join(f"{name} {value:.1e}" for name, value in row["floors"].items())
-            counted = setting("trust_region.reduction")
+            counted = args.written("trust_region.reduction")
             self._console.print(f"KL floors of this machine's passes (nats, as {counted} counts): {floors}")
         evaluation = row["evaluation"]
         if evaluation:

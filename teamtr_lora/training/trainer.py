@@ -15,6 +15,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from teamtr_lora.base.source import beside
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.help_page import HelpPage
+from teamtr_lora.common.program import in_a_script
 from teamtr_lora.evaluation import Evaluation, evaluate
 from teamtr_lora.evaluation.contents import code_hashes, data_hashes
 from teamtr_lora.recipe import (
@@ -166,7 +167,7 @@ class TeamTRTrainer:
             self._set_up(recipe, task, callbacks, progress)
             return
         within = recipe.task.reward_range
-        rewards = Rewards(functions, on_reward_error, within)
+        rewards = Rewards(functions, on_reward_error, within, in_a_script)
         rows = DatasetTask(train_dataset, eval_dataset, rewards, success_at_least=success_at_least, reward_range=within)
         if eval_dataset is train_dataset:
             logger.warning("eval_dataset is train_dataset: accuracies are those on the prompts that are trained on")

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from teamtr_lora.common.program import command_line
-from teamtr_lora.recipe import TeamTRConfig
+from teamtr_lora.recipe import Recipe, TeamTRConfig
 from teamtr_lora.training.live_view import LiveView
 
 STATE = SimpleNamespace(global_step=1, max_steps=3, epoch=0)
@@ -101,18 +100,18 @@ def test_a_notebook_gets_the_lines_and_one_line_that_changes(monkeypatch: pytest
     assert any("runs/x" in text for text in texts) and any("solver" in text for text in texts)
 
 
-def finished_line() -> str:
+def finished_line(*, recipe: bool = False) -> str:
     out = io.StringIO()
     view = LiveView(Console(file=out, width=200))
-    view.on_train_begin(TeamTRConfig(stages=4), SimpleNamespace(global_step=12, max_steps=12, epoch=4), None, run_dir="runs/x")
+    config = Recipe(team={"agents": [{"name": "a"}]}, training={"stages": 4}) if recipe else TeamTRConfig(stages=4)
+    view.on_train_begin(config, SimpleNamespace(global_step=12, max_steps=12, epoch=4), None, run_dir="runs/x")
     view.close()
     return out.getvalue()
 
 
 def test_a_run_that_has_nothing_left_to_do_says_so_in_the_words_of_who_started_it() -> None:
     assert finished_line() == "run directory: runs/x\nalready finished (4 of 4 stages); to go on, add stages=8\n"
-    with command_line():
-        assert "to go on, add training.stages=8" in finished_line()
+    assert "to go on, add training.stages=8" in finished_line(recipe=True)
 
 
 def test_away_from_a_terminal_there_is_nothing_but_the_lines() -> None:
