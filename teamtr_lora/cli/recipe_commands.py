@@ -63,8 +63,9 @@ def _train(args: argparse.Namespace) -> None:
     try:
         summary = trainer.train(resume=args.resume, name=run_name(recipes))
     except KeyboardInterrupt as stop:
-        if trainer.run is not None:
-            stop.add_note(f"go on with: {program()} train {shlex.quote(str(trainer.run.run_dir.path))} --resume")
+        begun = trainer.run is not None and trainer.run.run_dir.path.exists()
+        where = shlex.quote(str(trainer.run.run_dir.path)) if trainer.run is not None else ""
+        stop.add_note(f"go on with: {program()} train {where} --resume" if begun else "the run had not begun: start it again")
         raise
     finally:
         trainer.close()

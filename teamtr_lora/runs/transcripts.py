@@ -18,6 +18,7 @@ def episode_record(episode: Episode, *, scored: bool = True) -> dict[str, Any]:
         "success": episode.success if scored else None,
         "ended": episode.ended,
         "answer_turn": episode.answer_turn,
+        **({} if scored else {"answer": episode.answer}),
         "messages": [
             {
                 "agent": m.agent,

@@ -57,6 +57,7 @@ def print_transcript(record: dict[str, Any]) -> None:
         cut = " [yellow](cut off by the token limit)[/]" if message["finish"] == "length" else ""
         console.print(f"\n[bold]{message['agent']}[/] [dim]{message['version']}, {message['tokens']} tokens[/]{cut}")
         console.print(escape(message["text"]))
+    console.print(f"\n[bold]the team's answer: {escape(record['answer'])}[/]")
 
 
 def print_plan(plan: Plan) -> None:
