@@ -25,7 +25,7 @@ def add_commands(command: Any) -> None:
     ask.add_argument("--seed", type=int, default=0, help="another seed, another answer (default: 0)")
     add_registry(ask, _TEAM_OF)
 
-    serve = command("serve", _serve, "Serve a team by vLLM's OpenAI API: the base and every agent, each a model by its name.")
+    serve = command("serve", _serve, "Serve a team by vLLM's OpenAI API: `team`, the base and every agent, each a model.")
     serve.add_argument(
         "team",
         type=Path,
