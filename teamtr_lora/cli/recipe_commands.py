@@ -34,9 +34,12 @@ def add_commands(command: Any) -> None:
     keys = command("keys", _keys, text, json="print the keys as JSON")
     keys.add_argument("word", nargs="?", default="", metavar="WORD", help="only a section, a key, or keys this word occurs in")
 
-    text = "What a recipe will cost, without loading weights: episodes, tokens, updates, memory."
+    text = "What a recipe will cost, without loading weights: episodes, tokens, updates, memory; time, where speeds are known."
     plan = command("plan", _plan, text, json="print the plan as JSON")
     add_recipe(plan)
+    speeds = plan.add_mutually_exclusive_group()
+    speeds.add_argument("--calibrate", action="store_true", help="measure this machine's speeds by a short run of the recipe")
+    speeds.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="take the speeds of an earlier run")
 
     init = command("init", _init, "Write a commented recipe, a small dataset and a reward function to start from.")
     init.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
@@ -99,9 +102,18 @@ def _plan(args: argparse.Namespace) -> None:
 
     recipe = load_recipe(*recipe_words(args))  # before the imports of torch: most mistakes show here
     from teamtr_lora.cli.text.summary import print_plan
+    from teamtr_lora.study.expected_time import speeds_of, speeds_of_run
     from teamtr_lora.study.plan import make_plan
 
-    show(args, make_plan(recipe), print_plan)
+    speeds = speeds_of_run(args.earlier, recipe) if args.earlier else None
+    if args.calibrate:
+        from teamtr_lora.training.calibrate import calibrate
+
+        make_plan(recipe)  # what is wrong with the recipe shows before anything is run
+        console(stderr=True).print("calibrating: one short stage of the recipe, on this machine")
+        short, rows = calibrate(recipe)
+        speeds = speeds_of(rows, short, "a short run on this machine")
+    show(args, make_plan(recipe, speeds), print_plan)
 
 
 def _init(args: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.recipe.engine_facts import ENGINES
+from teamtr_lora.study.expected_time import ExpectedTime, Speeds, expected_time
 from teamtr_lora.team import Team, build_team
 
 SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
@@ -54,12 +55,13 @@ class Plan:
     memory_bytes: dict[str, int]
     memory_total_bytes: int
     trust_region: str
+    expected_time: ExpectedTime | None = None  # None: no speeds are known
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def make_plan(recipe: Recipe) -> Plan:
+def make_plan(recipe: Recipe, speeds: Speeds | None = None) -> Plan:
     folder = describe(beside(recipe.base.source, recipe.folder), recipe.base.revision)
     facts = base_facts(folder)
     device = resolve_device(recipe.base.device)
@@ -95,6 +97,7 @@ def make_plan(recipe: Recipe) -> Plan:
         memory_bytes=memory,
         memory_total_bytes=_peak(memory, engine=rollout.engine, offload=rollout.vllm.offload),
         trust_region=_in_words(recipe),
+        expected_time=speeds and expected_time(speeds, recipe, rollouts=rollouts, episodes=episodes, messages=messages),
     )
 
 

@@ -20,6 +20,7 @@ Around it:
     importance       trajectory weights of episodes that are used again
     floor            the smallest KL that a pass can measure
     outside_step     a step of somebody else's trainer, measured as the gate measures ours
+    calibrate        a short run that is thrown away, for this machine's speeds
 What is kept:
     recording        rows, callbacks, trackers, transcripts and counts
     rows             from an update's outcome to its row, and why it was not taken

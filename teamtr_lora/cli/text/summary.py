@@ -18,6 +18,7 @@ from teamtr_lora.common.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall
 
 if TYPE_CHECKING:  # what trains takes seconds to import, and `ask` needs none of it
+    from teamtr_lora.study.expected_time import ExpectedTime
     from teamtr_lora.study.plan import Plan
     from teamtr_lora.training.trainer import TrainSummary
 
@@ -69,6 +70,11 @@ def print_plan(plan: Plan) -> None:
         for name, value in rows:
             table.add_row(escape(name), escape(value))
         console.print(table)
+    if plan.expected_time is None:
+        console.print("Expected time: not known; --calibrate measures it by a short run here, --from RUN takes an earlier run's.")
+    else:
+        console.print(f"Expected time: by {escape(plan.expected_time.source)}, for messages of "
+                      f"{plan.expected_time.tokens_per_message:.0f} tokens as there.")  # fmt: skip
     console.print(plan.trust_region)
 
 
@@ -95,11 +101,30 @@ def _plan_tables(plan: Plan) -> dict[str, list[tuple[str, str]]]:
             (agent, f"{count:,} parameters, {_size(plan.adapter_bytes[agent])}")
             for agent, count in plan.adapter_parameters.items()
         ],
+        **({"time, expected": _times(plan.expected_time)} if plan.expected_time else {}),
         "memory, estimated": [
             *((name, _size(size)) for name, size in plan.memory_bytes.items()),
             ("peak", _size(plan.memory_total_bytes)),
         ],
     }
+
+
+def _times(time: ExpectedTime) -> list[tuple[str, str]]:
+    return [
+        ("a stage", _clock(time.stage_seconds)),
+        ("of that, rollouts", _clock(time.rollouts_seconds)),
+        ("of that, updates", _clock(time.updates_seconds)),
+        ("an evaluation", _clock(time.evaluation_seconds)),
+        ("the start", _clock(time.start_seconds)),
+        ("the run", _clock(time.run_seconds)),
+    ]
+
+
+def _clock(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{int(seconds) // 60} min {int(seconds) % 60} s"
 
 
 def _size(count: float) -> str:
