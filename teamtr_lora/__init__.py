@@ -51,17 +51,10 @@ __all__ = [
 
 # Looked up when first used: importing teamtr_lora must not load torch.
 _HOMES = {
-    "EvalOptions": "teamtr_lora.evaluation.commands",
-    "ask_team": "teamtr_lora.evaluation.commands",
-    "evaluate_team": "teamtr_lora.evaluation.commands",
-    "Recipe": "teamtr_lora.recipe",
-    "RecipeError": "teamtr_lora.recipe",
-    "TeamTRConfig": "teamtr_lora.recipe",
-    "load_recipe": "teamtr_lora.recipe",
+    **dict.fromkeys(("EvalOptions", "ask_team", "evaluate_team"), "teamtr_lora.evaluation.commands"),
+    **dict.fromkeys(("Recipe", "RecipeError", "TeamTRConfig", "load_recipe"), "teamtr_lora.recipe"),
     **dict.fromkeys(("Feedback", "Interaction", "Item", "Task"), "teamtr_lora.tasks"),
-    "TeamSpec": "teamtr_lora.training.trainer",
-    "TeamTRTrainer": "teamtr_lora.training.trainer",
-    "TrainSummary": "teamtr_lora.training.trainer",
+    **dict.fromkeys(("TeamSpec", "TeamTRTrainer", "TrainSummary"), "teamtr_lora.training.trainer"),
 }
 
 

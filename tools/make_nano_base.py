@@ -1,28 +1,33 @@
 """Makes the embedded base `nano`: a small Qwen3 with its own tokenizer, trained from scratch on generated text.
 
-    python tools/make_nano_base.py [--out teamtr_lora/base/nano] [--seed 0] [--steps 1500] [--hidden 128]
+    python tools/make_nano_base.py [--out teamtr_lora/base/nano] [--seed 0] [--steps 12000] [--device cuda]
+    python tools/make_nano_base.py --check FOLDER [FOLDER ...] [--jobs 16] [--device cuda]
 
-Training data, all generated here: column additions written by teams of 1 to 8 agents in the shared protocol, plus short
-single-agent skills (sums, products, largest number, copying, counting). The writers are careless at known rates (CARELESS), as
-authors of real text are, so the base is able and imperfect: it imitates the mistakes too, and a team has something to learn.
-The seed fixes data, initialisation and order; on one machine type the result is reproducible.
+tools/nano_text.py writes the text: sums by columns of teams of 1 to 8 agents, short questions and free choices, by agents of any
+names and roles. The seed fixes data, initialisation and order, whatever the number of workers; on one machine type the result is
+reproducible. `--check` prints untrained accuracies of bases beside each other instead (tools/nano_check.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from nano_text import KNOWN_NAMES, Author, Scene
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from teamtr_lora.team import TeamProtocol  # noqa: E402
+from teamtr_lora.team import TeamProtocol
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
@@ -31,72 +36,29 @@ TEMPLATE = (
 )
 VOCAB = 512
 CONTEXT = 1024
-# How often a writer of the training text errs in one message: forgets a carry that is due, misreads a digit from the
-# neighbouring column, or slips by one in the total.
-CARELESS = {"forgets_carry": 0.22, "misreads_digit": 0.06, "slips_by_one": 0.10}
-COLUMN_NAMES = ["ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands", "millions", "ten millions"]
-AGENT_NAMES = ["planner", "solver", "checker", "writer", "critic", "judge", "helper", "coder"] + [
-    f"agent{i}" for i in range(1, 9)
-]
-SYSTEMS = ["Add by columns.", "Add the numbers column by column.", "Work as a team.", "Each agent adds one column.", ""]
+LONGEST = 512  # tokens of a training text: longer ones are drawn again
+BUCKET = 64  # widths of batches are multiples of it, so that a GPU meets few shapes
+IGNORED = -100
 
 
-def careless_column(rng: random.Random, first: int, second: int, column: int, carry: int) -> tuple[str, int]:
-    """One agent's message for a column as a fallible writer puts it, and the carry a reader takes from it."""
-    digit = lambda number, at: number // 10**at % 10  # noqa: E731
-    misread = column + rng.choice([-1, 1]) if rng.random() < CARELESS["misreads_digit"] else column
-    x, y = digit(first, max(misread, 0)), digit(second, column)
-    c = 0 if carry and rng.random() < CARELESS["forgets_carry"] else carry
-    total = x + y + c
-    if rng.random() < CARELESS["slips_by_one"]:
-        total = max(0, total + rng.choice([-1, 1]))
-    return f"{x}+{y}+{c}={total}", total // 10
-
-
-def column_team(rng: random.Random) -> tuple[dict[str, str], str, str, list[tuple[str, str]]]:
-    """roles, system text, prompt and messages of one team episode."""
-    digits = rng.choices(range(1, 9), weights=[3, 12, 60, 12, 4, 3, 3, 3])[0]
-    names = ["planner", "solver", "checker"] if digits == 3 and rng.random() < 0.6 else rng.sample(AGENT_NAMES, digits)
-    low, high = 10 ** (digits - 1), 10**digits - 1
-    first, second = rng.randint(low, high), rng.randint(low, high)
-    roles = {name: COLUMN_NAMES[i] if rng.random() < 0.95 else "" for i, name in enumerate(names)}
-    messages, carry = [], 0
-    for column, name in enumerate(names):
-        text, carry = careless_column(rng, first, second, column, carry)
-        messages.append((name, text))
-    return roles, rng.choices(SYSTEMS, weights=[8, 1, 1, 1, 1])[0], f"{first}+{second}", messages
-
-
-def small_skill(rng: random.Random) -> tuple[dict[str, str], str, str, list[tuple[str, str]]]:
-    """One question to one agent: the abilities other small tasks build on."""
-    name = rng.choice(AGENT_NAMES)
-    a, b = rng.randint(0, 9), rng.randint(0, 9)
-    word = "".join(rng.choice("abcdefgh") for _ in range(rng.randint(2, 5)))
-    numbers = [rng.randint(0, 99) for _ in range(4)]
-    prompt, answer = rng.choice(
-        [
-            (f"What is {a} plus {b}?", f"{a + b}"),
-            (f"What is {a} times {b}?", f"{a * b}"),
-            (f"Which is the largest: {', '.join(map(str, numbers))}?", f"{max(numbers)}"),
-            (f"Repeat the word {word}.", word),
-            (f"How many letters has {word}?", f"{len(word)}"),
-        ]
-    )
-    return {name: "answers"}, "Answer with one word.", prompt, [(name, answer)]
-
-
-def make_tokenizer(rng: random.Random) -> PreTrainedTokenizerFast:
-    """Byte-level BPE over a sample of the corpus; digits are never merged, so a column is always a token of its own."""
+def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE over a sample of the text; digits are never merged, so a column is always a token of its own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    texts = []
+    author = Author(random.Random(f"{seed}/tokenizer"))
+    texts = ["\n".join(f"{name}:" for name in KNOWN_NAMES)] * 400
     for _ in range(4000):
-        roles, system, prompt, messages = column_team(rng) if rng.random() < 0.6 else small_skill(rng)
-        parts = [f"system\n{system}", "user\n" + prompt, "assistant\n", *(f"{n}: {r}\n" for n, r in roles.items())]
-        texts.append("\n".join(parts + [f"{n}:\n{text}" for n, text in messages]))
+        scene = author.scene()
+        parts = [
+            f"system\n{scene.system or ''}",
+            "user\n" + scene.prompt,
+            "assistant\n",
+            *(f"{n}: {r}" for n, r in scene.roles.items()),
+        ]
+        texts.append("\n".join(parts + [f"{name}:\n{text}" for name, text in scene.said]))
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
@@ -117,47 +79,76 @@ def chat_tokenizer(tokenizer: Tokenizer, context: int) -> PreTrainedTokenizerFas
     )
 
 
-def make_example(rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[bool]]:
-    """Token ids of one transcript and which of them the loss counts (the agents' messages with their end tokens)."""
-    roles, system, prompt, messages = column_team(rng) if rng.random() < 0.88 else small_skill(rng)
-    protocol = TeamProtocol(tokenizer, roles, view="shared" if rng.random() < 0.85 else "per_agent", system=system)
-    transcript = protocol.begin(prompt)
-    only = rng.randrange(len(messages)) if protocol.view == "per_agent" else None  # views differ: learn one of them
-    ids: list[int] = []
-    counted: list[bool] = []
-    for turn, (name, text) in enumerate(messages):
-        view = transcript.prompt_for(name)
-        message = protocol.chat.encode(text) + protocol.end_ids[:1]
-        if only is None or only == turn:
-            counted += [False] * (len(view) - len(counted)) + [True] * len(message)
-            ids = view + message
-        transcript.add_message(name, message)
-    return ids, counted
+class Batches(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Batch `step` as (token ids, labels), drawn from the seed and the step alone."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, seed: int, steps: int, size: int, usual: float) -> None:
+        self._tokenizer, self._seed, self._steps, self._size, self._usual = tokenizer, seed, steps, size, usual
+        self._pieces = sorted(tokenizer.get_vocab())
+        self._protocols: dict[bool, TeamProtocol] = {}
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __getitem__(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rng = random.Random(f"{self._seed}/batch/{step}")
+        author = Author(rng, self._pieces, self._usual)
+        examples: list[tuple[list[int], list[int]]] = []
+        while len(examples) < self._size:
+            ids, labels = self.example(author.scene(), rng)
+            if len(ids) <= LONGEST:
+                examples.append((ids, labels))
+        width = math.ceil(max(len(ids) for ids, _ in examples) / BUCKET) * BUCKET
+        fills = (self._tokenizer.pad_token_id, IGNORED)
+        ids_B_T, labels_B_T = (
+            torch.tensor([row[part] + [fill] * (width - len(row[part])) for row in examples]) for part, fill in enumerate(fills)
+        )
+        return ids_B_T, labels_B_T
+
+    def example(self, scene: Scene, rng: random.Random) -> tuple[list[int], list[int]]:
+        """Token ids of one transcript, and labels for the agents' messages with their end tokens. Where every agent has a view of
+        its own, the view of one of them."""
+        protocol = self._protocol(scene)
+        transcript = protocol.begin(scene.prompt)
+        reader = rng.choice(list(scene.roles)) if scene.view == "per_agent" else None
+        ids: list[int] = []
+        labels: list[int] = []
+        for turn, (name, text) in enumerate(scene.said):
+            message = protocol.chat.encode(text) + protocol.end_ids[:1]
+            if reader in (None, name):
+                ids = transcript.prompt_for(name)
+                labels += [IGNORED] * (len(ids) - len(labels)) + message
+                ids += message
+            transcript.add_message(name, message)
+            if scene.feedback:
+                transcript.add_feedback(scene.feedback[turn])
+        return ids, labels
+
+    def _protocol(self, scene: Scene) -> TeamProtocol:
+        """Taking a chat template apart is slow, so one protocol is made for scenes with a system turn and one for the others."""
+        system_turn = scene.system is not None
+        if system_turn not in self._protocols:
+            self._protocols[system_turn] = TeamProtocol(
+                self._tokenizer, {}, reasoning_tags="keep", tool_calls="as_written", system=scene.system
+            )
+        protocol = self._protocols[system_turn]
+        protocol.roles, protocol.view, protocol.system = scene.roles, scene.view, scene.system or ""
+        protocol.round_messages = len(scene.roles) if scene.blind else 1
+        return protocol
 
 
-def make_batch(rng: random.Random, tokenizer: PreTrainedTokenizerFast, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    examples = [make_example(rng, tokenizer) for _ in range(size)]
-    width = max(len(ids) for ids, _ in examples)
-    ids_B_T = torch.full((size, width), tokenizer.pad_token_id)
-    labels_B_T = torch.full((size, width), -100)
-    for row, (ids, counted) in enumerate(examples):
-        ids_B_T[row, : len(ids)] = torch.tensor(ids)
-        labels_B_T[row, : len(ids)] = torch.where(torch.tensor(counted), torch.tensor(ids), torch.tensor(-100))
-    return ids_B_T, labels_B_T
-
-
-def train(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random, steps: int, batch: int, rate: float
-) -> None:
+def train(model: Qwen3ForCausalLM, batches: Batches, *, rate: float, workers: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
-    warmup = max(1, steps // 20)
+    steps = len(batches)
+    warmup = min(500, max(1, steps // 20))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda s: min((s + 1) / warmup, 0.5 * (1 + math.cos(math.pi * min(1.0, s / steps))) + 0.02)
     )
+    ahead: dict[str, Any] = {"prefetch_factor": 8} if workers else {}
+    loader = torch.utils.data.DataLoader(batches, batch_size=None, num_workers=workers, **ahead)
     started = time.monotonic()
-    for step in range(1, steps + 1):
-        ids_B_T, labels_B_T = make_batch(rng, tokenizer, batch)
-        loss = model(input_ids=ids_B_T, labels=labels_B_T).loss
+    for step, (ids_B_T, labels_B_T) in enumerate(loader, start=1):
+        loss = model(input_ids=ids_B_T.to(model.device), labels=labels_B_T.to(model.device)).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -167,19 +158,30 @@ def train(
             print(f"step {step}/{steps}  loss {loss.item():.4f}  {time.monotonic() - started:.0f} s", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent.parent / "teamtr_lora/base/nano")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--batch", type=int, default=32, help="transcripts per step")
-    parser.add_argument("--hidden", type=int, default=128, help="model width")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
-    args = parser.parse_args()
-    rng = random.Random(args.seed)
+@contextmanager
+def reproducible(device: str) -> Iterator[None]:
+    """The same sums in the same order every time; the quicker attention kernels of GPUs do not keep one in their gradients."""
+    before, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first product
+    torch.use_deterministic_algorithms(True, warn_only=True)  # an operation that cannot keep the order says so
+    try:
+        if device == "cpu":
+            yield
+        else:
+            torch.set_float32_matmul_precision("high")  # TF32: enough to learn; the result is stored and used in float32
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.set_float32_matmul_precision(precision)
+
+
+def make(args: argparse.Namespace) -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else it warns about every worker
     torch.manual_seed(args.seed)
-    tokenizer = make_tokenizer(rng)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    tokenizer = make_tokenizer(args.seed)
     config = Qwen3Config(
         vocab_size=VOCAB,
         hidden_size=args.hidden,
@@ -194,14 +196,44 @@ def main() -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = Qwen3ForCausalLM(config)
-    print(f"nano: {sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, vocabulary {len(tokenizer)}")
-    train(model, tokenizer, rng, args.steps, args.batch, args.learning_rate)
-    model.eval().save_pretrained(args.out)
+    model = Qwen3ForCausalLM(config).to(args.device)
+    print(f"nano: {sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, vocabulary {len(tokenizer)}", flush=True)
+    batches = Batches(tokenizer, seed=args.seed, steps=args.steps, size=args.batch, usual=args.usual)
+    with reproducible(args.device):
+        train(model, batches, rate=args.learning_rate, workers=args.workers)
+    model.cpu().eval().save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
     size = sum(f.stat().st_size for f in args.out.iterdir()) / 1e6
     print(f"{args.out}: {size:.2f} MB")
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent.parent / "teamtr_lora/base/nano")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=12_000)
+    parser.add_argument("--batch", type=int, default=64, help="transcripts per step")
+    parser.add_argument("--hidden", type=int, default=128, help="model width")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--usual", type=float, default=0.15, help="share of sums by a team of the usual names and roles")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--threads", type=int, help="of torch on the CPU")
+    parser.add_argument("--workers", type=int, default=0, help="processes that write the text ahead of time")
+    parser.add_argument("--check", type=Path, nargs="+", metavar="FOLDER", help="compare these bases and train nothing")
+    parser.add_argument("--items", type=int, default=512, help="with --check: held-out items a team plays")
+    parser.add_argument("--name-sets", type=int, default=20, help="with --check: teams of random names, each size")
+    parser.add_argument("--jobs", type=int, default=1, help="with --check: processes, one thread each")
+    args = parser.parse_args(arguments)
+    if args.check:
+        import nano_check  # not above: tests load this file for its tokenizer, and that one loads most of the package
+
+        cells = nano_check.cells(args.check, items=args.items, name_sets=args.name_sets, seed=args.seed)
+        print(nano_check.table(nano_check.play(cells, device=args.device, jobs=args.jobs), args.check))
+    else:
+        make(args)
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """Measures what a swap costs, over seeds: trains a team, replaces one agent directly and aligned, and trains on.
 
     .venv/bin/python tools/measure_swap.py --out DIR [--recipe recipes/quickstart.yaml] [--seeds 0,1,2] [--agent solver]
-        [--with fresh:rank=32,targets=all-linear] [--items 512] [--more-stages 2] [--control]
+        [--with fresh:rank=32,targets=all-linear | --to BASE] [--items 512] [--more-stages 2] [--control] [--scratch]
         [section.key=value ...] [--json]
 
 DIR/seed-N/team is the trained team, DIR/seed-N/swapped a copy of it whose agent is swapped and which then trains on. What is
@@ -10,7 +10,9 @@ it was made, and others are refused. DIR/swap.json holds everything.
 
 What must hold: Stage-0 reaches its radius on the held-out half; the aligned swap loses at most a quarter of the accuracy that the
 direct one loses; training that goes on reaches at least the accuracy the team had, within noise (two standard errors). With
---control a copy without a swap (DIR/seed-N/control) trains on as long: what a team at its plateau loses by training alone.
+--control a copy without a swap (DIR/seed-N/control) trains on as long: what a team at its plateau loses by training alone. With
+--scratch the same agents begin untrained (DIR/seed-N/scratch) and train for the same --more-stages: what the swap saved. With
+--to the whole team moves to another base (`rebase`), where its adapters are aligned with the old ones.
 """
 
 from __future__ import annotations
@@ -25,17 +27,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import compare
+import cells
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, sha256, write_atomic
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.runs.metrics import read_rows
-from teamtr_lora.runs.stored_run import load_run_recipe
+from teamtr_lora.runs.stored_run import load_run_recipe, read_run
 from teamtr_lora.swap.places import find_place
+from teamtr_lora.swap.rebase import rebased
 from teamtr_lora.swap.replace import swapped
-from teamtr_lora.swap.swap_report import SwapOptions
+from teamtr_lora.swap.swap_report import RebaseOptions, SwapOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,12 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "quickstart.yaml")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seeds", type=compare.numbers, default=[0, 1, 2])
+    parser.add_argument("--seeds", type=cells.numbers, default=[0, 1, 2])
     parser.add_argument("--agent", default="solver")
     parser.add_argument("--with", dest="spec", default="fresh:rank=32,targets=all-linear")
+    parser.add_argument("--to", metavar="BASE", help="move the whole team to this base instead of swapping one agent")
     parser.add_argument("--items", type=int, default=512, help="held-out items of the swap shock")
     parser.add_argument("--more-stages", type=int, default=2, help="stages trained after the swap")
     parser.add_argument("--control", action="store_true", help="also train on without a swap")
+    parser.add_argument("--scratch", action="store_true", help="also train the new agents from nothing, for as many stages")
     parser.add_argument("--json", action="store_true", help="print DIR/swap.json instead of the table")
     args = parser.parse_intermixed_args(arguments)
     try:
@@ -61,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"measure_swap: {error}", file=sys.stderr)
         return 2
-    report = {"agent": args.agent, "with": args.spec, "seeds": seeds, "verdicts": verdicts(list(seeds.values()))}
+    said = {"agent": "the whole team" if args.to else args.agent, "with": args.to or args.spec}
+    report = said | {"seeds": seeds, "verdicts": verdicts(list(seeds.values()))}
     write_atomic(args.out / "swap.json", dump_json(report))
     print(json.dumps(report, indent=2) if args.json else table(report))
     return 0 if all(report["verdicts"].values()) else 1
@@ -71,35 +77,58 @@ def recipe_of(args: argparse.Namespace, seed: int) -> Recipe:
     return load_recipe(args.recipe, [*args.overrides, f"seed={seed}", f"output_dir={args.out / f'seed-{seed}' / 'team'}"])
 
 
-def measure(args: argparse.Namespace, seed: int) -> dict[str, Any]:
+def measure(args: argparse.Namespace, seed: int, until: float = math.inf) -> dict[str, Any]:
+    """One seed, as far as it is not done; cells.TimeUpError where it is not by the Unix time `until`."""
     folder = args.out / f"seed-{seed}"
     team, copy, kept = folder / "team", folder / "swapped", folder / "swap-report.json"
     recipe = recipe_of(args, seed)
     stages = recipe.training.stages
-    if not compare.finished(team, recipe):
-        say(seed, f"training {stages} stages")
-        compare.train(recipe)
+    trained(recipe, seed, f"training {stages} stages", until)
     if not kept.exists():
-        copied(team, copy)
-        say(seed, f"swapping {args.agent}")
-        options = SwapOptions(args.agent, args.spec, items=args.items)
-        with swapped(find_place(copy), options, registry=Registry(ROOT / "adapters")) as report:
-            write_atomic(kept, dump_json(report.as_dict()))
-    goes_on = {"swapped": copy}
+        cells.in_time(until)
+        say(seed, f"moving to {args.to}" if args.to else f"swapping {args.agent}")
+        write_atomic(kept, dump_json(replaced(args, team, copy)))
+    more = f"training.stages={args.more_stages if args.to else stages + args.more_stages}"  # a moved team counts anew
+    goes_on = {"swapped": load_run_recipe(copy, [more])}
     if args.control:
-        goes_on["control"] = copied(team, folder / "control")
-    for name, run in goes_on.items():
-        longer = load_run_recipe(run, [f"training.stages={stages + args.more_stages}"])
-        if not compare.finished(run, longer):
-            say(seed, f"training {args.more_stages} more stages: {name}")
-            compare.train(longer)
+        goes_on["control"] = load_run_recipe(copied(team, folder / "control"), [f"training.stages={stages + args.more_stages}"])
+    if args.scratch:
+        new = read_run(copy).recipe
+        training = new.training.model_copy(update={"stages": args.more_stages})
+        anew = new.model_copy(update={"output_dir": str(folder / "scratch"), "training": training})
+        goes_on["scratch"] = anew.placed_in(new.folder)
+    for name, longer in goes_on.items():
+        trained(longer, seed, f"training {args.more_stages} more stages: {name}", until)
     measured = summary(json.loads(kept.read_text()), evaluation(team), evaluation(copy))
-    return measured | ({"control": evaluation(goes_on["control"])["avg_at_k"]} if args.control else {})
+    return measured | {name: evaluation(folder / name)["avg_at_k"] for name in goes_on if name != "swapped"}
+
+
+def trained(recipe: Recipe, seed: int, what: str, until: float) -> None:
+    run = Path(str(recipe.output_dir))
+    if not cells.finished(run, recipe):
+        cells.in_time(until)
+        say(seed, what)
+        cells.train(recipe, until)
+        if not cells.finished(run, recipe):
+            raise cells.TimeUpError
+
+
+def replaced(args: argparse.Namespace, team: Path, copy: Path) -> dict[str, Any]:
+    """The report of the swap of one agent in a copy, or of the whole team's move into a run of its own."""
+    if args.to:
+        with rebased(find_place(team), RebaseOptions(args.to, out=copy, items=args.items)) as moved:
+            report = moved.as_dict()
+        alignments = report["alignments"].values()  # by agent: what they have in common is the worst of them
+        return report | {"alignment": max(alignments, key=lambda alignment: alignment["after"]["mean"])}
+    options = SwapOptions(args.agent, args.spec, items=args.items)
+    with swapped(find_place(copied(team, copy)), options, registry=Registry(ROOT / "adapters")) as one:
+        return one.as_dict()
 
 
 def same_arguments(args: argparse.Namespace) -> None:
     """Refuses a folder that was made with others, before anything is trained."""
-    kept, now = args.out / "arguments.json", {name: getattr(args, name) for name in ("agent", "spec", "items", "more_stages")}
+    kept = args.out / "arguments.json"
+    now = {name: getattr(args, name) for name in ("agent", "spec", "to", "items", "more_stages")}
     now |= {"recipe_sha256": sha256(args.recipe.read_bytes()), "overrides": args.overrides}
     before = json.loads(kept.read_text()) if kept.exists() else now
     if other := [f"{name} = {before.get(name)!r}, not {value!r}" for name, value in now.items() if before.get(name) != value]:
@@ -116,19 +145,20 @@ def copied(team: Path, copy: Path) -> Path:
 
 
 def evaluation(run: Path) -> dict[str, Any]:
-    return compare.RunRows(read_rows(run)).evaluations[-1]
+    return cells.RunRows(read_rows(run)).evaluations[-1]
 
 
 def summary(report: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    alignment = report["alignment"]
+    """What was not measured, as nothing is aligned in a direct swap, is None."""
+    alignment = report["alignment"] or {}
     noise = math.hypot(before["standard_error"] or 0, after["standard_error"] or 0)
     return {
-        "kl_before": alignment["before"],
-        "kl_after": alignment["after"],
-        "delta_align": alignment["delta"],
-        "reached": alignment["reached"],
-        "steps": alignment["steps"],
-        "accuracy": {name: report[name]["accuracy"] for name in ("before", "direct", "aligned")},
+        "kl_before": alignment.get("before"),
+        "kl_after": alignment.get("after"),
+        "delta_align": alignment.get("delta"),
+        "reached": alignment.get("reached"),
+        "steps": alignment.get("steps"),
+        "accuracy": {name: report[name] and report[name]["accuracy"] for name in ("before", "direct", "aligned")},
         "lost_direct": report["shock_direct"],
         "lost_aligned": report["shock_aligned"],
         "trained": before["avg_at_k"],
@@ -164,6 +194,7 @@ def table(report: dict[str, Any]) -> str:
             f"{seed:<4}  {kl[0]:<14}  {kl[1]:<14}  {s['delta_align']:<5g}  {s['steps']:<5}  {accuracy}   {lost[0]}  {lost[1]}  "
             f"{s['trained']:.4f} -> {s['trained_on']:.4f} +-{s['trained_on_noise']:.4f}"
             + (f", {s['control']:.4f} without a swap" if "control" in s else "")
+            + (f", {s['scratch']:.4f} from scratch" if "scratch" in s else "")
         )
     return "\n".join([*lines, *(f"{name.replace('_', ' ')}: {'yes' if ok else 'NO'}" for name, ok in report["verdicts"].items())])
 

@@ -7,6 +7,7 @@ Shape suffixes: E episode, M message, N message token (flat), V vocabulary, D hi
     token_kl      token KL: exact, k1 and k3
     clustered     a mean over dependent values, with its upper confidence bound
     trust_region  adaptive penalty, adaptive radius, search for the step length
+    step_size     the learning rate that ends at the region's edge
     certificate   improvement certificates from logged numbers
     calibration   how they did over a run
     local_gain    the largest gain that a small KL ball holds

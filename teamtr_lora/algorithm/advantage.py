@@ -29,27 +29,44 @@ class GroupAdvantages:
         return self.groups - self.zero_variance_groups
 
 
-def group_advantages(returns_E: Tensor, group_E: Tensor, *, clip: float, eps: float, kind: str = "group") -> GroupAdvantages:
+def group_advantages(
+    returns_E: Tensor, group_E: Tensor, *, clip: float, eps: float, kind: str = "group", weight_E: Tensor | None = None
+) -> GroupAdvantages:
     """`clip((R - mean) / sqrt(var + eps))` with the population variance of each group, eps inside the root.
 
     Kinds: `no_norm` leaves the division out, `no_clip` the clipping, and `leave_one_out` is R minus the mean of the group's
     others, neither divided nor clipped. In float64: rewards are few, and a group of equal returns must give exactly zero, also
     where they are sums of the same rewards in another order.
+
+    `weight_E` is for episodes that another team played: how much likelier today's is to play each. They enter the group's mean
+    and variance; whoever uses the advantages multiplies them by the weights once more.
     """
     returns_E = returns_E.double()
     _, index_E = torch.unique(group_E, return_inverse=True)
     groups = int(index_E.max()) + 1
-    size_G = torch.zeros(groups, dtype=torch.float64).index_add_(0, index_E, torch.ones_like(returns_E))
-    mean_G = torch.zeros(groups, dtype=torch.float64).index_add_(0, index_E, returns_E) / size_G
+
+    def total(values_E: Tensor) -> Tensor:
+        return torch.zeros(groups, dtype=torch.float64).index_add_(0, index_E, values_E)
+
+    size_G = total(torch.ones_like(returns_E))
     low_G = torch.full((groups,), torch.inf, dtype=torch.float64).scatter_reduce_(0, index_E, returns_E, "amin")
     high_G = torch.full((groups,), -torch.inf, dtype=torch.float64).scatter_reduce_(0, index_E, returns_E, "amax")
     equal_G = high_G - low_G <= ROUNDING * torch.maximum(low_G.abs(), high_G.abs()).clamp(min=1)
-    centred_E = torch.where(equal_G[index_E], 0.0, returns_E - mean_G[index_E])
-    var_G = torch.zeros(groups, dtype=torch.float64).index_add_(0, index_E, centred_E**2) / size_G
+    if weight_E is None:
+        off_E = returns_E - (total(returns_E) / size_G)[index_E]
+        variance_G = total(torch.where(equal_G[index_E], 0.0, off_E) ** 2) / size_G
+    else:
+        # R - mean is (1 - 1/G) times R minus the mean of the others. With the weighted mean of the others, which does not depend
+        # on the episode itself, the weighted gradient has exactly the expectation that it has over today's own episodes.
+        weight_E = weight_E.double()
+        others_E = (total(weight_E * returns_E)[index_E] - weight_E * returns_E) / (total(weight_E)[index_E] - weight_E)
+        off_E = (1 - 1 / size_G)[index_E] * (returns_E - others_E)
+        variance_G = total(weight_E * torch.where(equal_G[index_E], 0.0, off_E) ** 2) / total(weight_E)
+    centred_E = torch.where(equal_G[index_E], 0.0, off_E)
     if kind == "leave_one_out":
         unclipped_E = centred_E * (size_G / (size_G - 1).clamp(min=1))[index_E]
     else:
-        unclipped_E = centred_E if kind == "no_norm" else centred_E / torch.sqrt(var_G[index_E] + eps)
+        unclipped_E = centred_E if kind == "no_norm" else centred_E / torch.sqrt(variance_G[index_E] + eps)
     bounded = kind in ("group", "no_norm")
     clipped_E = unclipped_E.clamp(-clip, clip) if bounded else unclipped_E
     return GroupAdvantages(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from teamtr_lora.algorithm.surrogate import sum_by_message
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 
 # Below this |d| the KL term p * (e^d - 1 - d) keeps its relative accuracy through expm1; above, q - p - p d does and cannot
 # overflow. Both are the same function.
@@ -46,11 +47,10 @@ def k3_terms(logp_cur_N: Tensor, logp_new_N: Tensor) -> Tensor:
 
 
 def message_kl(kl_N: Tensor, message_N: Tensor, messages: int, reduction: str) -> Tensor:
-    """Per message: the sum over its tokens (eq:emp_tok_kl), or their mean with `token_mean`."""
-    total_M = sum_by_message(kl_N, message_N, messages)
-    if reduction == "message_sum":
-        return total_M
-    return total_M / sum_by_message(torch.ones_like(kl_N), message_N, messages).clamp(min=1)
+    """Per message: the sum over its tokens (eq:emp_tok_kl), or what else `reduction` names."""
+    tokens_M = sum_by_message(torch.ones_like(kl_N), message_N, messages).clamp(min=1)
+    kl_M: Tensor = REDUCTIONS[reduction].of_message(sum_by_message(kl_N, message_N, messages), tokens_M)
+    return kl_M
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from teamtr_lora.algorithm.variants.gain import GainRule
+
 if TYPE_CHECKING:
     from teamtr_lora.algorithm.clustered import ClusteredMean
 
@@ -47,10 +49,10 @@ class GateReading:
 
     alpha: float
     kl: ClusteredMean
-    gain: float  # surrogate of this candidate minus that of the current policy
+    gain: ClusteredMean  # surrogate of this candidate minus that of the current policy
 
-    def acceptable(self, delta: float) -> bool:
-        return self.kl.bound <= delta and self.gain > 0
+    def in_region(self, delta: float) -> bool:
+        return self.kl.bound <= delta
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,9 @@ class StepDecision:
 
 
 def choose_step(
-    measure: Callable[[float], GateReading], *, delta: float, fill: bool, max_stretch: float, evaluations: int
+    measure: Callable[[float], GateReading], *, delta: float, rule: GainRule, fill: bool, max_stretch: float, evaluations: int
 ) -> StepDecision:
-    """The largest alpha found whose KL bound is within delta and whose surrogate gain is positive; none: reject.
+    """The largest alpha found whose KL bound is within delta, if `rule` allows its surrogate gain; none: reject.
 
     Starts from the optimizer's own step, alpha = 1, and shrinks until it fits. With `fill` it also lengthens a step that
     stopped short of the boundary, as TRPO's line search does, up to `max_stretch`.
@@ -79,7 +81,7 @@ def choose_step(
         reading = measure(alpha)
         readings.append(reading)
         reach = math.sqrt(delta / reading.kl.bound) if 0 < reading.kl.bound < math.inf else math.inf
-        if reading.acceptable(delta):
+        if reading.in_region(delta) and rule.allows(reading.gain):
             best = reading
             longer = min(max_stretch, alpha * AIM * reach)
             if not fill or len(readings) > 1 and alpha < 1 or longer < alpha * WORTHWHILE_STRETCH:
@@ -87,9 +89,9 @@ def choose_step(
             alpha = longer
         elif best is not None:  # the stretch went too far: keep the length that is known to be good
             break
-        elif reading.kl.bound <= delta:  # in region, but no gain: a shorter step may still have one, where clipping ate it
+        elif reading.in_region(delta):
             alpha /= 4
-            if alpha < SHORTEST:
+            if not rule.shortens or alpha < SHORTEST:
                 break
         else:
             alpha *= min(0.9, AIM * reach) if math.isfinite(reading.kl.bound) else 0.25

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from teamtr_lora.algorithm.variants.optimizer_kinds import OPTIMIZERS
 from teamtr_lora.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
 
 Algorithm = Literal["grpo", "dapo", "ppo"]
 CLIP_HIGHER = 0.08  # DAPO: 0.28 above and 0.2 below
-OPTIMIZERS = {"adamw": "adamw_torch", "adamw_8bit": "adamw_8bit", "paged_adamw_8bit": "paged_adamw_8bit"}
 
 WHAT_THEY_ARE = """what they are, as settings of TRL's GRPOTrainer (see baseline.json in the run directory for all of them):
   grpo   group-normalised advantages, clip range +-clip_ratio, loss averaged by episode, no KL term
@@ -35,11 +35,11 @@ def group_settings(algorithm: Algorithm, recipe: Recipe) -> dict[str, Any]:
         "num_generations": recipe.rollout.episodes_per_item,
         "num_iterations": training.inner_epochs,
         "temperature": recipe.rollout.temperature,
-        "learning_rate": training.learning_rate,
+        "learning_rate": training.starting_rate,
         "lr_scheduler_type": "constant",
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,
-        "optim": OPTIMIZERS[training.optimizer],
+        "optim": OPTIMIZERS[training.optimizer].trl,
         "seed": recipe.seed,
     }
     own: dict[Algorithm, dict[str, Any]] = {

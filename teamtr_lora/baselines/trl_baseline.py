@@ -250,6 +250,8 @@ class BaselineRun:
         version = bank.commit(self.agent)
         report = OptimizeReport(
             steps=self.state.settings["save_steps"],
+            learning_rate=self.recipe.training.starting_rate,
+            beta=0.0,
             clip_rate=float(self.trl_logs.get("clip_ratio/region_mean") or 0.0),
             gradient_norm=float(self.trl_logs.get("grad_norm") or 0.0),
         )
@@ -276,7 +278,7 @@ class BaselineRun:
         if not all(bool(torch.isfinite(tensor).all()) for tensor in self.playable.bank.tensors(self.agent).values()):
             raise UserError(
                 f"baseline: TRL's update made the adapter of {self.agent!r} infinite or NaN; lower training.learning_rate = "
-                f"{self.recipe.training.learning_rate:g} (the last good version is stored)"
+                f"{self.recipe.training.starting_rate:g} (the last good version is stored)"
             )
 
     def _commit(self, stage: int, evaluation: Evaluation | None) -> None:
@@ -351,3 +353,4 @@ class AfterEachUpdate(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._run.finish_update(state.global_step)
+        control.should_training_stop = control.should_training_stop or self._run.events.control.should_training_stop

@@ -19,6 +19,7 @@ Modules:
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import sys
@@ -27,23 +28,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from teamtr_lora import __version__
-from teamtr_lora.cli import (
-    baseline_commands,
-    docs_command,
-    hub_commands,
-    recipe_commands,
-    registry_commands,
-    study_commands,
-    swap_commands,
-    task_commands,
-    team_commands,
-)
 from teamtr_lora.cli.arguments import keep_stdout_for_json
 from teamtr_lora.cli.examples import examples
 from teamtr_lora.cli.parser import Parser
 from teamtr_lora.common.consoles import console
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import command_line
+
+_GROUPS = ("recipe_commands", "team_commands", "study_commands", "task_commands", "registry_commands", "hub_commands",
+           "baseline_commands", "swap_commands", "docs_command")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,8 +118,6 @@ def build_parser() -> Parser:
             added.add_argument("--json", action="store_true", help=json)
         return added
 
-    groups = (recipe_commands, team_commands, study_commands, task_commands, registry_commands, hub_commands, baseline_commands,
-              swap_commands, docs_command)  # fmt: skip
-    for group in groups:
-        group.add_commands(command)
+    for group in _GROUPS:
+        importlib.import_module(f"teamtr_lora.cli.{group}").add_commands(command)
     return parser

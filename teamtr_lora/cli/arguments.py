@@ -45,16 +45,18 @@ def add_registry(parser: argparse.ArgumentParser, text: str = "the registry") ->
     parser.add_argument("--registry", type=Path, default=_REGISTRY, metavar="DIR", help=f"{text} (default: {_REGISTRY})")
 
 
-def in_registry(team: Path, registry: Path) -> Path:
-    """RUN_OR_TEAM as a path: with another --registry than the default, a bare name that is no path here is a team of it."""
-    elsewhere = registry != _REGISTRY and team == Path(team.name) and not os.path.exists(team)
-    return registry / team if elsewhere else team
-
-
 def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
+
+
+def engine(text: str) -> str:
+    from teamtr_lora.recipe.engine_facts import ENGINES
+
+    if text not in ENGINES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no engine; use {', '.join(ENGINES)}")
+    return text
 
 
 def port(text: str) -> int:

@@ -20,9 +20,7 @@ _AT_THE_END = "print one JSON object at the end; progress goes to stderr"
 def add_commands(command: Any) -> None:
     train = command("train", _train, "Train the team of a recipe; every update is checkpointed.", json=_AT_THE_END)
     add_recipe(train, "a recipe file, or a run directory to go on with (with --resume)")
-    train.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, numbered if taken)"
-    )
+    train.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, or a number more)")
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run directory")
 
     text = "Print the resolved recipe, or every problem in it at once."

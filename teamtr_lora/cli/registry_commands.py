@@ -76,15 +76,8 @@ def _verify(args: argparse.Namespace) -> int:
 def _remove(args: argparse.Namespace) -> None:
     from teamtr_lora.registry.overview import remove
 
-    gone = remove(
-        args.registry,
-        args.team,
-        agent=args.agent,
-        version=args.version,
-        number=args.number,
-        with_teams=args.with_teams,
-        whole=args.all,
-    )
+    which = {name: getattr(args, name) for name in ("agent", "version", "number", "with_teams")}
+    gone = remove(args.registry, args.team, whole=args.all, **which)
     print_json({"removed": gone}) if args.json else print("\n".join(f"removed {name}" for name in gone))
 
 

@@ -14,16 +14,9 @@ def add_commands(command: Any) -> None:
     certify = command("certify", _certify, text, json="print every term as JSON")
     certify.add_argument("team", type=Path, metavar="RUN", help="the run directory that train printed")
     certify.add_argument("--updates", action="store_true", help="single updates instead of stages; --json always has both")
-    certify.add_argument(
-        "--block",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="consecutive items depend on each other: thm:stage-hp from every other block of N groups (lem:beta-block)",
-    )
-    certify.add_argument(
-        "--beta", type=coefficient, default=0.0, metavar="B", help="their mixing coefficient at that distance (default: 0)"
-    )
+    text = "consecutive items depend on each other: thm:stage-hp from every other block of N groups (lem:beta-block)"
+    certify.add_argument("--block", type=positive, default=1, metavar="N", help=text)
+    certify.add_argument("--beta", type=coefficient, default=0.0, metavar="B", help="their mixing coefficient (default: 0)")
 
     text = "Staleness, drift, KL monitors, stability, coordination and cost of a run."
     diagnose = command("diagnose", _diagnose, text, json="print every table as JSON")

@@ -27,9 +27,7 @@ def add_commands(command: Any) -> None:
     how = swap.add_mutually_exclusive_group()
     how.add_argument("--stage0", dest="stage0", action="store_true", default=None, help="align it first (default: the recipe's)")
     how.add_argument("--direct", dest="stage0", action="store_false", help="put it in as it is")
-    swap.add_argument("--probe-contexts", type=_contexts, metavar="N", help="contexts to align on (default: the recipe's, 500)")
-    swap.add_argument("--delta-align", type=radius, metavar="D", help="radius to reach (default: trust_region.delta)")
-    swap.add_argument("--items", type=positive, metavar="N", help="held-out items of the swap shock (default: evaluation.items)")
+    _add_alignment(swap)
     swap.add_argument("--dry-run", action="store_true", help="print the compatibility report and the plan; change nothing")
     swap.add_argument("--undo", action="store_true", help="restore the team before the last swap")
     add_registry(swap)
@@ -40,17 +38,18 @@ def add_commands(command: Any) -> None:
     rebase.add_argument("--to", dest="base", required=True, metavar="BASE", help="the new base: what base.source takes")
     rebase.add_argument("--out", type=Path, metavar="DIR", help="the new run directory (default: RUN-BASE, or runs/TEAM-BASE)")
     rebase.add_argument(
-        "--with", dest="spec", default="fresh", metavar="fresh:...", help="fresh:rank=32 and so on (default: each agent's own)"
+        "--with", dest="spec", default="fresh", metavar="fresh:...", help="as of swap (default: each agent's own)"
     )
-    rebase.add_argument("--probe-contexts", type=_contexts, metavar="N", help="contexts an agent (default: the recipe's, 500)")
-    rebase.add_argument("--delta-align", type=radius, metavar="D", help="radius to reach (default: trust_region.delta)")
-    rebase.add_argument("--items", type=positive, metavar="N", help="held-out items to measure on (default: evaluation.items)")
-    rebase.add_argument(
-        "--extra-tokens",
-        action="store_true",
-        help="the new tokenizer may have tokens that the old one lacks (Qwen2.5 to Qwen3); all else must be the same",
-    )
+    _add_alignment(rebase)
+    text = "the new tokenizer may have tokens that the old one lacks (Qwen2.5 to Qwen3); all else must be the same"
+    rebase.add_argument("--extra-tokens", action="store_true", help=text)
     add_registry(rebase)
+
+
+def _add_alignment(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--probe-contexts", type=_contexts, metavar="N", help="contexts an agent (default: the recipe's, 500)")
+    parser.add_argument("--delta-align", type=radius, metavar="D", help="radius to reach (default: trust_region.delta)")
+    parser.add_argument("--items", type=positive, metavar="N", help="held-out items to measure on (default: evaluation.items)")
 
 
 def _contexts(text: str) -> int:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import add_registry, in_registry, options, port, positive, print_json, share, show, temperature
+from teamtr_lora.cli.arguments import add_registry, engine, options, port, positive, print_json, share, show, temperature
 from teamtr_lora.common.errors import UserError
 
 _TEAM_OF = "where a team's bare name is looked up"
@@ -26,19 +26,14 @@ def add_commands(command: Any) -> None:
     add_registry(ask, _TEAM_OF)
 
     serve = command("serve", _serve, "Serve a team by vLLM's OpenAI API: `team`, the base and every agent, each a model.")
-    serve.add_argument(
-        "team",
-        type=Path,
-        metavar="RUN_OR_TEAM",
-        help="a run directory or a team of the registry (with --accept-adapters a recipe will do)",
-    )
+    serve.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run, a registry team; with --accept-adapters a recipe")
     add_registry(serve, _TEAM_OF)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)")
     serve.add_argument("--port", type=port, default=8000, help="port to listen at (default: 8000)")
     serve.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     serve.add_argument("--memory-share", type=share, default=0.9, metavar="S", help="share of the GPU's memory (default: 0.9)")
     serve.add_argument(
-        "--accept-adapters", action="store_true", help="let training runs with rollout.engine=vllm_server put adapters here"
+        "--accept-adapters", action="store_true", help="let runs with rollout.engine=vllm_server put adapters here"
     )
     serve.add_argument("--api-key-variable", metavar="NAME", help="environment variable that holds the API key to ask for")
 
@@ -47,24 +42,18 @@ def _add_eval(command: Any) -> None:
     text = "Measure a team on held-out items: avg@k, pass@k, pass^k, maj@k, agents, coordination; interrupted, it goes on."
     evaluate = command("eval", _eval, text, json="print the same fields as JSON")
     evaluate.add_argument(
-        "team", type=Path, nargs="?", metavar="RUN_OR_TEAM", help="a run directory, a registry team, or a recipe (untrained)"
+        "team", type=Path, nargs="?", metavar="RUN_OR_TEAM", help="a run, a registry team, or a recipe (untrained)"
     )
     evaluate.add_argument("--split", choices=["train", "test"], default="test", help="which items (default: test)")
     evaluate.add_argument("--k", type=positive, metavar="K", help="samples per item (default: the recipe's, or the paper's)")
     evaluate.add_argument("--temperature", type=temperature, metavar="T", help="0 is greedy (default: the recipe's)")
     evaluate.add_argument("--limit", "--items", type=positive, metavar="N", help="items (default: the recipe's)")
-    evaluate.add_argument("--engine", choices=["transformers", "vllm"], help="what samples (default: the recipe's)")
-    evaluate.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder of the results (default: one in RUN/evaluations; for a recipe or a registry team, in ./evaluations)",
-    )
+    evaluate.add_argument("--engine", type=engine, metavar="NAME", help="what samples, as rollout.engine (default: the recipe's)")
+    text = "folder of the results (default: one in RUN/evaluations; for a recipe or a registry team, in ./evaluations)"
+    evaluate.add_argument("--out", type=Path, metavar="DIR", help=text)
     add_registry(evaluate, _TEAM_OF)
     evaluate.add_argument("--reuse", action="store_true", help="read a finished evaluation instead of playing it again")
-    evaluate.add_argument(
-        "--compare", type=Path, nargs=2, metavar=("RUN_A", "RUN_B"), help="paired test of two runs or evaluation folders"
-    )
+    evaluate.add_argument("--compare", type=Path, nargs=2, metavar=("RUN_A", "RUN_B"), help="paired test of runs or evaluations")
     group = evaluate.add_argument_group("inference-time baselines, on the run's base and task")
     group.add_argument("--baseline", choices=["cot", "self_consistency", "tree_of_thoughts"], help="what answers, not the team")
     group.add_argument("--agent", metavar="NAME", help="with this agent's adapter (default: the base alone)")
@@ -85,10 +74,9 @@ def _eval(args: argparse.Namespace) -> None:
     asked = options(EvalOptions, args, baseline=baseline)
     with progress_bar("evaluating") as progress:
         if team is None:
-            places = [in_registry(one, args.registry) for one in args.compare]
-            result: Any = compare_runs(places, asked, progress)
+            result: Any = compare_runs(args.compare, asked, progress)
         else:
-            result = evaluate_team(in_registry(team, args.registry), asked, progress)
+            result = evaluate_team(team, asked, progress)
     show(args, result, print_comparison if team is None else print_evaluation)
 
 
@@ -108,7 +96,7 @@ def _ask(args: argparse.Namespace) -> None:
     from teamtr_lora.evaluation.commands import ask_team
     from teamtr_lora.runs.transcripts import episode_record
 
-    episode = ask_team(in_registry(args.team, args.registry), args.question, temperature=args.temperature, seed=args.seed)
+    episode = ask_team(args.team, args.question, temperature=args.temperature, seed=args.seed, registry=args.registry)
     record = episode_record(episode, scored=False)
     print_json(record) if args.json else print_transcript(record)
 
@@ -117,9 +105,8 @@ def _serve(args: argparse.Namespace) -> None:
     from teamtr_lora.registry.stored import find_team
     from teamtr_lora.rollout.serve import ServedTeam, ServeOptions, serve
 
-    source = in_registry(args.team, args.registry)
-    stored = find_team(source, scored=False, recipes=True)
+    stored = find_team(args.team, args.registry, scored=False, recipes=True)
     served = ServedTeam(
-        source=source, recipe=stored.recipe, versions=stored.versions, adapters=stored.adapters if stored.versions else None
+        source=args.team, recipe=stored.recipe, versions=stored.versions, adapters=stored.adapters if stored.versions else None
     )
     serve(served, options(ServeOptions, args))

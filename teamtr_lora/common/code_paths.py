@@ -10,6 +10,7 @@ and the same rules hold.
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import importlib
 import importlib.util
@@ -21,6 +22,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import FileFinder, ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import entry_points
@@ -207,10 +209,13 @@ def _installed(file: Path) -> str | None:
 def _is_users_own(module: ModuleType | None, folder: Path | None) -> bool:
     """Whether the module that a function is defined in, which may be another than the one it is named by, lies beside the recipe
     or is trusted."""
-    if module is None or module.__name__.partition(".")[0] in {BESIDE, *_trusted()}:
+    if module is None or module.__name__.partition(".")[0] in _trusted():
         return module is not None
     file = Path(getattr(module, "__file__", None) or os.devnull)
-    return folder is not None and file.absolute().is_relative_to(folder.absolute()) and _installed(file) is None
+    if package := _installed(file):
+        return package in _trusted()
+    beside = folder is not None and file.absolute().is_relative_to(folder.absolute())
+    return beside or module.__name__.startswith(f"{BESIDE}.")
 
 
 def _file_hash(module: ModuleType) -> str:
@@ -222,55 +227,74 @@ def _file_hash(module: ModuleType) -> str:
 
 
 def _import(module_name: str, folder: Path | None) -> Any:
-    """A file beside the recipe wins over an installed module; it gets a name of its own, so it can never replace one."""
-    file = _file(module_name, folder)
-    if folder is None or file is None:
+    """A file beside the recipe wins over an installed module."""
+    if folder is None or _file(module_name, folder) is None:
         return importlib.import_module(module_name)
-    private_name = f"{BESIDE}.{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}.{module_name}"
-    if private_name in sys.modules:
-        return sys.modules[private_name]
-    loader = _AsWritten(private_name, str(file))
-    spec = importlib.util.spec_from_file_location(private_name, file, loader=loader)
-    if spec is None:
-        raise ImportError(f"{file} is not a Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[private_name] = module
-    neighbours = _Neighbours(folder)
-    sys.meta_path.insert(0, neighbours)
-    try:
-        loader.exec_module(module)
-    except BaseException:
-        del sys.modules[private_name]
-        raise
-    finally:
-        sys.meta_path.remove(neighbours)
-    return module
+    return importlib.import_module(f"{_package_of(folder)}.{module_name}")
+
+
+def _package_of(folder: Path) -> str:
+    """The package that the modules of a folder are loaded in. It has a name of its own, so that none of them can replace an
+    installed module, nor one of the same name beside another recipe."""
+    folder = folder.resolve()
+    name = f"{BESIDE}.{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+    if BESIDE not in sys.modules:
+        sys.modules[BESIDE] = ModuleType(BESIDE)
+        sys.meta_path.insert(0, _FromFolder())
+    if name not in sys.modules:
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [str(folder)]
+    return name
+
+
+class _FromFolder(MetaPathFinder):
+    """Finds the modules of those packages: source files of their folder, and no part of an installed package that lies in it."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if path is None or not name.startswith(f"{BESIDE}."):
+            return None
+        own = [place for place in path if _installed(Path(place) / "_") in {None, *_trusted()}]
+        found = (FileFinder(place, (_AsWritten, [".py"])).find_spec(name) for place in own)
+        return next((spec for spec in found if spec is not None), None)
 
 
 class _AsWritten(SourceFileLoader):
-    """Runs the source file, never a compiled one from `__pycache__`, which may do something else than the user can read."""
+    """Runs the source file, never a compiled one from `__pycache__`, which may do something else than the user can read.
+
+    Its imports find the files beside the recipe, at once or when a function of it is called.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         return self.source_to_code(self.get_data(path), path)
 
+    def exec_module(self, module: ModuleType) -> None:
+        package = ".".join(module.__name__.split(".")[:2])
+        vars(module)["__builtins__"] = vars(builtins) | {"__import__": partial(_import_beside, package)}
+        super().exec_module(module)
 
-class _Neighbours(MetaPathFinder):
-    """Lets a module beside the recipe import the files beside it, none of which can replace one that is installed."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute()
+def _import_beside(
+    package: str, name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] | None = (), level: int = 0
+) -> Any:
+    """Python's `__import__`, for a module of `package`."""
+    top = name.partition(".")[0]
+    if level or not _is_neighbour(top, package):
+        return builtins.__import__(name, globals, locals, fromlist or (), level)
+    if fromlist:
+        return builtins.__import__(f"{package}.{name}", globals, locals, fromlist)
+    importlib.import_module(f"{package}.{name}")
+    return sys.modules[f"{package}.{top}"]
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if path is None:
-            other = None if name in sys.builtin_module_names else PathFinder.find_spec(name)
-            taken = name in sys.builtin_module_names or (other is not None and not self._has(other.origin))
-            places = [] if taken else [str(self._folder)]
-        else:
-            places = [place for place in path if self._has(place)]
-        found = (FileFinder(place, (_AsWritten, [".py"])).find_spec(name) for place in places)
-        return next((spec for spec in found if spec is not None), None)
 
-    def _has(self, place: str | None) -> bool:
-        """Whether it lies beside the recipe and is not part of an installed package there."""
-        return place is not None and Path(place).absolute().is_relative_to(self._folder) and _installed(Path(place) / "_") is None
+def _is_neighbour(name: str, package: str) -> bool:
+    """Whether a module lies in the package's folder, and none that is installed has its name."""
+    folder = Path(sys.modules[package].__path__[0])
+    if name in sys.builtin_module_names or not ((folder / f"{name}.py").is_file() or (folder / name).is_dir()):
+        return False
+    if f"{package}.{name}" in sys.modules:
+        return True
+    other = PathFinder.find_spec(name)
+    if other is None or other.origin is None:
+        return other is None
+    return Path(other.origin).absolute().is_relative_to(folder) and _installed(Path(other.origin)) is None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
@@ -19,9 +19,11 @@ from teamtr_lora.evaluation.inference import Played, Policy
 from teamtr_lora.evaluation.inference_baselines import BaselineOptions, open_baseline, resolve_baseline
 from teamtr_lora.evaluation.outcome import Outcome, judge, problem_digest
 from teamtr_lora.evaluation.result import EvaluationResult, Problems, make_result
-from teamtr_lora.recipe import Recipe, ScriptSettings
-from teamtr_lora.recipe.engine_facts import ENGINES
-from teamtr_lora.registry.stored import find_team
+from teamtr_lora.recipe import Recipe, RecipeError, ScriptSettings
+from teamtr_lora.recipe.engine_facts import DEFAULT_ENGINE, ENGINES
+from teamtr_lora.recipe.problems import check
+from teamtr_lora.registry.reader import DEFAULT_ROOT
+from teamtr_lora.registry.stored import StoredTeam, find_team
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.runs.evaluations import EvaluationStore, evaluation_name, is_evaluation, read_evaluation
@@ -31,8 +33,6 @@ from teamtr_lora.tasks.machinery.task import Split
 from teamtr_lora.team import Episode
 
 logger = logging.getLogger(__name__)
-
-Engine = Literal["transformers", "vllm"]
 
 # Episodes of a chunk: enough to fill the engine, yet an evaluation is written down in several pieces. An engine that refills its
 # batch as rows finish gets longer chunks, since only their ends run half empty.
@@ -49,31 +49,37 @@ class EvalOptions:
     k            episodes per item, for avg@k, pass@k, pass^k and maj@k
     temperature  of sampling; 0 is greedy
     limit        how many items, from the first on
-    engine       what samples: transformers or vllm
+    engine       what samples: a name that rollout.engine may have
     baseline     an inference-time baseline that answers in place of the team
     out          the folder of the results; None chooses one in the run
     reuse        whether a finished evaluation is read instead of played again
+    registry     where a team's bare name is looked up
     """
 
     split: Split = "test"
     k: int | None = None
     temperature: float | None = None
     limit: int | None = None
-    engine: Engine | None = None
+    engine: str | None = None
     baseline: BaselineOptions | None = None
     out: Path | None = None
     reuse: bool = False
+    registry: Path = DEFAULT_ROOT
+
+
+def _on_engine(stored: StoredTeam, engine: str) -> StoredTeam:
+    """The team on another engine than its recipe's; UserError where the recipe asks for what that one cannot do."""
+    recipe, problems = check(stored.recipe.model_dump() | {"rollout": {**stored.recipe.rollout.model_dump(), "engine": engine}})
+    if recipe is None:
+        raise RecipeError(problems, f"--engine {engine}")
+    return replace(stored, recipe=recipe.placed_in(stored.recipe.folder))
 
 
 @contextmanager
-def open_stored(
-    source: str | Path, engine: Engine | None = None, *, scored: bool = True
-) -> Iterator[tuple[Recipe, PlayableTeam]]:
-    """A stored team, ready to play on the engine of its recipe or on another one; `scored`: its own task, with the rewards."""
-    stored = find_team(source, scored=scored, recipes=True)
+def opened(stored: StoredTeam) -> Iterator[tuple[Recipe, PlayableTeam]]:
+    """A stored team, ready to play."""
     recipe = stored.recipe
-    rollout = recipe.rollout if engine is None else recipe.rollout.model_copy(update={"engine": engine})
-    playable = open_team(recipe.base, recipe.team, rollout, seed=recipe.seed, folder=recipe.folder)
+    playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
     try:
         if stored.versions:
             load_versions(playable, stored.versions, stored.adapters)
@@ -89,28 +95,30 @@ def evaluate_team(source: str | Path, options: EvalOptions | None = None, progre
     `progress(done, total, tokens)` is called while it plays. The result has every measure with its interval (`measures`) and
     the folder it was written to. An evaluation that was interrupted goes on where it stopped when it is called again.
     """
-    options, source = options or EvalOptions(), Path(source)
-    evaluations, task, items, settings = _planned(source, options)
-    store = EvaluationStore(options.out or evaluations / evaluation_name(settings), settings, Outcome.from_dict)
+    options = options or EvalOptions()
+    stored, task, items, settings = _planned(source, options)
+    store = EvaluationStore(options.out or stored.evaluations / evaluation_name(settings), settings, Outcome.from_dict)
     with store.claimed():
         if store.finished and not options.reuse:
             store.forget()
-        _play_missing(source, store, task, items, options, progress)
+        _play_missing(stored, store, task, items, options, progress)
         outcomes = [outcome for chunk in store.answers(_chunk_sizes(settings)) for outcome in chunk]
         result = make_result(outcomes, settings, str(store.folder))
         store.finish(result.as_dict())
     return result
 
 
-def _planned(source: Path, options: EvalOptions) -> tuple[Path, Task, list[Item], dict[str, Any]]:
-    """Where evaluations of a team go, and what this one plays, before anything is loaded: its task, items and settings."""
-    stored = find_team(source, recipes=True)
-    recipe = stored.recipe
-    if isinstance(recipe.task, ScriptSettings):
+def _planned(source: str | Path, options: EvalOptions) -> tuple[StoredTeam, Task, list[Item], dict[str, Any]]:
+    """The team, and what an evaluation of it plays, before a base is loaded: its task, items and settings."""
+    stored = find_team(source, options.registry, recipes=True)
+    if isinstance(stored.recipe.task, ScriptSettings):
         raise UserError(f"{source}: this run's items and rewards live in a Python script; use TeamTRTrainer.evaluate() there")
+    if options.engine:
+        stored = _on_engine(stored, options.engine)
+    recipe = stored.recipe
     task = recipe.task.build(recipe.folder)
     items = evaluation_items(task, options.split, options.limit or recipe.evaluation.items)
-    return stored.evaluations, task, items, _settings(recipe, stored.versions, task, items, options)
+    return stored, task, items, _settings(recipe, stored.versions, task, items, options)
 
 
 def the_one_team(team: Path | None, compared: list[Path] | None) -> Path | None:
@@ -148,11 +156,10 @@ def _settings(
     """Everything that decides the result: an evaluation goes on, or is read again, only where all of it is the same."""
     section, rollout = recipe.evaluation, recipe.rollout
     k = options.k or section.samples_in_eval(task.name)
-    engine = options.engine or rollout.engine
     policy = resolve_baseline(options.baseline, recipe, task) if options.baseline else {"kind": "team"}
     speaking = set(versions) if not options.baseline else {options.baseline.agent}
     episodes = len(items) * k * int(policy.get("votes", 1))
-    batches = REFILLED_BATCHES if ENGINES[engine].refills_batch else 1
+    batches = REFILLED_BATCHES if ENGINES[rollout.engine].refills_batch else 1
     chunk = max(FEWEST_EPISODES, min(rollout.requests_per_batch * batches, -(-episodes // PIECES)))
     return {
         "task": recipe.task.model_dump(mode="json"),
@@ -166,7 +173,7 @@ def _settings(
         "base": recipe.base.model_dump(mode="json"),
         "team": recipe.team.model_dump(mode="json"),
         "versions": {agent: version.name for agent, version in versions.items() if agent in speaking},
-        "engine": engine,
+        "engine": rollout.engine,
         "seed": recipe.seed,
         "items_per_chunk": max(1, chunk * len(items) // episodes),
         "code": code_hashes(recipe),
@@ -181,7 +188,12 @@ def _chunk_sizes(settings: dict[str, Any]) -> list[int]:
 
 
 def _play_missing(
-    source: Path, store: EvaluationStore[Outcome], task: Task, items: list[Item], options: EvalOptions, progress: Progress | None
+    stored: StoredTeam,
+    store: EvaluationStore[Outcome],
+    task: Task,
+    items: list[Item],
+    options: EvalOptions,
+    progress: Progress | None,
 ) -> None:
     settings = store.settings
     sizes, k = _chunk_sizes(settings), settings["k"]
@@ -195,7 +207,7 @@ def _play_missing(
         if progress:
             progress(start * k + played, len(items) * k, tokens)
 
-    with _open_policy(source, task, options, settings) as policy:
+    with _open_policy(stored, task, options, settings) as policy:
         for chunk in range(done, len(sizes)):
             start = chunk * settings["items_per_chunk"]
             part = items[start : start + settings["items_per_chunk"]]
@@ -204,28 +216,31 @@ def _play_missing(
 
 
 @contextmanager
-def _open_policy(source: Path, task: Task, options: EvalOptions, settings: dict[str, Any]) -> Iterator[Policy]:
+def _open_policy(stored: StoredTeam, task: Task, options: EvalOptions, settings: dict[str, Any]) -> Iterator[Policy]:
     purpose = evaluation_purpose(settings["seed"], settings["split"])
     if options.baseline:
-        with open_baseline(find_team(source, recipes=True), settings, task, purpose) as policy:
+        with open_baseline(stored, settings, task, purpose) as policy:
             yield policy
         return
-    with open_stored(source, options.engine) as (recipe, playable):
+    with opened(stored) as (recipe, playable):
         tokens = recipe.rollout.max_message_tokens
         yield Played(playable, task, temperature=settings["temperature"], max_message_tokens=tokens, purpose=purpose)
 
 
-def ask_team(folder: str | Path, question: str, *, temperature: float | None = None, seed: int = 0) -> Episode:
+def ask_team(
+    folder: str | Path, question: str, *, temperature: float | None = None, seed: int = 0, registry: Path = DEFAULT_ROOT
+) -> Episode:
     """Plays one episode of a team on your own question and returns it; `episode.messages` are what the agents said, and
     `episode.answer` is the team's answer, as its router and its task define it.
 
-    `folder`: a run directory, or a team of the registry. `temperature`: None takes the recipe's, 0 is greedy. Another `seed`
-    gives another answer. Nothing is scored, so the task's items and reward functions need not be on this machine.
+    `folder`: a run directory, or a team of the registry (a bare name is looked up in `registry`). `temperature`: None takes the
+    recipe's, 0 is greedy. Another `seed` gives another answer. Nothing is scored, so the task's items and reward functions need
+    not be on this machine.
     """
     if not question.strip():
         raise UserError("the question is empty")
     # starting another engine would take longer than one answer
-    with open_stored(folder, "transformers", scored=False) as (recipe, playable):
+    with opened(_on_engine(find_team(folder, registry, scored=False, recipes=True), DEFAULT_ENGINE)) as (recipe, playable):
         rollout = recipe.rollout
         plan = PlayPlan(
             [Item("question", question)],

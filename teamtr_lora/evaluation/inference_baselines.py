@@ -76,8 +76,7 @@ def open_baseline(stored: StoredTeam, settings: dict[str, Any], task: Task, purp
     """The baseline that `settings` describe, on the base of a stored team."""
     policy, recipe = settings["policy"], stored.recipe
     team = solo_team(recipe.team, policy["agent"], policy["messages"])
-    rollout = recipe.rollout.model_copy(update={"engine": settings["engine"]})
-    solver = open_team(recipe.base, team, rollout, seed=recipe.seed, folder=recipe.folder)
+    solver = open_team(recipe.base, team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
     try:
         if version := stored.versions.get(policy["agent"]):
             load_versions(solver, {version.agent: version}, stored.adapters)

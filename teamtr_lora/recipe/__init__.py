@@ -30,32 +30,3 @@ from teamtr_lora.recipe.words import Problem, RecipeError
 from teamtr_lora.tasks.custom import ScriptSettings
 from teamtr_lora.tasks.machinery.responder import ResponderSettings
 from teamtr_lora.tasks.machinery.task_settings import TaskSettings
-
-__all__ = [
-    "AgentSection",
-    "BaseSection",
-    "DiagnosticsSection",
-    "EvaluationSection",
-    "LoraSection",
-    "Problem",
-    "ProtocolSection",
-    "Recipe",
-    "RecipeError",
-    "ResponderSettings",
-    "RolloutSection",
-    "RouterSection",
-    "ScriptSettings",
-    "SwapSection",
-    "TaskSettings",
-    "TeamSection",
-    "TeamTRConfig",
-    "TrackingSection",
-    "TrainingSection",
-    "TrustRegionSection",
-    "check_named",
-    "dump_recipe",
-    "first_difference",
-    "load_recipe",
-    "problems",
-    "recipe_schema",
-]

@@ -26,7 +26,7 @@ _EACH_AGENT = "each agent has its own"
 _STAGES = "counts stages: in each, every agent is updated once on {rollout.items_per_stage} items"
 _TOKENS = "counts tokens, for memory; an update learns from {rollout.items_per_stage} times {rollout.episodes_per_item} episodes"
 _EVERY_UPDATE = "every update is checkpointed, always"
-_CONSTANT = "the learning rate is constant: the trust region bounds each step, so there is no schedule"
+_CONSTANT = "there is no schedule: {training.learning_rate} is constant, or found for each agent (auto)"
 _ADAM = "AdamW's betas and epsilon are torch's defaults"
 _NO_REFERENCE = "the KL is from the agent as it was before the update; there is no reference model"
 _NO_CRITIC = "there is no value model: advantages come from the episodes of one item"
@@ -103,7 +103,7 @@ NAMES: dict[str, Elsewhere] = {
     **dict.fromkeys(("grad_clip", "clip_grad"), Elsewhere("training.max_grad_norm")),
     "gradient_checkpointing_kwargs": Elsewhere("training.gradient_checkpointing", "on or off, no more"),
     "torch_compile": Elsewhere("training.compile"),
-    "tf32": Elsewhere("trust_region.gate_precision", "of the gate's passes; write tf32"),
+    "tf32": Elsewhere("trust_region.gate_precision", "of the gate's passes: auto, fp32 or tf32"),
     # the objective
     **dict.fromkeys(("beta", "kl_coef", "init_kl_coef", "kl_loss_coef", "use_kl_loss"),
                     Elsewhere("trust_region.beta_initial", f"{_NO_REFERENCE}, and {{trust_region.delta}} bounds it")),
@@ -111,8 +111,8 @@ NAMES: dict[str, Elsewhere] = {
     **dict.fromkeys(("kl_penalty", "kl_loss_type", "kl_estimator"), Elsewhere("trust_region.estimator", "exact, k3 or k1")),
     **dict.fromkeys(("ref_model", "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "use_kl_in_reward"),
                     Elsewhere(None, _NO_REFERENCE)),
-    **dict.fromkeys(("epsilon", "cliprange", "clip_range", "clip_eps", "epsilon_high", "clip_ratio_high", "clip_ratio_low"),
-                    Elsewhere("training.clip_ratio", "one range for both sides")),
+    **dict.fromkeys(("epsilon", "cliprange", "clip_range", "clip_eps", "clip_ratio_low"), Elsewhere("training.clip_ratio")),
+    "epsilon_high": Elsewhere("training.clip_ratio_high"),
     "gamma": Elsewhere("training.discount", "per message"),
     **dict.fromkeys(("lam", "gae_lambda", "vf_coef", "cliprange_value", "value_model"), Elsewhere(None, _NO_CRITIC)),
     **dict.fromkeys(("adv_estimator", "scale_rewards", "norm_adv_by_std_in_grpo"),

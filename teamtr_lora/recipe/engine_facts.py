@@ -15,6 +15,8 @@ from typing import Literal, get_args
 PatchName = Literal["close_memory", "lora_layers", "direct_queue", "decode_schedule", "memory_publish", "token_map"]
 """The files of `teamtr_lora.rollout.vllm.patches`, by name: what rollout.vllm.patches may list."""
 PATCH_NAMES: tuple[str, ...] = get_args(PatchName)
+PATCH_NEEDS: dict[str, tuple[PatchName, ...]] = {"decode_schedule": ("direct_queue",), "token_map": ("memory_publish",)}
+"""Patches that others build on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +28,26 @@ class EngineFacts:
     memory: Literal["trainer", "copy", "elsewhere"]
     """Where the base that samples is: the trainer's own model, a second copy in this process, or another process."""
     temperatures: tuple[float, float] = (0.0, sys.float_info.max)  # lowest and highest; 0, which is greedy, always works
-    max_rank: int | None = None  # of an adapter; None: any
+    ranks: tuple[int, ...] = ()  # that it makes room for, ascending: an adapter takes the next one; none: any rank
     dora: bool = True  # whether it can sample from DoRA adapters
     quantization: Mapping[str, tuple[str, ...]]  # by kind of device: none, and what the base may be quantised to
     seeds: str  # what decides a draw
     exact_resume: bool  # whether a resumed run ends with the same adapters, bit for bit, as one that was never disturbed
     refills_batch: bool  # whether a finished request makes room for the next one at once
+    by_url: bool = False  # whether it samples on the servers that rollout.server.urls names
     needs: str = ""  # the pip extra it comes with
+
+    @property
+    def max_rank(self) -> int | None:
+        """The largest rank of an adapter; None: any."""
+        return self.ranks[-1] if self.ranks else None
+
+    def room_for(self, rank: int) -> int:
+        """The rank that it has to be started with to serve an adapter of `rank`."""
+        return next((size for size in self.ranks if size >= rank), rank)
+
+    def takes_rank(self, rank: int) -> bool:
+        return self.max_rank is None or rank <= self.max_rank
 
     def device_kinds(self, device: str) -> list[str]:
         """The kinds of device that base.device may turn out to be."""
@@ -50,7 +65,7 @@ _VLLM = EngineFacts(
     description="vLLM in this process: every agent a LoRA on one copy of the base, all mixed in each batch",
     memory="copy",
     temperatures=(0.01, 2.0),
-    max_rank=512,
+    ranks=(1, 8, 16, 32, 64, 128, 256, 320, 512),
     dora=False,
     quantization={"cpu": ("none",), "cuda": ("none", "4bit")},
     seeds="the request's seed; the batch can change a token only through rounding",
@@ -75,6 +90,8 @@ ENGINES: dict[str, EngineFacts] = {
         description="one or more vLLM servers by URL (rollout.server.urls), possibly on other hosts",
         memory="elsewhere",
         quantization=_EVERY_QUANTIZATION,  # of the trainer's base; a server's own is the server's affair
+        by_url=True,
         needs="",
     ),
 }
+DEFAULT_ENGINE = "transformers"

@@ -13,13 +13,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from teamtr_lora.algorithm.variants.chosen import Variants
-from teamtr_lora.algorithm.variants.data_use import DATA_USE
+from teamtr_lora.algorithm.variants.gain import GAINS
 from teamtr_lora.algorithm.variants.matched import MATCHED, stage_budget
 from teamtr_lora.algorithm.variants.ordering import ORDERS
 from teamtr_lora.algorithm.variants.publishing import UPDATES
 from teamtr_lora.algorithm.variants.radii import RADII
 from teamtr_lora.algorithm.variants.region import REGIONS
 from teamtr_lora.algorithm.variants.resampling import RESAMPLING
+from teamtr_lora.algorithm.variants.reuse import REUSE
 from teamtr_lora.common.help_page import HelpPage, list_keys
 from teamtr_lora.common.program import in_a_recipe, in_a_script
 from teamtr_lora.common.settings import Mistake, Section, Text, refuse
@@ -30,7 +31,7 @@ from teamtr_lora.recipe.team_sections import BaseSection, TeamSection
 from teamtr_lora.tasks.table import BY_NAME, DEFAULT, SCRIPT, TaskSection
 
 _ORDER, _RESAMPLING, _UPDATE, _MATCHED = OneOf(ORDERS), OneOf(RESAMPLING), OneOf(UPDATES), OneOf(MATCHED)
-_DATA_USE = OneOf(DATA_USE)
+_GAIN, _REUSE = OneOf(GAINS), OneOf(REUSE)
 _KIND, _RADII = OneOf(REGIONS), OneOf(RADII)
 
 
@@ -52,15 +53,29 @@ class TrainingSection(Section):
     matched: Annotated[str, _MATCHED] = Field(
         default="update", description=_MATCHED.described("What items_per_stage times episodes_per_item counts")
     )
-    data_use: Annotated[str, _DATA_USE] = Field(
-        default="holdout", description=_DATA_USE.described("Which episodes an update learns from, and which judge it")
+    reuse: Annotated[str, _REUSE] = Field(
+        default="window",
+        description=_REUSE.described("Which episodes an update learns from and which judge it, with resampling: every_update"),
+    )
+    least_ess: float = Field(
+        default=0.8,
+        gt=0,
+        le=1,
+        description="Earlier rollouts are learned from while the effective sample size of their weights is at least this share.",
     )
     advantage: Literal["group", "no_norm", "no_clip", "leave_one_out"] = Field(
         default="group",
         description="group: normalised by the group's standard deviation and clipped; no_norm: not normalised; no_clip: not "
         "clipped; leave_one_out: reward minus the mean of the group's others.",
     )
-    learning_rate: float = Field(default=1e-3, gt=0, description="Optimizer step size.")
+    learning_rate: Literal["auto"] | Annotated[float, Field(gt=0)] = Field(
+        default="auto",
+        description="Optimizer step size. auto: found for each agent by a probing step, and kept so that the inner epochs end "
+        "at the edge of the trust region (kinds without a gate keep initial_learning_rate).",
+    )
+    initial_learning_rate: float = Field(
+        default=1e-3, gt=0, description="learning_rate: auto only. Size of the first probing step."
+    )
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = Field(
         default="adamw", description="Optimizer; the 8-bit ones need the extra `quant`."
     )
@@ -92,6 +107,9 @@ class TrainingSection(Section):
     clip_ratio: float = Field(
         default=0.2, gt=0, lt=1, description="Surrogate clip range: ratios outside 1 +/- this earn nothing more."
     )
+    clip_ratio_high: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="How far above 1 a ratio may go before it earns nothing more (DAPO: 0.28); null: clip_ratio."
+    )
     advantage_clip: float = Field(default=3.0, gt=0, description="Largest advantage, in standard deviations of the group.")
     advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the group's reward variance, inside the root.")
     min_informative_groups: int = Field(
@@ -107,6 +125,11 @@ class TrainingSection(Section):
     head_chunk_tokens: int = Field(
         default=1024, ge=1, description="Tokens per chunk of the output head; bounds memory for logits."
     )
+
+    @property
+    def starting_rate(self) -> float:
+        """The learning rate as far as the recipe alone tells."""
+        return self.initial_learning_rate if self.learning_rate == "auto" else self.learning_rate
 
     @model_validator(mode="after")
     def _joint_has_one_batch(self) -> Self:
@@ -150,7 +173,17 @@ class TrustRegionSection(Section):
         description="Weight of the KL penalty at first, per agent: penalty_fixed keeps it, none has no penalty, all other kinds "
         "adapt it.",
     )
-    gate_precision: Literal["fp32", "tf32"] = Field(default="fp32", description="Arithmetic of the gate's forward passes.")
+    gain: Annotated[str, _GAIN] = Field(
+        default="veto", description=_GAIN.described("What a gating kind asks of a step's surrogate gain")
+    )
+    gate_precision: Literal["auto", "fp32", "tf32"] = Field(
+        default="auto",
+        description="Arithmetic of the gate's forward passes on a GPU. auto: TF32 where the radius is at least five times the "
+        "smallest KL that it can measure, else strict float32.",
+    )
+    judging_episodes: int = Field(
+        default=64, ge=2, description="Most episodes that the gate reads, of all judging groups equally many (one at least)."
+    )
 
     @model_validator(mode="after")
     def _one_rule_for_the_radius(self) -> Self:
@@ -220,7 +253,7 @@ class TeamTRConfig(Section, metaclass=HelpPage):
     @model_validator(mode="after")
     def _gate_has_groups(self) -> Self:
         items, share = self.rollout.items_per_stage, self.trust_region.holdout
-        held = Variants.of(self).data_use.judging_items(items)
+        held = Variants.of(self).reuse.judging_items(items)
         setting = f"rollout.items_per_stage = {items} with trust_region.holdout = {share:g} holds out {held} of {items} items"
         where = ("trust_region", "holdout")
         if held < 2:
@@ -276,7 +309,7 @@ class Recipe(TeamTRConfig):
         """With matched: stage every rollout of a stage gets as many items, and enough for its gate."""
         items = self.rollout.items_per_stage
         rollouts, share = stage_budget(self.training, items, agents)
-        held = Variants.of(self).data_use.judging_items(share)
+        held = Variants.of(self).reuse.judging_items(share)
         if share == items or (share * rollouts == items and 2 <= held < share):
             return []
         holdout = self.trust_region.holdout

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from teamtr_lora.common.settings import SERVER_URL, ApiKeyVariable, Mistake, Section, Text, refuse
 from teamtr_lora.recipe.choices import OneOf
-from teamtr_lora.recipe.engine_facts import ENGINES, PatchName
+from teamtr_lora.recipe.engine_facts import DEFAULT_ENGINE, ENGINES, PATCH_NEEDS, PatchName
 
 if TYPE_CHECKING:
     from teamtr_lora.recipe.recipe import Recipe
@@ -43,6 +43,15 @@ class VllmSection(Section):
         "vLLM; none: vLLM's public interface alone; or a list of patches by name.",
     )
 
+    @field_validator("patches")
+    @classmethod
+    def _patches_have_what_they_build_on(cls, value: str | list[PatchName]) -> str | list[PatchName]:
+        for name in value if isinstance(value, list) else ():
+            if missing := [need for need in PATCH_NEEDS.get(name, ()) if need not in value]:
+                words = {"wrong": f"{name} builds on {missing[0]}", "fix": "add that one, or leave both out"}
+                raise PydanticCustomError("rule", "{wrong}; {fix}", words)
+        return value
+
 
 class ServerSection(Section):
     """rollout.engine: vllm_server only. OpenAI-compatible vLLM servers, possibly on other hosts."""
@@ -66,9 +75,10 @@ class RolloutSection(Section):
     """How episodes are sampled."""
 
     engine: Annotated[str, OneOf(ENGINES)] = Field(
-        default="transformers",
-        description="What generates the messages: transformers (in the trainer's own model), vllm (in this process, all agents "
-        "as LoRA on one base), or vllm_server (servers by URL).",
+        default=DEFAULT_ENGINE,
+        description="What generates the messages: "
+        + "; ".join(f"{name}: {facts.description}" for name, facts in ENGINES.items())
+        + ".",
     )
     items_per_stage: int = Field(default=16, ge=1, description="Task items per stage; each is one group of episodes.")
     episodes_per_item: int = Field(
@@ -91,9 +101,9 @@ class RolloutSection(Section):
 
     @model_validator(mode="after")
     def _servers_are_named(self) -> Self:
-        if self.engine == "vllm_server" and not self.server.urls:
+        if ENGINES[self.engine].by_url and not self.server.urls:
             fix = 'list them, as in rollout.server.urls=["http://localhost:8000"]; `teamtr-lora serve` starts one'
-            refuse("rollout", [(("server", "urls"), [], "is empty, but rollout.engine is vllm_server", fix)])
+            refuse("rollout", [(("server", "urls"), [], f"is empty, but rollout.engine is {self.engine}", fix)])
         return self
 
     @field_validator("top_p", "top_k")
@@ -122,7 +132,7 @@ def engine_mistakes(recipe: Recipe) -> Iterator[Mistake]:
             yield (key, "temperature"), temperature, wrong, f"use {low:g} to {high:g}, {other}"
     for i, agent in enumerate(recipe.team.agents):
         where_lora = ("team", "agents", i, "lora")
-        if facts.max_rank is not None and agent.lora.rank > facts.max_rank:
+        if not facts.takes_rank(agent.lora.rank):
             wrong = f"{facts.name} serves ranks up to {facts.max_rank}"
             yield (*where_lora, "rank"), agent.lora.rank, wrong, f"use at most {facts.max_rank}, {other}"
         if agent.lora.dora and not facts.dora:

@@ -64,10 +64,10 @@ class ProtocolSection(Section):
 class RouterSection(Section):
     """Who speaks when."""
 
-    kind: Literal["round_robin", "sequence", "until_done", "debate", "role_play", "custom"] = Field(
+    kind: Literal["round_robin", "sequence", "blind", "until_done", "debate", "role_play", "custom"] = Field(
         default="round_robin",
-        description="round_robin: agents in order; sequence: the order given; until_done: rounds until "
-        "done_marker appears; debate: in each round every agent answers knowing the earlier rounds only, then the majority of "
+        description="round_robin: agents in order; sequence: the order given; blind: agents in order, each knowing the earlier "
+        "rounds only; until_done: rounds until done_marker appears; debate: blind rounds of answers, then the majority of "
         "the last answers, or judge, decides; role_play: the first agent instructs, the second solves, in turn, until the "
         "first says done_marker, and the second's last message is the answer; custom: your callable.",
     )
@@ -84,6 +84,11 @@ class RouterSection(Section):
         default=None,
         description="kind: debate only. The agent that reads the whole debate and gives the team's answer in one last message; "
         "null: the answer that most agents hold at the end (of equally many, the one held by the agent listed first).",
+    )
+    answer: Literal["last", "majority"] = Field(
+        default="last",
+        description="kind: round_robin, sequence and until_done only. The team's answer: the last message, or what most "
+        "agents state in their last messages (of equally many, the one of the agent that spoke first).",
     )
     callable: CallablePath | None = Field(
         default=None,
@@ -155,7 +160,7 @@ class TeamSection(Section):
         return self
 
     def _roles_are_filled(self, names: list[str]) -> list[Mistake]:
-        """What debates and role plays need of the team."""
+        """What blind rounds, debates and role plays need of the team."""
         router, at = self.router, ("router", "kind")
         if router.judge is not None and router.kind != "debate":
             fix = "leave it out, or set team.router.kind=debate"
@@ -163,12 +168,12 @@ class TeamSection(Section):
         if router.kind == "role_play" and len(names) != 2:
             wrong = f"a role play has two agents, the team has {len(names)}"
             return [(at, router.kind, wrong, "list the one that instructs, then the one that solves")]
-        if router.kind != "debate":
+        if router.kind not in ("debate", "blind"):
             return []
         mistakes: list[Mistake] = []
         if router.judge is not None and router.judge not in names:
             mistakes.append((("router", "judge"), router.judge, "no agent has this name", _meant(router.judge, names)))
-        elif len(names) - (router.judge is not None) < 2:
+        elif router.kind == "debate" and len(names) - (router.judge is not None) < 2:
             mistakes.append((at, router.kind, "a debate needs two agents beside the judge", "add agents, or use round_robin"))
         if self.protocol.view != "per_agent":
             wrong = "one shared transcript cannot hide the answers of a round from the others of that round"

@@ -14,12 +14,12 @@ from typing import Any
 
 from teamtr_lora.base.lora_config import PlainLora, read_lora_config
 from teamtr_lora.base.source import NANO, WHEEL_PREFIX, is_hub_id, is_shared_name
+from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.recipe.yaml_text import write
 from teamtr_lora.registry.local_keys import named_code
 from teamtr_lora.registry.manifest import BaseIdentity, TeamManifest
 
 _VLLM_DEFAULT_RANK = 16
-_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _RESOLVE = "import sys; from teamtr_lora.base.source import resolve; print(resolve(sys.argv[1]))"
 
 
@@ -184,14 +184,14 @@ def peft_lines(base: BaseIdentity, where: str, subfolder: str = "") -> list[str]
 
 
 def vllm_lines(base: BaseIdentity, where: Mapping[str, str], rank: int, dora: bool) -> list[str]:
-    if dora:
+    if dora and not ENGINES["vllm_server"].dora:
         return ["vLLM does not serve DoRA adapters: use PEFT or teamtr-lora's transformers engine.", ""]
     source = shlex.quote(base.source)
     if not is_hub_id(base.source):
         source = f'"$(python -c {shlex.quote(_RESOLVE)} {source})"'
     words = ["vllm serve", source, f"--revision {shlex.quote(base.revision)}" if base.revision else "", "--enable-lora"]
     if rank > _VLLM_DEFAULT_RANK:
-        words.append(f"--max-lora-rank {next(size for size in _VLLM_RANKS if size >= rank)}")
+        words.append(f"--max-lora-rank {ENGINES['vllm_server'].room_for(rank)}")
     modules = " ".join(shlex.quote(f"{agent}={path}") for agent, path in where.items())
     return ["With vLLM:", "", "```bash", " ".join(word for word in [*words, f"--lora-modules {modules}"] if word), "```", ""]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import tempfile
@@ -131,9 +130,7 @@ def pull(repo: str, *, revision: str | None = None, name: str | None = None, roo
 
 
 def _stored_team(word: str, root: Path) -> tuple[Registry, TeamManifest]:
-    """A team by its name in `root`, or by its folder."""
-    if not os.path.exists(word):  # a name: the registry suggests similar ones where it has none
-        return Registry(root), Registry(root).team(word)
+    """The team that a word means, to push its current version."""
     found = locate(word, root)
     if found.kind == "run":
         name = re.sub(r"[^a-z0-9_-]+", "-", found.path.resolve().name.lower()).strip("-_0123456789")[:32] or "my-team"

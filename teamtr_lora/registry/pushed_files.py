@@ -16,6 +16,7 @@ from teamtr_lora.base.lora_config import PlainLora, read_lora_config
 from teamtr_lora.base.source import is_shared_name
 from teamtr_lora.base.versions import CONFIG, MANIFEST, WEIGHTS
 from teamtr_lora.common.files import dump_json, sha256
+from teamtr_lora.recipe.engine_facts import DEFAULT_ENGINE, ENGINES
 from teamtr_lora.registry.card import repository_card
 from teamtr_lora.registry.local_keys import forget, local_choices, local_paths, put
 from teamtr_lora.registry.manifest import CARD, AdapterManifest, TeamManifest, manifest_bytes, sealed
@@ -23,7 +24,7 @@ from teamtr_lora.registry.reader import FILES, RegistryReader, open_version
 
 TEAM_FILE, HISTORY_FILE = "team.json", "history.json"
 _INSTEAD = {
-    "rollout.server": "; whoever pulls the team samples with rollout.engine=transformers, or servers of their own",
+    "rollout.server": "; whoever pulls the team samples with another rollout.engine, or servers of their own",
     "task.responder": "; whoever pulls the team names a server of their own",
 }
 _PATH_IN_TEXT = re.compile(r"(?<![\w.:/<~\\-])(?:~|[A-Za-z]:)?(?:[/\\][\w.+@-]+){2,}[/\\]?")
@@ -85,8 +86,9 @@ def portable(team: TeamManifest, parcel: Parcel) -> TeamManifest:
         forget(recipe, key)
         section = key.rpartition(".")[0] or key
         parcel.note(f"{section}: stays here{_INSTEAD.get(section, '')}")
-    if rollout.get("engine") == "vllm_server":  # it cannot work without the servers that stay here
-        rollout["engine"] = "transformers"
+    facts = ENGINES.get(rollout.get("engine"))
+    if facts and facts.by_url:  # it cannot work without the servers that stay here
+        rollout["engine"] = DEFAULT_ENGINE
     for key, path in local_paths(recipe).items():
         settings, name = recipe.get("task", {}).get("settings") or {}, key.removeprefix("task.settings.")
         if name in settings and (name == path or not isinstance(settings[name], str)):

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from teamtr_lora.base.versions import AdapterVersion
+from teamtr_lora.common.code_paths import misnamed
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import nearest
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.identity import identify
 from teamtr_lora.registry.local_keys import named_code
@@ -55,8 +57,10 @@ def locate(source: str | Path, root: Path = DEFAULT_ROOT, *, recipes: bool = Fal
     registry = RegistryReader(root)
     if source == Path(source.name) and source.name in registry.teams():
         return Location("team", root, source.name)
-    known = f"; {root} has the teams {', '.join(registry.teams())}" if registry.teams() else ""
-    raise UserError(f"{source}: no run or team here; give the folder that train printed, or a team of a registry{known}")
+    teams = registry.teams()
+    like = nearest(source.name, teams)
+    hint = f"; did you mean {like!r}?" if like else f"; {root} has the teams {', '.join(teams)}" if teams else ""
+    raise UserError(f"{source}: no run or team here; give the folder that train printed, or a team of a registry{hint}")
 
 
 def find_team(source: str | Path, root: Path = DEFAULT_ROOT, *, scored: bool = True, recipes: bool = False) -> StoredTeam:
@@ -81,14 +85,13 @@ def find_team(source: str | Path, root: Path = DEFAULT_ROOT, *, scored: bool = T
 
 
 def _check_code_is_here(recipe: Recipe, where: str, scored: bool) -> None:
-    """A recipe in a registry may be a stranger's: the functions it names must be in files the user has put here."""
+    """A recipe in a registry may be a stranger's: the functions it names must be in files that the user has put here, or in
+    packages that the user trusts. Loading them asks the same, when a base is loaded already."""
     for key, path in named_code(recipe.model_dump()).items():
-        if (key.startswith("task.") and not scored) or not {":", "."} & set(path):
-            continue  # nothing will be scored; or a task that a package offers, which loading it refuses unless it is trusted
-        module = path.partition(":")[0] if ":" in path else path.rpartition(".")[0]
-        file = Path(module.replace(".", "/") + ".py")
-        if not file.is_file():
-            raise UserError(f"{where}: {key} = {path!r}: there is no {file} here; run this where the team's own code is")
+        if key.startswith("task.") and not scored:
+            continue
+        if wrong := misnamed(path, recipe.folder):
+            raise UserError(f"{where}: {key} = {path!r}: {'; '.join(wrong)} (a stored team's code is looked for in this folder)")
 
 
 def _check_base(team: TeamManifest, where: Path) -> None:

@@ -126,6 +126,8 @@ def _seated(team: Team, task: Task, plan: PlayPlan) -> list[_Player]:
         for (place, index), interaction, opening in zip(seats, interactions, openings, strict=True):
             with _of_the_task(task, plan.items[place].id):
                 prompt = settled(opening)
+            if not isinstance(prompt, str):
+                raise _returned(plan.items[place].id, f"{type(interaction).__name__}.first", prompt, "a text")
             item, group = plan.items[place], plan.group(place)
             seed = derive_seed(plan.purpose, group, item.id, index)
             episode = Episode(item_id=item.id, group=group, prompt=prompt, seed=seed, item=item)
@@ -240,10 +242,8 @@ def _hear(team: Team, player: _Player, answer: Feedback | Future[Feedback]) -> N
     with _of_the_task(player.interaction, episode.item_id):
         feedback = settled(answer)
     if not isinstance(feedback, Feedback) or not isinstance(feedback.text, str | None):
-        raise UserError(
-            f"item {episode.item_id!r}: {type(player.interaction).__name__}.feed returned {feedback!r:.60}; it must return a "
-            "Feedback with a text or None, or a future or coroutine of one"
-        )
+        where = f"{type(player.interaction).__name__}.feed"
+        raise _returned(episode.item_id, where, feedback, "a Feedback with a text or None")
     player.credit.append(_credit(team, episode, feedback.credit))
     episode.rewards.append(_number(episode, "reward", feedback.reward))
     episode.feedback.append(feedback.text)
@@ -251,6 +251,10 @@ def _hear(team: Team, player: _Player, answer: Feedback | Future[Feedback]) -> N
         episode.ended = "task"
     elif feedback.text is not None:
         player.transcript.add_feedback(feedback.text)
+
+
+def _returned(item: str, where: str, value: Any, wanted: str) -> UserError:
+    return UserError(f"item {item!r}: {where} returned {value!r:.60}; it must return {wanted}, or a future or coroutine of one")
 
 
 def _read(task: Task, episode: Episode, message: Message) -> str | None:
@@ -270,6 +274,10 @@ def _number(episode: Episode, what: str, value: Any) -> float:
 
 def _credit(team: Team, episode: Episode, credit: Mapping[str, float] | None) -> dict[str, float] | None:
     """A task's credit by agent, checked."""
+    if not isinstance(credit, Mapping | None):
+        raise UserError(
+            f"item {episode.item_id!r}: the task gave a credit of {credit!r:.60}; it must be numbers by agent, or None"
+        )
     for agent in credit or ():
         if agent not in team.names:
             like = nearest(str(agent), team.names)

@@ -23,8 +23,9 @@ from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import AdapterVersion, read_version, version_folder
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
+from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.rollout.team_model import served_team, team_name
-from teamtr_lora.rollout.vllm.start import RANKS, check_quantization, common_options, default_environment, lora_options
+from teamtr_lora.rollout.vllm.start import check_quantization, common_options, default_environment, lora_options
 
 logger = logging.getLogger(__name__)
 
@@ -133,10 +134,11 @@ def _read_adapters(team: ServedTeam, options: ServeOptions) -> tuple[dict[str, s
             tensors = read_version(team.adapters, version)
             ranks += [tensor.shape[0] for name, tensor in tensors.items() if name.endswith(".lora_A.weight")]
             folders[version.agent] = str(version_folder(team.adapters, version).resolve())
-    if any(agent.lora.dora for agent in agents):
+    facts = ENGINES["vllm_server"]
+    if not facts.dora and any(agent.lora.dora for agent in agents):
         raise UserError(f"{team.source}: an agent has a DoRA adapter, which vLLM cannot serve; use ask or eval")
-    if max(ranks) > RANKS[-1]:
-        raise UserError(f"{team.source}: an adapter has rank {max(ranks)}; vLLM serves ranks up to {RANKS[-1]}")
+    if not facts.takes_rank(max(ranks)):
+        raise UserError(f"{team.source}: an adapter has rank {max(ranks)}; vLLM serves ranks up to {facts.max_rank}")
     return folders, max(ranks)
 
 

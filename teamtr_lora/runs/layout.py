@@ -8,6 +8,7 @@
     adapters/AGENT/VERSION/
     episodes/NAME.jsonl   transcripts
     evaluations/NAME/     settings.json, episodes.jsonl, result.json
+    rollouts/NAME.json    episodes that later updates learn from again, for a run that is resumed in between
     stage_contexts.json   contexts of the stage in progress, which a resumed run compares later ones with
     rebase.json           of a run that `rebase` made: what was asked for and what came of it
     baseline.json, trl/   of a run of `baseline`: how far it is, and TRL's own checkpoints
@@ -32,10 +33,10 @@ from teamtr_lora.common.files import TEMPORARY, disk_errors
 RECIPE, ORIGIN, TEAM, METRICS = "recipe.yaml", "origin.json", "team.json", "metrics.jsonl"
 CHECKPOINTS, ADAPTERS, EPISODES, EVALUATIONS = "checkpoint", "adapters", "episodes", "evaluations"
 STAGE_CONTEXTS, REBASE, BASELINE, TRL = "stage_contexts.json", "rebase.json", "baseline.json", "trl"
-SWAP_WORK, LOCK = ".swap", ".lock"
+ROLLOUTS, SWAP_WORK, LOCK = "rollouts", ".swap", ".lock"
 OWN_NAMES = frozenset(
     (RECIPE, ORIGIN, TEAM, METRICS, CHECKPOINTS, ADAPTERS, EPISODES, EVALUATIONS)
-    + (STAGE_CONTEXTS, REBASE, BASELINE, TRL, SWAP_WORK, LOCK)
+    + (STAGE_CONTEXTS, REBASE, BASELINE, TRL, ROLLOUTS, SWAP_WORK, LOCK)
 )
 
 MAX_METRICS_BYTES = 1 << 30

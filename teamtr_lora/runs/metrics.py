@@ -86,7 +86,11 @@ class UpdateRow(_Row):
     kl_discounted: float | None = Field(description="held-out discounted functional of def:kltok, where the agent spoke")
     kl_in_sample: float | None = Field(description="exact, nats as `kl`, on the gradient's messages, where optimization stopped")
     surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")
-    surrogate_gain_standard_error: float | None = Field(default=None, description="of that, clustered by group")
+    surrogate_gain_standard_error: float | None = Field(description="of surrogate_gain, clustered by group")
+    surrogate_gain_in_sample: float | None = Field(description="of the accepted step on the episodes that it was fitted to")
+    learning_rate: float = Field(description="optimizer step size, found by the update where training.learning_rate is auto")
+    probing_steps: int = Field(description="optimizer steps taken back because their size was far off")
+    window_episodes: int = Field(description="episodes of earlier rollouts that it learned from again")
     log_ratio_max: float | None = Field(description="largest |log message ratio| on held-out messages")
     ratio_clip_rate: float = Field(
         description="share of ratios outside 1 +/- clip_ratio on the gradient's messages, where optimization stopped"

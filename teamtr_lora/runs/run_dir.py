@@ -22,6 +22,7 @@ from teamtr_lora.recipe import Recipe, dump_recipe, first_difference, load_recip
 from teamtr_lora.runs import layout
 from teamtr_lora.runs.layout import is_baseline, read_own_json, refuse_links
 from teamtr_lora.runs.metrics import MetricsLog
+from teamtr_lora.runs.rollout_store import RolloutStore
 from teamtr_lora.runs.run_state import CheckpointReader
 from teamtr_lora.runs.transcripts import episode_record
 from teamtr_lora.team import Episode
@@ -58,6 +59,11 @@ class RunDir:
     def stage_contexts(self) -> Path:
         """The file of a stage's contexts, which diagnostics keep."""
         return self.path / layout.STAGE_CONTEXTS
+
+    @property
+    def rollouts(self) -> RolloutStore:
+        """Episodes that later updates learn from again."""
+        return RolloutStore(self.path / layout.ROLLOUTS)
 
     @property
     def trl(self) -> Path:

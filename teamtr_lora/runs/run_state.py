@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,7 +13,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
 from teamtr_lora.runs.layout import CHECKPOINTS, read_own
 
-FORMAT = 2
+FORMAT = 3
 COUNTS = ("updates", "accepted", "shrunk", "rejected", "skipped", "out_of_region_accepted")
 STATE, TENSORS, MANIFEST = "state.json", "tensors.safetensors", "manifest.json"
 
@@ -40,6 +40,16 @@ class SwapRecord:
         return cls(**{**data, "before": versions_from(data["before"]), "after": versions_from(data["after"])})
 
 
+@dataclass(frozen=True, kw_only=True)
+class RolloutRecord:
+    """A rollout whose episodes are used again; they are in rollouts/NAME.json."""
+
+    name: str
+    content_hash: str
+    versions: dict[str, str]  # of the team that played it
+    log_weights: list[float]  # of its episodes: how much likelier the team has become to play them
+
+
 @dataclass
 class RunState:
     """Where a run is. `stage` and `update` count what is complete; a stage in progress has 0 < update < n or waits for its
@@ -50,14 +60,16 @@ class RunState:
     update: int = 0  # updates complete in the stage in progress
     cursor: int = 0  # training items taken by complete stages
     versions: dict[str, AdapterVersion] = field(default_factory=dict)
-    rollout_versions: dict[str, AdapterVersion] = field(default_factory=dict)  # that sampled the episodes in use
+    rollouts: list[RolloutRecord] = field(default_factory=list)  # that later updates learn from, the oldest first
     stage_versions: dict[str, AdapterVersion] = field(default_factory=dict)  # that began the stage in progress
     probing: bool = False  # the stage in progress is probed
     probe_seconds: float = 0.0
     betas: dict[str, float] = field(default_factory=dict)
     radii: dict[str, float] = field(default_factory=dict)  # of the stage in progress
     slopes: dict[str, float | None] = field(default_factory=dict)  # what gain_weighted radii go by
+    rates: dict[str, float | None] = field(default_factory=dict)  # learning rates found by training.learning_rate: auto
     loss_scaler: dict[str, float] = field(default_factory=dict)  # empty where no half precision needs one
+    gate_tf32: bool = False  # the precision of gate passes, once the floors have been measured
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     idle_updates: int = 0  # skipped updates in a row, up to the last one made
     sampled_tokens: int = 0
@@ -88,29 +100,30 @@ class RunState:
         for agent in changed:
             self.betas.pop(agent, None)
             self.radii.pop(agent, None)
-            self.slopes[agent] = None
+            self.slopes[agent] = self.rates[agent] = None
         self.swaps.append(record)
         in_recipe = next(swap.lora_before for swap in self.swaps if swap.agent == record.agent)
         self.loras.pop(record.agent, None)
         if record.lora != in_recipe:
             self.loras[record.agent] = record.lora
-        self.versions, self.rollout_versions, self.update = record.after, {}, 0
+        self.versions, self.rollouts, self.update = record.after, [], 0
         return changed
 
     def stored(self) -> dict[str, Any]:
         """The state as JSON data."""
         data = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         data |= {name: stored_versions(data[name]) for name in _VERSIONS}
-        return data | {"swaps": [record.stored() for record in self.swaps]}
+        return data | {"swaps": [r.stored() for r in self.swaps], "rollouts": [asdict(r) for r in self.rollouts]}
 
     @classmethod
     def from_stored(cls, data: dict[str, Any]) -> Self:
         """What `stored` made. KeyError, TypeError or ValueError where it is something else."""
         versions = {name: versions_from(data[name]) for name in _VERSIONS}
-        return cls(**{**data, **versions, "swaps": [SwapRecord.from_stored(record) for record in data["swaps"]]})
+        swaps = [SwapRecord.from_stored(record) for record in data["swaps"]]
+        return cls(**{**data, **versions, "swaps": swaps, "rollouts": [RolloutRecord(**r) for r in data["rollouts"]]})
 
 
-_VERSIONS = ("versions", "rollout_versions", "stage_versions")
+_VERSIONS = ("versions", "stage_versions")
 
 
 class CheckpointReader:

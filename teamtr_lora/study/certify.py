@@ -23,6 +23,7 @@ from teamtr_lora.algorithm.certificate import (
     odd_block_mean,
 )
 from teamtr_lora.algorithm.local_gain import LocalModel, certify_achievable_stage
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.runs.layout import RECIPE
@@ -238,7 +239,7 @@ def _achievable(rows: list[UpdateRow], recipe: Recipe, setting: Setting, confide
         if row.certificate is None:
             continue
         fisher = row.probe.fisher if row.probe else None
-        if fisher is None or not row.kl_message_sum or recipe.trust_region.reduction != "message_sum":
+        if fisher is None or not row.kl_message_sum or not REDUCTIONS[recipe.trust_region.reduction].whole:
             return None
         models.append(LocalModel(fisher.slope, fisher.smoothness / fisher.smallest_eigenvalue))
         radii.append(row.delta)

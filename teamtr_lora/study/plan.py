@@ -12,7 +12,8 @@ import torch
 
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.matched import stage_budget
-from teamtr_lora.algorithm.variants.region import REGIONS
+from teamtr_lora.algorithm.variants.optimizer_kinds import OPTIMIZERS
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
 from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.source import beside, describe
@@ -55,6 +56,7 @@ class Plan:
     memory_bytes: dict[str, int]
     memory_total_bytes: int
     trust_region: str
+    engine: str
     expected_time: ExpectedTime | None = None  # None: no speeds are known
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,6 +99,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None) -> Plan:
         memory_bytes=memory,
         memory_total_bytes=_peak(memory, engine=rollout.engine, offload=rollout.vllm.offload),
         trust_region=_in_words(recipe),
+        engine=_engine_in_words(recipe),
         expected_time=speeds and expected_time(speeds, recipe, rollouts=rollouts, episodes=episodes, messages=messages),
     )
 
@@ -146,7 +149,7 @@ def _memory(
     rollout, training = recipe.rollout, recipe.training
     value = dtype.itemsize
     rows = min(rollout.requests_per_batch, max(rollout.items_per_stage * rollout.episodes_per_item, recipe.evaluation.items))
-    moments = 8 if training.optimizer == "adamw" else 2
+    moments = OPTIMIZERS[training.optimizer].state_bytes
     stored = facts.parameters * STORED_BYTES.get(recipe.base.quantization, value)
     per_token = (facts.hidden_size * HIDDEN_COPIES + facts.intermediate_size * MLP_COPIES) * value
     if value < 4:
@@ -198,20 +201,26 @@ def _libraries(device: torch.device) -> int:
     return peak_memory(device) if device.type == "cpu" else 500 * 2**20
 
 
+def _engine_in_words(recipe: Recipe) -> str:
+    facts = ENGINES[recipe.rollout.engine]
+    resumed = "with the same adapters, bit for bit, as" if facts.exact_resume else "with slightly other adapters than"
+    return f"Engine: {facts.name}. A draw depends on {facts.seeds}; a resumed run ends {resumed} one that never stopped."
+
+
 def _in_words(recipe: Recipe) -> str:
     region = recipe.trust_region
-    unit = "summed over each message's tokens" if region.reduction == "message_sum" else "averaged over each message's tokens"
+    variants = Variants.of(recipe)
     _, played = stage_budget(recipe.training, recipe.rollout.items_per_stage, len(recipe.team.agents))
-    items = f"{Variants.of(recipe).data_use.judging_items(played)} of {played} items"
-    if not REGIONS[region.kind].gates:
+    items = f"{variants.reuse.judging_items(played)} of {played} items"
+    if not variants.region.gates:
         return (
-            f"Trust region: {REGIONS[region.kind].words}. No update is shortened or rejected; how far each one went is "
+            f"Trust region: {variants.region.words}. No update is shortened or rejected; how far each one went is "
             f"measured on {items} and counted as out of region beyond {region.delta:g} nats."
         )
-    share = " (the team's average: it is shared anew after each stage, by gain)" if region.radii == "gain_weighted" else ""
-    if region.kind == "adaptive_radius":
-        share = " (at first: it moves until the steps' mean KL is that)"
+    moves = variants.region.next_radius(region.delta, 0.0) != region.delta
+    share = " (at first: it moves until the steps' mean KL is that)" if moves else variants.radii.note
     step = "lengthened to the boundary or shortened to fit" if region.step == "fill" else "shortened to fit"
+    unit = REDUCTIONS[region.reduction].words
     return (
         f"Trust region: an update is accepted only if the {region.estimator} KL from the agent it replaces, {unit}, is at most "
         f"{region.delta:g} nats{share} with {region.confidence:.0%} confidence, on {items} held out from its gradient, and its "

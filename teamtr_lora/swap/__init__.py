@@ -10,6 +10,5 @@ Modules:
     session        what a swap and a rebase have in common, resumable
     shock          the team before, with the adapter as it came, and aligned
     places         run directories and registries, which take a replacement in one step
-    work           work in progress on disk
     swap_report    what is asked for, told on the way, and reported
 """

@@ -31,6 +31,7 @@ from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.runs.history import read_rebase
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.runs.run_state import RunState
+from teamtr_lora.runs.work import Work
 from teamtr_lora.swap.compatibility import (
     STRINGS,
     Check,
@@ -47,7 +48,6 @@ from teamtr_lora.swap.session import Session, scorer_for
 from teamtr_lora.swap.shock import TeamScore, shock
 from teamtr_lora.swap.stage0 import Alignment, Teacher, teacher_states
 from teamtr_lora.swap.swap_report import Listener, RebaseOptions, RebaseReport, report_from
-from teamtr_lora.swap.work import Work
 from teamtr_lora.tasks import Task
 from teamtr_lora.tasks.machinery.task import Split
 

@@ -25,6 +25,7 @@ from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.identity import identify_folder
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.runs.work import Work
 from teamtr_lora.swap.compatibility import STRINGS, Check, Fitting, fit_adapter, stop_on_failure, token_check
 from teamtr_lora.swap.newcomer import Incoming, find_incoming
 from teamtr_lora.swap.places import Place, Replacement
@@ -33,7 +34,6 @@ from teamtr_lora.swap.session import Session, scorer_for
 from teamtr_lora.swap.shock import TeamScore, shock
 from teamtr_lora.swap.stage0 import Alignment, Teacher, teacher_states
 from teamtr_lora.swap.swap_report import Listener, SwapOptions, SwapReport, report_from
-from teamtr_lora.swap.work import Work
 from teamtr_lora.tasks import Task
 
 

@@ -16,11 +16,11 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.registry.stored import StoredTeam
 from teamtr_lora.rollout.playable import PlayableTeam
+from teamtr_lora.runs.work import Work
 from teamtr_lora.swap.probe_contexts import Probe, play_probe, probe_from, probe_record
 from teamtr_lora.swap.shock import TeamScore, score_team
 from teamtr_lora.swap.stage0 import Alignment, Half, Stage0, Teacher, in_chunks, probe_batch
 from teamtr_lora.swap.swap_report import Listener
-from teamtr_lora.swap.work import Work
 from teamtr_lora.tasks import Task
 from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.scoring import Scorer

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
 from teamtr_lora.algorithm.token_kl import message_kl
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.recipe import SwapSection, TrustRegionSection
 from teamtr_lora.runs.checkpoint import tensors_under
@@ -257,7 +258,7 @@ def _weights(batch: MessageBatch, reduction: str) -> Tensor:
     tokens_M = torch.tensor([len(message.token_ids) for message in batch.messages], dtype=torch.float32)
     messages = int(own_M.sum())
     lengths = float(tokens_M[own_M].sum() / tokens_M[~own_M].sum().clamp(min=1))
-    context = CONTEXT_WEIGHT * (lengths if reduction == "message_sum" else 1.0)
+    context = CONTEXT_WEIGHT * REDUCTIONS[reduction].of_message(lengths, lengths)
     return torch.where(own_M, 1.0, context) / messages
 
 

@@ -20,6 +20,7 @@ TABLE = (
     "generated.column_sum:ColumnSumSettings",
     "generated.small:SmallSettings",
     "generated.countdown:CountdownSettings",
+    "generated.distinct:DistinctSettings",
     "dataset:DatasetSettings",
     "custom:CustomSettings",
     "benchmarks.math_tasks:MathSettings",

@@ -14,20 +14,3 @@ from teamtr_lora.team.episode import Episode, Message, SequenceSpan, TokenSequen
 from teamtr_lora.team.protocol import TeamProtocol, Transcript, check_prefix_stability
 from teamtr_lora.team.router import Router, build_router
 from teamtr_lora.team.team import Team, build_team, most_messages
-
-__all__ = [
-    "ChatPieces",
-    "Episode",
-    "Message",
-    "Router",
-    "SequenceSpan",
-    "Team",
-    "TeamProtocol",
-    "TokenSequence",
-    "Transcript",
-    "agent_sequences",
-    "build_router",
-    "build_team",
-    "check_prefix_stability",
-    "most_messages",
-]

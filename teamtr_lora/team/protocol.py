@@ -37,8 +37,8 @@ class TeamProtocol:
     `shared`: all agents see one token-identical transcript; the turn header names the speaker. `per_agent`: each agent has its
     own system prompt, its own messages are assistant turns, and what the others said since arrives as one user turn.
 
-    With `round_messages` above 1 (a debate; per_agent only) a message is heard by the others when that many have been said: in
-    one round nobody sees the others' words of that round.
+    With `round_messages` above 1 (blind rounds; per_agent only) a message is heard by the others when that many have been said:
+    in one round nobody sees the others' words of that round.
     """
 
     def __init__(

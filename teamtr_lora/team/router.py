@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from teamtr_lora.common.code_paths import user_code
 from teamtr_lora.common.errors import UserError
@@ -49,15 +49,19 @@ def build_router(
     sequence: Sequence[str] = (),
     done_marker: str = "",
     judge: str | None = None,
+    answer: str = "last",
     custom: Callable[..., str | None] | None = None,
 ) -> Router:
     speakers = list(sequence) if kind == "sequence" else list(agents)
     in_turn = lambda messages: speakers[len(messages) % len(speakers)]  # noqa: E731
     limit = rounds * len(speakers)
     if kind in ("round_robin", "sequence"):
-        return Router(in_turn, limit)
+        return _answered(Router(in_turn, limit), answer)
+    if kind == "blind":
+        return Router(in_turn, limit, round_messages=len(speakers))
     if kind == "until_done":
-        return Router(lambda messages: None if messages and done_marker in messages[-1].text else in_turn(messages), limit)
+        done = lambda messages: bool(messages) and done_marker in messages[-1].text  # noqa: E731
+        return _answered(Router(lambda messages: None if done(messages) else in_turn(messages), limit), answer)
     if kind == "debate":
         return _debate([agent for agent in agents if agent != judge], rounds, judge)
     if kind == "role_play":
@@ -65,8 +69,13 @@ def build_router(
     if kind == "custom" and custom is not None:
         return Router(_checked(custom, list(agents)), limit)
     raise UserError(
-        f"team.router.kind = {kind!r}: unknown router; use round_robin, sequence, until_done, debate, role_play or custom"
+        f"team.router.kind = {kind!r}: unknown router; use round_robin, sequence, blind, until_done, debate, role_play or custom"
     )
+
+
+def _answered(router: Router, answer: str) -> Router:
+    """With `majority` a last speaker who states no answer, or loses it, does not lose the team's."""
+    return replace(router, decide=_majority, one_answer=True, votes=True) if answer == "majority" else router
 
 
 def _debate(debaters: list[str], rounds: int, judge: str | None) -> Router:

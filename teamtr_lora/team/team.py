@@ -67,5 +67,6 @@ def _router(settings: Any, custom: Callable[..., str | None] | None) -> Router:
         sequence=router.sequence,
         done_marker=router.done_marker,
         judge=router.judge,
+        answer=router.answer,
         custom=custom,
     )

@@ -5,6 +5,7 @@ The loop:
     stage            THE loop: one stage after another, one agent's update after another
     run              the loop's steps: roll out, update, publish, record, evaluate, checkpoint
     stage_rollouts   the episodes that a stage's updates learn from
+    window           earlier rollouts that are learned from again, and their weights
     run_context      what all parts of a run work with
     events           callbacks at the loop's natural points
     live_view        while a run trains: a line an update, a line a stage, a progress bar
@@ -17,7 +18,6 @@ One update, in the order in which to read it; its formulas are in algorithm/, it
     gate             KL and surrogate gain of a candidate on held-out messages
 Around it:
     optimizers       building the optimizers, and their state as plain tensors
-    importance       trajectory weights of episodes that are used again
     floor            the smallest KL that a pass can measure
     outside_step     a step of somebody else's trainer, measured as the gate measures ours
     calibrate        a short run that is thrown away, for this machine's speeds

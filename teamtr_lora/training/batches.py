@@ -16,10 +16,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from teamtr_lora.team import Message, TokenSequence
+from teamtr_lora.team import Episode, Message, TokenSequence
 
 # A packed row attends over a long row with a mask, which costs more per token than plain causal attention: packing has to
 # save at least this share of the estimated work.
@@ -44,6 +45,7 @@ class MessageBatch:
     messages: list[Message]
     group_M: Tensor
     advantage_M: Tensor
+    weight_M: Tensor  # how much a message counts in means over messages; advantages to learn from have their weights in them
     episode_M: Tensor  # position of the message's episode in the list that the sequences were made from
     microbatches: list[Microbatch]
 
@@ -52,17 +54,44 @@ class MessageBatch:
         return sum(len(m.token_ids) for m in self.messages)
 
 
+def first_of_groups(episodes: list[Episode], groups: set[int], most: int) -> set[int]:
+    """The positions of the first `most` episodes of each of the groups: those of one group are alike before they are played."""
+    members: dict[int, list[int]] = {group: [] for group in groups}
+    for position, episode in enumerate(episodes):
+        if episode.group in groups:
+            members[episode.group].append(position)
+    return {position for positions in members.values() for position in positions[:most]}
+
+
+def judging_weights(episodes: list[Episode], newest: list[Episode], judge: set[int], mixed: set[int]) -> np.ndarray:
+    """How much each of the `episodes`, of which the `newest` are first, counts where it judges.
+
+    Groups that do not differ in return are held out more often than the `mixed` ones, because they have no gradient. With these
+    weights the judging episodes give means over all items again: an item's kind is known before anything is fitted.
+    """
+    of_mixed = {episode.item_id for episode in newest if episode.group in mixed}
+    mixed_E = np.array([episode.item_id in of_mixed for episode in newest])
+    held_E = np.array([episode.group in judge for episode in newest])
+    weight_E = np.ones(len(episodes))
+    for kind_E in (mixed_E, ~mixed_E):
+        if (held_E & kind_E).any():
+            weight_E[: len(newest)][held_E & kind_E] = kind_E.mean() / kind_E[held_E].mean()
+    return weight_E
+
+
 def message_batch(
     sequences: Sequence[TokenSequence],
     advantage_E: Sequence[float] | None,
     *,
+    weight_E: Sequence[float] | None = None,
     tokens_per_microbatch: int,
     device: torch.device,
     mask_truncated: bool = False,
     pack_width: int | None = None,
 ) -> MessageBatch:
-    """`advantage_E`: by the episode's position; None for messages that are read and not learned from. With `pack_width`, the
-    hidden size, the sequences of a group share a row where that saves work."""
+    """`advantage_E`: by the episode's position; None for messages that are read and not learned from. `weight_E`: how much its
+    messages count, likewise; None: all the same. With `pack_width`, the hidden size, the sequences of a group share a row where
+    that saves work."""
     numbered: list[Numbered] = []
     owners: list[TokenSequence] = []  # one a message
     messages: list[Message] = []
@@ -82,6 +111,7 @@ def message_batch(
         messages=messages,
         group_M=torch.tensor([s.episode.group for s in owners], dtype=torch.long),
         advantage_M=torch.tensor(advantages, dtype=torch.float32),
+        weight_M=torch.tensor([1.0 if weight_E is None else float(weight_E[s.position]) for s in owners]),
         episode_M=torch.tensor([s.position for s in owners], dtype=torch.long),
         microbatches=[_microbatch(part, device) for part in fill(rows, tokens_per_microbatch)],
     )

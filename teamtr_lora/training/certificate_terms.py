@@ -30,11 +30,14 @@ def certificate_terms(
     reward_E = np.array([episodes[i].reward for i in held])
     log_ratio_M = reading.log_ratio_M.double().numpy()
 
-    weight_E = _weights(episodes, held, judging.informative)
+    read_E = judging.read_E[held]  # the gate reads some episodes of a group, and compares them with all of it
+    weight_E = judging.weight_E[held] * read_E
 
     def surrogate(returns_E: np.ndarray) -> ClusteredMean:
         terms_E = weight_E * centred_surrogate(log_ratio_M, episode_M, leave_one_out(returns_E, group_E))
-        return clustered_mean(torch.from_numpy(terms_E), torch.from_numpy(group_E), config.trust_region.confidence)
+        return clustered_mean(
+            torch.from_numpy(terms_E[read_E]), torch.from_numpy(group_E[read_E]), config.trust_region.confidence
+        )
 
     training, with_gamma, without = config.training, surrogate(discounted_E), surrogate(reward_E)
     turn_M = np.array([message.turn for message in batch.messages])
@@ -63,24 +66,10 @@ def certificate_terms(
         zeta_clip=zeta.clip,
         zeta_ratio=zeta.ratio,
         zeta_norm=zeta.norm,
-        surrogate_clipped=float(clipped_E.mean()),
-        surrogate_clipped_groups=[float(clipped_E[group_E == group].mean()) for group in sorted(groups)],
+        surrogate_clipped=float(clipped_E[read_E].mean()),
+        surrogate_clipped_groups=[float(clipped_E[read_E & (group_E == group)].mean()) for group in sorted(groups)],
         largest_weight=float(weight_E.max()),
     )
-
-
-def _weights(episodes: list[Episode], held: list[int], informative: set[int]) -> np.ndarray:
-    """The weight of each held-out episode. The judging side gets its share of the groups whose rewards differ, so items with such
-    groups may be held out more often than the others; with these weights L and KL are means over all items again. Where only
-    items with differing rewards are held out, the weights sum to less than one an episode: the others add nothing to L."""
-    mixed = {episode.item_id for episode in episodes if episode.group in informative}
-    mixed_E = np.array([episode.item_id in mixed for episode in episodes])
-    weight_E = np.ones(len(held))
-    for kind in (True, False):
-        mine_E = mixed_E[held] == kind
-        if mine_E.any():
-            weight_E[mine_E] = (mixed_E == kind).mean() / mine_E.mean()
-    return weight_E
 
 
 def _turn_kl(reading: CandidateReading, episode_M: np.ndarray, share_E: np.ndarray) -> list[float]:

@@ -10,8 +10,10 @@ import logging
 import torch
 
 from teamtr_lora.algorithm.token_kl import message_kl
+from teamtr_lora.algorithm.variants.radii import RADII
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe import TrustRegionSection
 from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.gate import gate_pass
@@ -27,14 +29,22 @@ MESSAGES = 32
 
 
 def measure_floors(
-    scorer: Scorer, bank: AdapterBank, agent: str, episodes: list[Episode], *, tokens_per_microbatch: int, reduction: str
+    scorer: Scorer,
+    bank: AdapterBank,
+    agent: str,
+    episodes: list[Episode],
+    *,
+    tokens_per_microbatch: int,
+    region: TrustRegionSection,
 ) -> dict[str, float]:
     """Exact-KL floors on a few real messages. A strict pass has as its floor what it reads for the smallest perturbation; the
-    training pass, and a gate in TF32, the most that they read above a strict pass over all perturbations."""
+    training pass, and a gate in TF32, the most that they read above a strict pass over all perturbations.
+
+    With `gate_precision: auto` the scorer's gate passes stay in TF32 if that resolves the radius, else they are made strict."""
     chosen = [e for e in episodes if any(m.agent == agent and m.token_ids for m in e.messages)][:MESSAGES]
     if not chosen:
         return {}
-    batch = unweighted_batch(scorer, agent_sequences(chosen, agent), tokens_per_microbatch)
+    batch, reduction = unweighted_batch(scorer, agent_sequences(chosen, agent), tokens_per_microbatch), region.reduction
     bank.activate(agent)
     with gate_pass(scorer, tf32=False):
         strict = _perturbed_kl(scorer, bank, agent, batch, reduction)
@@ -48,7 +58,9 @@ def measure_floors(
     gate = strict[0]
     if scorer.tf32:
         with gate_pass(scorer):
-            gate = floor_here()
+            coarse = floor_here()
+        scorer.tf32 = region.gate_precision == "tf32" or MARGIN * coarse <= least_radius(region)
+        gate = coarse if scorer.tf32 else gate
     with scorer.training(agent), torch.no_grad():
         return {"training": floor_here(), "gate": gate}
 
@@ -72,6 +84,11 @@ def _perturbed_kl(scorer: Scorer, bank: AdapterBank, agent: str, batch: MessageB
     finally:
         bank.restore(agent, before)
     return [total / len(batch.messages) for total in totals]
+
+
+def least_radius(region: TrustRegionSection) -> float:
+    """The smallest radius that an agent may get."""
+    return region.delta * RADII[region.radii].smallest_share
 
 
 def check_floors(floors: dict[str, float], delta: float, *, tf32: bool = False) -> None:

@@ -26,8 +26,7 @@ class CandidateReading:
     token_mean_kl: float
     message_sum_kl: float
     discounted_kl: float  # def:kltok
-    gain: float
-    gain_error: float  # its standard error, clustered by group; infinite with one group
+    gain: ClusteredMean  # surrogate minus that of the current policy
     log_ratio_M: Tensor  # log of each message's ratio, candidate to current
     kl_M: Tensor  # exact KL of each message, summed over its tokens
     group_M: Tensor
@@ -72,20 +71,24 @@ def read_candidate(
             part.message_N,
             batch.advantage_M.to(scorer.device),
             clip=config.training.clip_ratio,
+            clip_high=config.training.clip_ratio_high,
             ratio=config.training.ratio,
         )
         present = part.message_N.unique().cpu()
         objective_M[present] = terms.objective_M.cpu()[present]
         log_ratio_M[present] = terms.log_ratio_M.cpu()[present]
-    gain = clustered_mean(objective_M - batch.advantage_M, batch.group_M, config.trust_region.confidence)
     unit_N = 1.0 if config.trust_region.reduction == "message_sum" else lengths[torch.cat(messages_N)]
+    share_M = batch.weight_M.double() / batch.weight_M.double().sum()
+
+    def mean(values_M: Tensor) -> ClusteredMean:
+        return clustered_mean(values_M, batch.group_M, config.trust_region.confidence, batch.weight_M)
+
     return CandidateReading(
-        kl={name: clustered_mean(v, batch.group_M, config.trust_region.confidence) for name, v in per_message.items()},
-        token_mean_kl=float((sums / lengths.clamp(min=1)).mean()),
-        message_sum_kl=float(sums.mean()),
+        kl={name: mean(values_M) for name, values_M in per_message.items()},
+        token_mean_kl=float((share_M * sums / lengths.clamp(min=1)).sum()),
+        message_sum_kl=float((share_M * sums).sum()),
         discounted_kl=_discounted(sums, batch, discount),
-        gain=gain.mean,
-        gain_error=gain.standard_error,
+        gain=mean(objective_M - batch.advantage_M),
         log_ratio_M=log_ratio_M,
         kl_M=sums,
         group_M=batch.group_M,
@@ -97,4 +100,5 @@ def _discounted(kl_M: Tensor, batch: MessageBatch, discount: float) -> float:
     """(1 - gamma) sum_t gamma^t KL_t, averaged over the episodes in which the agent spoke (def:kltok)."""
     turns = torch.tensor([m.turn for m in batch.messages], dtype=torch.float64)
     weighted = (1 - discount) * torch.pow(torch.tensor(discount, dtype=torch.float64), turns) * kl_M.double()
-    return float(weighted.sum() / batch.episode_M.unique().numel())
+    weight_E = torch.zeros(int(batch.episode_M.max()) + 1).index_copy_(0, batch.episode_M, batch.weight_M)
+    return float((weighted * batch.weight_M).sum() / weight_E.sum())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from teamtr_lora.algorithm.step_size import TOLERATED, probed_rate
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.algorithm.variants.region import TrustRegion
@@ -16,6 +19,8 @@ from teamtr_lora.training.scoring import CurrentPolicy, Scorer
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+MOST_PROBES = 4  # of one update; each takes one step and half a pass to measure it
 
 
 @dataclass
@@ -37,52 +42,86 @@ class Learner:
     scaler: torch.amp.GradScaler
     config: TeamTRConfig
     region: TrustRegion
+    start_again: Callable[[], None]  # puts adapter and optimizer back to where the update began
 
 
-@dataclass
+@dataclass(kw_only=True)
 class OptimizeReport:
     steps: int = 0
-    kl: float = 0.0  # in-sample, exact, at the last measurement
+    planned: int = 0  # steps, had nothing stopped it
+    probes: int = 0  # steps that were taken back, because the learning rate was far from the right one
+    learning_rate: float
+    kl: float = 0.0  # in-sample, exact: of the accepted step; else as the last pass measured it
+    gain: float | None = None  # in-sample: how much the accepted step improves the surrogate. None: not measured
     clip_rate: float = 0.0  # share of messages whose ratio was clipped, then
     gradient_norm: float = 0.0
     stopped_early: bool = False
-    beta: float = 0.0
+    beta: float
+
+    @property
+    def improves(self) -> bool:
+        """Whether the step improves the surrogate on the episodes that it was fitted to."""
+        return self.gain is not None and self.gain > 0
 
 
-class InSample(NamedTuple):
-    """Means over the messages of one minibatch."""
+@dataclass
+class InSample:
+    """Means over the messages of one minibatch, and each message's log-ratio."""
 
     kl: float
-    objective: float  # the clipped surrogate, without the penalty
+    gain: float  # of the clipped surrogate without the penalty, over the policy that the update started from
     clip_rate: float
+    log_ratio_M: Tensor
 
 
-def optimize(learner: Learner, minibatches: list[Minibatch], *, radius: float, beta: float) -> OptimizeReport:
+def optimize(
+    learner: Learner, minibatches: list[Minibatch], *, radius: float, beta: float, rate: float, probe: bool
+) -> OptimizeReport:
     """Steps until the epochs are done or the trust region says stop. The pass that makes a gradient also measures the KL, so a
-    kind of region that stops at its radius never takes a step from outside."""
-    region, optimizer, scaler, training = learner.region, learner.optimizer, learner.scaler, learner.config.training
-    report = OptimizeReport(beta=region.penalty(beta))
-    for _ in range(training.inner_epochs):
-        for minibatch in minibatches:
-            seen = accumulate(learner, minibatch, report.beta)
-            if report.steps:  # before the first step the KL is 0 and says nothing about the penalty
-                report.beta = region.next_penalty(report.beta, seen.kl, radius)
-            if region.stops(seen.kl, radius):
-                report.stopped_early, report.kl, report.clip_rate = True, seen.kl, seen.clip_rate
-                optimizer.zero_grad(set_to_none=True)
-                return report
-            scaler.unscale_(optimizer)
-            report.gradient_norm = float(torch.nn.utils.clip_grad_norm_(learner.parameters, training.max_grad_norm))
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=True)
-            report.steps += 1
-    with torch.no_grad():  # no pass has measured the last step yet
-        last = [accumulate(learner, minibatch, report.beta) for minibatch in minibatches]
-    report.kl = sum(seen.kl for seen in last) / len(last)
-    report.clip_rate = sum(seen.clip_rate for seen in last) / len(last)
-    report.beta = region.next_penalty(report.beta, report.kl, radius)
+    kind of region that stops at its radius never takes a step from outside.
+
+    With `probe`, `rate` is only where to start: the KL after the first step says which learning rate ends at the region's edge.
+    The step is taken back where `rate` was far from that. A first step that leaves the region is such a probe too.
+    """
+    region, training = learner.region, learner.config.training
+    steps = [minibatch for _ in range(training.inner_epochs) for minibatch in minibatches]
+    report = OptimizeReport(beta=region.penalty(beta), learning_rate=rate, planned=len(steps))
+    # a pass measures the steps before it, so a single step is measured by a further pass where it is to be probed
+    passes = [*steps, steps[0]] if probe and len(steps) == 1 else steps
+    while report.steps < len(passes):
+        seen = accumulate(learner, passes[report.steps], report.beta)
+        outside = region.stops(seen.kl, radius)
+        if report.steps == 1 and report.probes < MOST_PROBES and (probe or outside and training.learning_rate == "auto"):
+            wanted = probed_rate(report.learning_rate, seen.kl, radius, len(steps))
+            if not 1 / TOLERATED < wanted / report.learning_rate < TOLERATED:
+                learner.optimizer.zero_grad(set_to_none=True)  # the pass that measured the step has made a gradient there
+                learner.start_again()
+                report.learning_rate, report.steps = wanted, 0
+                report.probes += 1
+                continue
+        if report.steps:  # before the first step the KL is 0 and says nothing about the penalty
+            report.kl, report.clip_rate = seen.kl, seen.clip_rate
+            report.beta = region.next_penalty(report.beta, seen.kl, radius)
+        if outside or report.steps == len(steps):
+            report.stopped_early = outside
+            learner.optimizer.zero_grad(set_to_none=True)
+            return report
+        report.gradient_norm = _step(learner, report.learning_rate)
+        report.steps += 1
     return report
+
+
+def _step(learner: Learner, rate: float) -> float:
+    """One step of the optimizer along the accumulated gradient, whose norm is returned."""
+    optimizer, scaler = learner.optimizer, learner.scaler
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    scaler.unscale_(optimizer)
+    norm = float(torch.nn.utils.clip_grad_norm_(learner.parameters, learner.config.training.max_grad_norm))
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
 
 
 def accumulate(learner: Learner, minibatch: Minibatch, beta: float) -> InSample:
@@ -91,8 +130,9 @@ def accumulate(learner: Learner, minibatch: Minibatch, beta: float) -> InSample:
     A first pass sees the policy that the update starts from, and keeps it: all ratios are 1 there, and the KL and its gradient 0.
     """
     batch, config = minibatch.batch, learner.config
-    count = len(batch.messages)
-    totals = torch.zeros(3, dtype=torch.float64)
+    count, device = len(batch.messages), learner.scorer.device
+    advantage_M, weight_M = batch.advantage_M.to(device), (batch.weight_M / batch.weight_M.sum()).to(device)
+    totals, log_ratio_M = torch.zeros(3, dtype=torch.float64), torch.zeros(count)
     first, current = minibatch.current is None, minibatch.current or CurrentPolicy([], [])
     for place, part in enumerate(batch.microbatches):
         scores, kept = learner.scorer.score_and_keep(part, None if first else current.kept[place])
@@ -101,16 +141,33 @@ def accumulate(learner: Learner, minibatch: Minibatch, beta: float) -> InSample:
             current.logp.append(scores.logp_N.detach())
         logp_cur, kl_N = current.logp[place], torch.zeros_like(scores.logp_N) if first else scores.kl_N
         assert kl_N is not None
-        advantage_M = batch.advantage_M.to(scores.logp_N.device)
         terms = surrogate_terms(
-            scores.logp_N, logp_cur, part.message_N, advantage_M, clip=config.training.clip_ratio, ratio=config.training.ratio
+            scores.logp_N,
+            logp_cur,
+            part.message_N,
+            advantage_M,
+            clip=config.training.clip_ratio,
+            clip_high=config.training.clip_ratio_high,
+            ratio=config.training.ratio,
         )
-        present_M = torch.zeros(count, device=advantage_M.device).index_fill(0, part.message_N.unique(), 1.0)
-        objective = (terms.objective_M * present_M).sum() / count
-        kl = message_kl(kl_N, part.message_N, count, config.trust_region.reduction).sum() / count
+        present_M = torch.zeros(count, device=device).index_fill(0, part.message_N.unique(), 1.0)
+        gains = ((terms.objective_M - advantage_M) * present_M).sum() / count
+        kls = (message_kl(kl_N, part.message_N, count, config.trust_region.reduction) * weight_M).sum()
         if torch.is_grad_enabled():
-            learner.accelerator.backward(learner.scaler.scale(beta * kl - objective))
-        clipped = (terms.clipped_M * present_M).sum() / count
-        totals += torch.stack([kl, objective, clipped]).detach().double().cpu()
+            learner.accelerator.backward(learner.scaler.scale(beta * kls - gains))
+        outside = (terms.clipped_M * present_M).sum() / count
+        totals += torch.stack([kls, gains, outside]).detach().double().cpu()
+        log_ratio_M += (terms.log_ratio_M * present_M).detach().cpu()
     minibatch.current = current
-    return InSample(*totals.tolist())
+    kl, gain, clipped = totals.tolist()
+    return InSample(kl=kl, gain=gain, clip_rate=clipped, log_ratio_M=log_ratio_M)
+
+
+@torch.no_grad()
+def measure_in_sample(learner: Learner, minibatches: list[Minibatch], report: OptimizeReport) -> list[InSample]:
+    """Measures the adapter as it is now on the messages that it was fitted to, and completes the report."""
+    seen = [accumulate(learner, minibatch, report.beta) for minibatch in minibatches]
+    report.kl = sum(each.kl for each in seen) / len(seen)
+    report.gain = sum(each.gain for each in seen) / len(seen)
+    report.clip_rate = sum(each.clip_rate for each in seen) / len(seen)
+    return seen

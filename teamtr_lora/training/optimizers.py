@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import pkgutil
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from teamtr_lora.algorithm.variants.optimizer_kinds import OPTIMIZERS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import TrainingSection
 
 
 def build_optimizer(training: TrainingSection, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
-    if training.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, **options)
+    made_by = OPTIMIZERS[training.optimizer].made_by
     try:
-        import bitsandbytes
+        kind = pkgutil.resolve_name(made_by)
     except ImportError as error:
+        package = made_by.partition(".")[0]
         raise UserError(
-            f"training.optimizer = {training.optimizer!r} needs bitsandbytes; install teamtr-lora[quant] or use adamw"
+            f"training.optimizer = {training.optimizer!r} needs {package}; install teamtr-lora[quant] or use adamw"
         ) from error
-    kinds = {"adamw_8bit": bitsandbytes.optim.AdamW8bit, "paged_adamw_8bit": bitsandbytes.optim.PagedAdamW8bit}
-    return kinds[training.optimizer](parameters, **options)
+    optimizer: torch.optim.Optimizer = kind(parameters, lr=training.starting_rate, weight_decay=training.weight_decay)
+    return optimizer
 
 
 def flatten_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -14,6 +14,7 @@ from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidat
 from teamtr_lora.training.optimize import OptimizeReport
 from teamtr_lora.training.scoring import Scorer, keep_current
 from teamtr_lora.training.update import UpdateOutcome, episode_advantages
+from teamtr_lora.training.window import Material, PlayedEpisodes
 
 
 class OutsideStep:
@@ -41,6 +42,7 @@ class OutsideStep:
             decision="accepted",
             version=self._playable.bank.version(self._agent),
             delta=self._config.trust_region.delta,
+            material=Material(newest=PlayedEpisodes.fresh(episodes)),
             advantages=advantages,
             messages=len(messages),
             trained_tokens=sum(len(message.token_ids) for message in messages),
@@ -51,7 +53,7 @@ class OutsideStep:
 
     def _read(self, episodes: list[Episode], advantage_E: list[float]) -> CandidateReading:
         bank, agent, scorer = self._playable.bank, self._agent, self._scorer
-        kept = Variants.of(self._config).data_use.judging_items(self._config.rollout.items_per_stage)
+        kept = Variants.of(self._config).reuse.judging_items(self._config.rollout.items_per_stage)
         batch = message_batch(
             [sequence for sequence in agent_sequences(episodes, agent) if sequence.episode.group < kept],
             advantage_E,

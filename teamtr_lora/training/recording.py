@@ -30,8 +30,8 @@ class Recorder:
             row.certificate = certificate_terms(
                 outcome.kept, outcome.judging, rollout.episodes, config=self._context.config, gamma=self._discount
             )
-        if outcome.log_weight_E is not None:
-            row.importance = asdict(weight_degeneracy(outcome.log_weight_E))
+        if (log_weight_E := outcome.material.log_weights()).any():
+            row.importance = asdict(weight_degeneracy(log_weight_E))
         self._diagnostics.fill(row, rollout, outcome)
         counts = state.counts
         counts["updates"] += 1

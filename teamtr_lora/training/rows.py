@@ -37,8 +37,12 @@ def update_row(outcome: UpdateOutcome, rollout: Rollout, *, stage: int, update: 
         kl_token_mean=_finite(reading.token_mean_kl) if reading else None,
         kl_discounted=_finite(reading.discounted_kl) if reading else None,
         kl_in_sample=_finite(outcome.optimized.kl),
-        surrogate_gain=_finite(reading.gain) if reading else None,
-        surrogate_gain_standard_error=_finite(reading.gain_error) if reading else None,
+        surrogate_gain=_finite(reading.gain.mean) if reading else None,
+        surrogate_gain_standard_error=_finite(reading.gain.standard_error) if reading else None,
+        surrogate_gain_in_sample=None if outcome.optimized.gain is None else _finite(outcome.optimized.gain),
+        learning_rate=outcome.optimized.learning_rate,
+        probing_steps=outcome.optimized.probes,
+        window_episodes=sum(len(part.episodes) for part in outcome.material.earlier),
         log_ratio_max=_finite(reading.log_ratio_max) if reading else None,
         ratio_clip_rate=outcome.optimized.clip_rate,
         gradient_norm=_finite(outcome.optimized.gradient_norm),
@@ -76,14 +80,16 @@ def decision_reason(outcome: UpdateOutcome) -> str:
     if outcome.decision == "accepted" or not tried:
         return ""
     judged = tried[0] if outcome.decision == "shrunk" else tried[-1]  # what the whole step, or the last resort, was short of
-    gain, error = judged.gain, outcome.readings[judged.alpha].gain_error
+    gain, error, in_sample = judged.gain.mean, judged.gain.standard_error, outcome.optimized.gain
     if not math.isfinite(judged.kl.mean) or not math.isfinite(gain):
         return "broken: its KL or its gain is not a finite number"
     if judged.kl.bound > outcome.delta:
         whole = "the whole step was out of region" if outcome.decision == "shrunk" else "out of region"
         return f"{whole}: KL bound {judged.kl.bound:.4f} above {outcome.delta:g}"
     spread = f" ± {error:.4f}" if math.isfinite(error) else ""
-    return f"{'the whole step had no gain' if outcome.decision == 'shrunk' else 'no gain'}: {gain:+.4f}{spread} on held-out items"
+    whole = "the whole step had no gain" if outcome.decision == "shrunk" else "no gain"
+    fitted = f"; {in_sample:+.4f} on those it was fitted to" if in_sample is not None else ""
+    return f"{whole}: {gain:+.4f}{spread} on held-out episodes{fitted}"
 
 
 def _nothing_to_learn(agent: str, messages: int, advantages: GroupAdvantages) -> str:

@@ -10,12 +10,13 @@ from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.base.versions import write_version
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.evaluation.returns import with_return
+from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.rollout.playable import load_versions
 from teamtr_lora.rollout.sampler import derive_seed
 from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.tasks import Item
 from teamtr_lora.team import Episode
-from teamtr_lora.training.floor import check_floors, measure_floors
+from teamtr_lora.training.floor import check_floors, least_radius, measure_floors
 from teamtr_lora.training.idle_stage import idle_warning
 from teamtr_lora.training.optimizers import flatten_state, restore_state
 from teamtr_lora.training.recording import Recorder
@@ -53,12 +54,18 @@ class TrainingRun:
     def resume(self) -> None:
         """Everything is put back as the newest checkpoint has it; what was written after that is cut off."""
         self.state, optimizers = self.run_dir.checkpoints.load()
+        engine = ENGINES[self.config.rollout.engine]
+        if not engine.exact_resume:
+            logger.warning("rollout.engine = %s: the resumed run may draw other tokens than one that never stopped", engine.name)
         load_versions(self.playable, self.state.versions, self.run_dir.adapters)
         for agent, (tensors, scalars) in optimizers.items():
             restore_state(self.updater.optimizers[agent], tensors, scalars)
         self.updater.betas.update(self.state.betas)
         self.updater.radii.update(self.state.radii)
         self.updater.slopes.update(self.state.slopes)
+        self.updater.rates.update(self.state.rates)
+        self.rollouts.window.resume(self.state.rollouts)
+        self.updater.scorer.tf32 = self.state.gate_tf32
         if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
             self.updater.scaler.load_state_dict(self.state.loss_scaler)
         self.run_dir.metrics.truncate(self.state.metrics_bytes)
@@ -82,9 +89,9 @@ class TrainingRun:
                 speaker,
                 episodes,
                 tokens_per_microbatch=self.config.training.tokens_per_microbatch,
-                reduction=region.reduction,
+                region=region,
             )
-        check_floors(floors, region.delta * self.variants.radii.smallest_share, tf32=region.gate_precision == "tf32")
+        check_floors(floors, least_radius(region), tf32=self.updater.scorer.tf32)
         self.state.accuracy_before = self.state.accuracy_after = evaluation["avg_at_k"]
         self.state.reward_before = self.state.reward_after = evaluation["mean_reward"]
         self.state.started = True
@@ -100,15 +107,15 @@ class TrainingRun:
 
     def roll_out(self, items: list[Item], stage: int, place: int) -> Rollout:
         self.events.fire("on_step_begin")
-        return self.rollouts.roll_out(self.state, items, stage, place)
+        return self.rollouts.roll_out(items, stage, place)
 
     def update(self, agent: str, rollout: Rollout, stage: int, place: int) -> UpdateOutcome:
         self.diagnostics.before_update(self.state, agent, stage, place, lambda: self.rollouts.probe_items(self.state))
         self.events.progress("update", 0, 1, 0)
         seed = derive_seed(self.config.seed, "holdout", stage, agent)
         with self.playable.training_memory():
-            log_weight_E = self.rollouts.weigh(self.state, rollout, self.updater.scorer)
-            outcome = self.updater.update(agent, rollout.episodes, seed, log_weight_E)
+            material = self.rollouts.material(rollout, self.updater.discount)
+            outcome = self.updater.update(agent, material, seed)
             self.diagnostics.after_update(self.state, agent, stage, outcome)
         return outcome
 
@@ -122,6 +129,7 @@ class TrainingRun:
     def record_update(self, stage: int, place: int, rollout: Rollout, outcome: UpdateOutcome) -> None:
         self._last_played = rollout.episodes
         self._recorder.update(self.state, stage, place, rollout, outcome)
+        self.rollouts.keep(f"stage-{stage:04d}-update-{place + 1:03d}", rollout, outcome)
         self.checkpoint()
 
     def end_stage(self, stage: int, order: list[str]) -> None:
@@ -163,11 +171,14 @@ class TrainingRun:
         state.step += 1
         state.versions = self.playable.adapter_versions()
         state.betas, state.radii, state.slopes = dict(self.updater.betas), dict(self.updater.radii), dict(self.updater.slopes)
+        state.gate_tf32 = self.updater.scorer.tf32
+        state.rates, state.rollouts = dict(self.updater.rates), self.rollouts.window.records()
         state.loss_scaler = self.updater.scaler.state_dict()
         state.metrics_bytes = self.run_dir.metrics.size
         state.seconds += self._since_checkpoint()
         self._clock = time.monotonic()
         self.run_dir.checkpoints.save(state, {agent: flatten_state(o) for agent, o in self.updater.optimizers.items()})
+        self.rollouts.window.tidy()
         self.run_dir.write_team(state.versions, state.loras)
         self.events.fire("on_save")
 

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from teamtr_lora.algorithm.head_statistics import HeadStatistics, score_with_statistics
+from teamtr_lora.algorithm.surrogate import sum_by_message
 from teamtr_lora.algorithm.token_kl import TokenScores, head_logits, message_kl, score_tokens
-from teamtr_lora.base.bank import AdapterBank
+from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.base.precision import HALF_DTYPES, has_sliding_window, head_weight, strict_fp32
 from teamtr_lora.recipe import TeamTRConfig
@@ -58,7 +60,7 @@ class Scorer:
             playable.bank,
             temperature=config.rollout.temperature,
             head_chunk_tokens=config.training.head_chunk_tokens,
-            tf32=config.trust_region.gate_precision == "tf32",
+            tf32=config.trust_region.gate_precision != "fp32" and playable.base.device.type == "cuda",
             compiled=config.training.compile,
         )
 
@@ -142,6 +144,25 @@ class CurrentPolicy:
 def keep_current(scorer: Scorer, batch: MessageBatch) -> CurrentPolicy:
     pairs = [scorer.score_and_keep(part) for part in batch.microbatches]
     return CurrentPolicy([kept for _, kept in pairs], [scores.logp_N for scores, _ in pairs])
+
+
+@torch.no_grad()
+def message_log_ratios(scorer: Scorer, bank: AdapterBank, agent: str, batch: MessageBatch, before: Snapshot) -> np.ndarray:
+    """log pi_now(message) / pi_before(message) of the agent's messages, in whatever pass this is called."""
+    now = bank.snapshot(agent)
+    new_M = _message_logp(scorer, batch)
+    bank.restore(agent, before)
+    try:
+        return (new_M - _message_logp(scorer, batch)).numpy()
+    finally:
+        bank.restore(agent, now)
+
+
+def _message_logp(scorer: Scorer, batch: MessageBatch) -> Tensor:
+    total_M = torch.zeros(len(batch.messages), dtype=torch.float64)
+    for part, logp_N in zip(batch.microbatches, keep_current(scorer, batch).logp, strict=True):
+        total_M += sum_by_message(logp_N.double().cpu(), part.message_N.cpu(), len(batch.messages))
+    return total_M
 
 
 @torch.no_grad()

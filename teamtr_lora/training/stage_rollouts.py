@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from teamtr_lora.algorithm.variants.chosen import Variants
-from teamtr_lora.base.versions import read_version
 from teamtr_lora.rollout.collector import PlayPlan, check_prompts
-from teamtr_lora.rollout.playable import versions_in_place
 from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.tasks import DataOrder, Item, Task
 from teamtr_lora.team import Episode
-from teamtr_lora.training.importance import episode_log_weights
 from teamtr_lora.training.run_context import RunContext
-from teamtr_lora.training.scoring import Scorer
+from teamtr_lora.training.update import UpdateOutcome, episode_advantages
+from teamtr_lora.training.window import EpisodeWindow, Material, PlayedEpisodes
 
 LEAST_PROBED = 8  # with fewer items than this that a stage leaves over, a probe also takes the stage's own
 
@@ -35,7 +33,9 @@ class StageRollouts:
     def __init__(self, context: RunContext, variants: Variants) -> None:
         self._context, self._variants = context, variants
         self._order = DataOrder(context.task.items("train"), context.config.seed)
-        self._newest: Rollout | None = None
+        self._fresh, agents = variants.resampling.always_fresh, len(context.agents)
+        self._room = variants.reuse.window(agents) if self._fresh else int(agents > 1)
+        self.window = EpisodeWindow(context.run_dir.rollouts, self._room)
         self._check_items()
 
     def _check_items(self) -> None:
@@ -49,18 +49,13 @@ class StageRollouts:
         """The stage's items; every rollout of the stage plays the same ones anew, or its share of them."""
         return self._order.take(state.cursor, self._context.config.rollout.items_per_stage)
 
-    def roll_out(self, state: RunState, items: list[Item], stage: int, place: int) -> Rollout:
+    def roll_out(self, items: list[Item], stage: int, place: int) -> Rollout:
         """Fresh episodes, or the ones sampled earlier in the stage where the recipe says to use them again. `place` counts the
         stage's updates from 0."""
-        sampled_at = self._variants.resampling.sampled_before(place)
-        if sampled_at == place:
-            state.rollout_versions = self._context.playable.adapter_versions()
-            self._newest = self._play(items, stage, place)
-            return self._newest
-        if self._newest is None:  # the run was resumed in between: the same seeds and versions give the same episodes again
-            with versions_in_place(self._context.playable, state.rollout_versions, self._context.run_dir.adapters):
-                self._newest = self._play(items, stage, sampled_at)
-        return replace(self._newest, seconds=0.0, fresh=False)
+        if self._variants.resampling.sampled_before(place) == place:
+            return self._play(items, stage, place)
+        record, played = self.window.newest
+        return Rollout(episodes=played.episodes, versions=record.versions, seconds=0.0, fresh=False)
 
     def _play(self, items: list[Item], stage: int, place: int) -> Rollout:
         started = time.monotonic()
@@ -77,17 +72,39 @@ class StageRollouts:
         episodes = playable.play(self._context.task, plan, lambda d, n, t: events.progress("rollout", d, n, t))
         return Rollout(episodes=episodes, versions=versions, seconds=time.monotonic() - started)
 
-    def weigh(self, state: RunState, rollout: Rollout, scorer: Scorer) -> np.ndarray | None:
-        """The logs of the weights of episodes that are used again, where the recipe weights them."""
+    def material(self, rollout: Rollout, discount: float) -> Material:
+        """What an update is given: the rollout, and earlier ones that it may learn from too."""
+        newest = PlayedEpisodes.fresh(rollout.episodes) if rollout.fresh else self.window.newest[1]
+        if not self._fresh:
+            weighted = self._variants.resampling.weighted
+            return Material(newest=newest, kept_E=np.ones(len(newest.episodes), bool) if weighted else None)
+        if not self._room:
+            return Material(newest=newest)
+        self.window.drop_stale(self._context.config.training.least_ess)
+        earlier = list(self.window)
+        useful_E = [self._teaches(newest.episodes, discount), *(np.ones(len(part.episodes), bool) for part in earlier)]
+        return Material(newest=newest, earlier=earlier, kept_E=np.concatenate(useful_E))
 
-        def ratios() -> np.ndarray:
-            bank, sampled = self._context.playable.bank, state.rollout_versions
-            changed = [agent for agent in self._context.agents if bank.version(agent).name != rollout.versions[agent]]
-            before = {agent: read_version(self._context.run_dir.adapters, sampled[agent]) for agent in changed}
-            limit = self._context.config.training.tokens_per_microbatch
-            return episode_log_weights(scorer, bank, rollout.episodes, before, tokens_per_microbatch=limit)
+    def _teaches(self, episodes: list[Episode], discount: float) -> np.ndarray:
+        """Whether an episode's group differs in return, for any agent: the others have no gradient, now or later."""
+        training, agents = self._context.config.training, self._context.agents
+        asked = agents if any(episode.credit for episode in episodes) else agents[:1]
+        group_E = np.array([episode.group for episode in episodes])
+        useful_E = np.zeros(len(episodes), bool)
+        for agent in asked:
+            useful_E |= episode_advantages(episodes, agent, training, discount).unclipped_E.numpy() != 0
+        return np.isin(group_E, group_E[useful_E])
 
-        return None if rollout.fresh else self._variants.resampling.weights(ratios)
+    def keep(self, name: str, rollout: Rollout, outcome: UpdateOutcome) -> None:
+        """After an update: how likely its episodes have become, and the newest of them for the updates to come."""
+        material = outcome.material
+        if outcome.log_ratio_E is not None:
+            material.shift(outcome.log_ratio_E)
+        if rollout.fresh and self._room:
+            kept_E = material.kept_E
+            chosen = material.newest if kept_E is None else material.newest[kept_E[: len(rollout.episodes)]]
+            if chosen.episodes:
+                self.window.add(name, rollout.versions, chosen)
 
     def probe_items(self, state: RunState) -> list[Item]:
         """The next stage's, where the split has enough items: different ones, and none that this stage learns from."""

@@ -27,9 +27,8 @@ from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.fisher import fisher_reading
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.importance import message_log_ratios
 from teamtr_lora.training.run_context import RunContext
-from teamtr_lora.training.scoring import unweighted_batch
+from teamtr_lora.training.scoring import message_log_ratios, unweighted_batch
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
 from teamtr_lora.training.update_diagnostics import contexts, coupled_difference, shift_between
 
@@ -104,10 +103,11 @@ class StageProbe:
 
     def _ratios(self, agent: str, episodes: list[Episode], before: Snapshot) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
         """Log ratios of the agent's messages with their episodes, and summed by episode."""
-        limit = self._config.training.tokens_per_microbatch
-        log_M, episode_M = message_log_ratios(
-            self._scorer, self._playable.bank, agent, episodes, before, tokens_per_microbatch=limit
-        )
+        limit, bank = self._config.training.tokens_per_microbatch, self._playable.bank
+        batch = unweighted_batch(self._scorer, agent_sequences(episodes, agent), limit)
+        bank.activate(agent)
+        with gate_pass(self._scorer):
+            log_M, episode_M = message_log_ratios(self._scorer, bank, agent, batch, before), batch.episode_M.numpy()
         return (log_M, episode_M), trajectory_log_weights(log_M, episode_M, len(episodes))
 
     def _gap(self, agent: str, seed: int) -> GapReading:

@@ -107,6 +107,7 @@ class TrainSummary:
     adapters: dict[str, str]
 
     def as_dict(self) -> dict[str, Any]:
+        """Every field by its name, as `train --json` prints them."""
         return asdict(self)
 
 

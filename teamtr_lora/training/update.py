@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages, message_discount
+from teamtr_lora.algorithm.step_size import next_rate
 from teamtr_lora.algorithm.trust_region import GateReading, StepDecision
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.radii import gain_slope, smoothed
@@ -24,11 +30,19 @@ from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import TeamTRConfig, TrainingSection
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import Episode, TokenSequence, agent_sequences
-from teamtr_lora.training.batches import MessageBatch, message_batch
+from teamtr_lora.training.batches import MessageBatch, first_of_groups, judging_weights, message_batch
 from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate
-from teamtr_lora.training.optimize import Learner, Minibatch, OptimizeReport, optimize
+from teamtr_lora.training.optimize import Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
 from teamtr_lora.training.optimizers import build_optimizer
-from teamtr_lora.training.scoring import Scorer, keep_current, sampler_gap, weight_by_sampler
+from teamtr_lora.training.scoring import (
+    Scorer,
+    keep_current,
+    message_log_ratios,
+    sampler_gap,
+    unweighted_batch,
+    weight_by_sampler,
+)
+from teamtr_lora.training.window import Material
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +51,12 @@ Decision = Literal["accepted", "shrunk", "rejected", "skipped"]
 
 @dataclass(frozen=True)
 class Judging:
-    """What the candidate was judged on: held-out messages, their groups, and which groups differ in return."""
+    """What the candidate was judged on: held-out messages, their groups, and how much each episode counts."""
 
     batch: MessageBatch
     groups: set[int]
-    informative: set[int]  # groups of the whole rollout, judging or not
+    weight_E: np.ndarray
+    read_E: np.ndarray  # whether the episode was read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +64,8 @@ class UpdateOutcome:
     decision: Decision  # shrunk is an acceptance at alpha < 1
     version: AdapterVersion  # the agent's version afterwards
     delta: float  # the agent's radius in this stage
-    advantages: GroupAdvantages
+    material: Material
+    advantages: GroupAdvantages  # of the newest rollout
     messages: int
     trained_tokens: int = 0
     optimized: OptimizeReport
@@ -58,7 +74,7 @@ class UpdateOutcome:
     judging: Judging | None = None  # None: nothing was judged
     gap: dict[str, float] | None = None  # between sampler and trainer; None: not measured
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
-    log_weight_E: np.ndarray | None = None  # what the episodes were weighted by; None: nothing
+    log_ratio_E: np.ndarray | None = None  # log of how much likelier the accepted step makes each episode of the material
 
     @property
     def accepted(self) -> bool:
@@ -82,7 +98,7 @@ class Split:
 
 
 class AgentUpdater:
-    """Updates agents, and holds what lasts between updates: each agent's optimizer, penalty, radius and slope."""
+    """Updates agents, and holds what lasts between updates: each agent's optimizer, learning rate, penalty, radius and slope."""
 
     def __init__(self, playable: PlayableTeam, config: TeamTRConfig, accelerator: Accelerator) -> None:
         self._playable, self._config, self._accelerator = playable, config, accelerator
@@ -95,52 +111,60 @@ class AgentUpdater:
         self.betas = dict.fromkeys(agents, region.beta_initial)
         self.radii = dict.fromkeys(agents, region.delta)
         self.slopes: dict[str, float | None] = dict.fromkeys(agents)
+        self.rates: dict[str, float | None] = dict.fromkeys(agents)  # learning rates found so far; None: none yet
         self.optimizers = {
             agent: build_optimizer(config.training, list(playable.bank.parameters(agent).values())) for agent in agents
         }
         # gradients pass through half-precision activations on their way to the float32 adapters
         self.scaler = torch.amp.GradScaler(base.device.type, enabled=base.dtype == torch.float16, init_scale=2.0**12)
 
-    def update(
-        self, agent: str, episodes: list[Episode], split_seed: int, log_weight_E: np.ndarray | None = None
-    ) -> UpdateOutcome:
-        """Maximises the surrogate for `agent` on `episodes`, which today's team must have played; where another team did,
-        `log_weight_E` may say how much likelier today's is to play each of them."""
+    def update(self, agent: str, material: Material, split_seed: int) -> UpdateOutcome:
+        """Maximises the surrogate for `agent` on `material`, and keeps as much of the step as the trust region allows."""
         bank, clock = self._playable.bank, _PhaseClock()
-        advantages = episode_advantages(episodes, agent, self._config.training, self.discount)
-        weight_E = np.ones(len(episodes)) if log_weight_E is None else np.exp(log_weight_E)
-        split = self._split(agent, episodes, advantages.clipped_E.numpy() * weight_E, split_seed)
+        advantages = self._advantages(agent, material)
+        split = self._split(agent, material, advantages, split_seed)
         if split is None:
-            return self._skipped(agent, episodes, advantages, log_weight_E)
+            return self._skipped(agent, material, advantages[0])
 
         minibatches = [Minibatch(batch) for batch in split.fit]
         before, optimizer_before = bank.snapshot(agent), copy.deepcopy(self.optimizers[agent].state_dict())
+        put_back = partial(self._put_back, agent, before, optimizer_before)
         try:
-            optimized = self._optimize(agent, minibatches)
+            with self._learning(agent, put_back) as learner:
+                optimized = self._optimize(agent, learner, minibatches)
             clock.lap("optimize")
             gap = self._sampler_gap(agent, minibatches)
-            candidate = bank.snapshot(agent)
-            step, readings = self._judge(agent, split.judging.batch, before, candidate)
+            step, readings = self._judge(agent, split.judging.batch, before, bank.snapshot(agent))
+            clock.lap("gate")
+            log_ratio_E = None
+            if step.accepted is not None:
+                with self._learning(agent, put_back) as learner:
+                    seen = measure_in_sample(learner, minibatches, optimized)
+                if material.kept_E is not None:
+                    known = [(each.batch, own.log_ratio_M) for each, own in zip(minibatches, seen, strict=True)]
+                    known += [(split.judging.batch, readings[step.accepted.alpha].log_ratio_M)]
+                    log_ratio_E = self._log_ratios(agent, material, known, before)
+                if self._variants.region.gain_rule.in_sample and not optimized.improves:
+                    step, log_ratio_E = StepDecision(None, step.readings), None
         except BaseException:  # an interrupt too: half an update is no version of the agent
-            self._put_back(agent, before, optimizer_before)
+            put_back()
             raise
 
         radius = self.radii[agent]
-        self.betas[agent] = optimized.beta
-        self._learn_radius(agent, step, readings)
+        self._learn(agent, optimized, step, readings)
         decision: Decision = "rejected"
         if step.accepted is None:
-            self._put_back(agent, before, optimizer_before)
+            put_back()
         else:
-            bank.interpolate(agent, before, candidate, step.accepted.alpha)
             bank.commit(agent)
             decision = "shrunk" if step.accepted.alpha < 1 else "accepted"
-        clock.lap("gate")
+        clock.lap("in_sample")
         return UpdateOutcome(
             decision=decision,
             version=bank.version(agent),
             delta=radius,
-            advantages=advantages,
+            material=material,
+            advantages=advantages[0],
             messages=sum(len(batch.messages) for batch in [*split.fit, split.judging.batch]),
             trained_tokens=sum(batch.tokens for batch in split.fit),
             optimized=optimized,
@@ -149,43 +173,60 @@ class AgentUpdater:
             judging=split.judging,
             gap=gap,
             seconds=clock.seconds,
-            log_weight_E=log_weight_E,
+            log_ratio_E=log_ratio_E,
         )
 
-    def _split(self, agent: str, episodes: list[Episode], advantage_E: np.ndarray, seed: int) -> Split | None:
+    def _advantages(self, agent: str, material: Material) -> list[GroupAdvantages]:
+        """Of the newest rollout, then of each earlier one."""
+        training, discount = self._config.training, self.discount
+        return [
+            episode_advantages(part.episodes, agent, training, discount, log_weight_E if log_weight_E.any() else None)
+            for part, log_weight_E in material.weighted_parts()
+        ]
+
+    def _split(self, agent: str, material: Material, advantages: list[GroupAdvantages], seed: int) -> Split | None:
         """What the update learns from and what judges it, as batches. None where there is too little: Adam moves every parameter
         even when the gradient is noise, so without reward variance on both sides there is no update."""
-        training = self._config.training
-        informative = {episode.group for episode, advantage in zip(episodes, advantage_E, strict=True) if advantage != 0}
-        division = self._variants.data_use.divide([episodes], [informative], seed)
-        sequences = agent_sequences(episodes, agent)
-        fit_groups = [group for share in division.fit for group in share.groups]  # there is one rollout, so all are of it
-        parts = min(training.minibatches_per_epoch, len(fit_groups))
-        steps = [self._batch(sequences, set(fit_groups[i::parts]), advantage_E) for i in range(parts)]
-        fit, judge = [batch for batch in steps if batch.messages], set(division.judge.groups)
-        judging = Judging(self._batch(sequences, judge, advantage_E), judge, informative)
-        enough = len(informative - judge) >= training.min_informative_groups and bool(informative & judge)
+        training, weight_E, newest = self._config.training, np.exp(material.log_weights()), material.newest.episodes
+        advantage_E = np.concatenate([part.clipped_E.numpy() for part in advantages])
+        informative = {e.group for e, advantage in zip(material.episodes, advantage_E, strict=True) if advantage != 0}
+        mixed = informative & {episode.group for episode in newest}
+        earlier = sorted(informative - mixed)
+        division = self._variants.reuse.divide(newest, mixed, len(earlier) >= training.min_informative_groups, seed)
+        fit_groups = [*(group for group in division.fit if group in mixed), *earlier]  # the others have no gradient
+        steps = max(1, min(training.minibatches_per_epoch, len(fit_groups)))
+        sequences, judge = agent_sequences(material.episodes, agent), set(division.judge)
+        batches = [self._batch(sequences, set(fit_groups[i::steps]), advantage_E * weight_E, weight_E) for i in range(steps)]
+        fit = [batch for batch in batches if batch.messages]
+        judging_E = weight_E * judging_weights(material.episodes, newest, judge, mixed)
+        # means over judging messages are weighted ones, of the gain as of the KL, so its advantages have no weights in them
+        most = max(1, self._config.trust_region.judging_episodes // len(judge)) if judge else 0
+        read = first_of_groups(newest, judge, most)
+        read_E = np.isin(np.arange(len(material.episodes)), sorted(read))
+        judged = [sequence for sequence in sequences if read_E[sequence.position]]
+        judging = Judging(
+            batch=self._batch(judged, judge, advantage_E, judging_E), groups=judge, weight_E=judging_E, read_E=read_E
+        )
+        enough = len(fit_groups) >= training.min_informative_groups and bool(mixed & judge)
         return Split(fit, judging) if fit and judging.batch.messages and enough else None
 
-    def _batch(self, sequences: list[TokenSequence], groups: set[int], advantage_E: np.ndarray) -> MessageBatch:
+    def _batch(
+        self, sequences: list[TokenSequence], groups: set[int], advantage_E: np.ndarray, weight_E: np.ndarray
+    ) -> MessageBatch:
         return message_batch(
             [sequence for sequence in sequences if sequence.episode.group in groups],
             advantage_E.tolist(),
+            weight_E=weight_E.tolist(),
             tokens_per_microbatch=self._config.training.tokens_per_microbatch,
             device=self.scorer.device,
             mask_truncated=self._config.rollout.truncated_messages == "mask",
             pack_width=self.scorer.pack_width,
         )
 
-    def _optimize(self, agent: str, minibatches: list[Minibatch]) -> OptimizeReport:
-        cap = self._config.rollout.importance_cap
+    @contextmanager
+    def _learning(self, agent: str, put_back: Callable[[], None]) -> Iterator[Learner]:
         with self.scorer.training(agent) as parameters:
-            if len(minibatches) > 1 or cap is not None:  # else the first pass of the one minibatch keeps the current policy
-                for minibatch in minibatches:
-                    minibatch.current = keep_current(self.scorer, minibatch.batch)
-                    if cap is not None:
-                        weight_by_sampler(minibatch.batch, minibatch.current, cap)
-            learner = Learner(
+            yield Learner(
                 accelerator=self._accelerator,
                 scorer=self.scorer,
                 optimizer=self.optimizers[agent],
@@ -193,13 +234,25 @@ class AgentUpdater:
                 scaler=self.scaler,
                 config=self._config,
                 region=self._variants.region,
+                start_again=put_back,
             )
-            return optimize(learner, minibatches, radius=self.radii[agent], beta=self.betas[agent])
+
+    def _optimize(self, agent: str, learner: Learner, minibatches: list[Minibatch]) -> OptimizeReport:
+        training, cap = self._config.training, self._config.rollout.importance_cap
+        if len(minibatches) > 1 or cap is not None:  # else the first pass of the one minibatch keeps the current policy
+            for minibatch in minibatches:
+                minibatch.current = keep_current(self.scorer, minibatch.batch)
+                if cap is not None:
+                    weight_by_sampler(minibatch.batch, minibatch.current, cap)
+        rate = self.rates[agent] or training.starting_rate
+        probe = training.learning_rate == "auto" and self.rates[agent] is None and self._variants.region.gates
+        return optimize(learner, minibatches, radius=self.radii[agent], beta=self.betas[agent], rate=rate, probe=probe)
 
     def _judge(
         self, agent: str, batch: MessageBatch, before: Snapshot, candidate: Snapshot
     ) -> tuple[StepDecision, dict[float, CandidateReading]]:
-        """Measures current + alpha (candidate - current) at the lengths alpha that the trust region asks for."""
+        """Measures current + alpha (candidate - current) at the lengths alpha that the trust region asks for, and leaves the
+        agent at the accepted one."""
         bank, estimator = self._playable.bank, self._config.trust_region.estimator
         readings: dict[float, CandidateReading] = {}
         with gate_pass(self.scorer):
@@ -211,21 +264,53 @@ class AgentUpdater:
                 readings[alpha] = read_candidate(self.scorer, batch, current, self._config, self.discount)
                 return GateReading(alpha, readings[alpha].kl[estimator], readings[alpha].gain)
 
-            return self._variants.region.choose(measure, self.radii[agent]), readings
+            step = self._variants.region.choose(measure, self.radii[agent])
+            if step.accepted is not None:  # a longer one may have been tried after it
+                bank.interpolate(agent, before, candidate, step.accepted.alpha)
+            return step, readings
+
+    def _log_ratios(
+        self, agent: str, material: Material, known: list[tuple[MessageBatch, Tensor]], before: Snapshot
+    ) -> np.ndarray:
+        """Of every episode that is used again: the log of how much likelier the accepted step has made it. `known`: of these
+        messages it has been measured on the way."""
+        assert material.kept_E is not None
+        log_E, seen = np.zeros(len(material.episodes)), set()
+        for batch, log_ratio_M in known:
+            np.add.at(log_E, batch.episode_M.numpy(), log_ratio_M.double().numpy())
+            seen |= {(at, m.turn) for at, m in zip(batch.episode_M.tolist(), batch.messages, strict=True)}
+        rest = [
+            TokenSequence(s.ids, spans, s.episode, s.position)
+            for s in agent_sequences(material.episodes, agent)
+            if material.kept_E[s.position] and (spans := [x for x in s.spans if (s.position, x.message.turn) not in seen])
+        ]
+        if rest:
+            batch = unweighted_batch(self.scorer, rest, self._config.training.tokens_per_microbatch)
+            with self.scorer.training(agent):
+                log_M = message_log_ratios(self.scorer, self._playable.bank, agent, batch, before)
+            np.add.at(log_E, batch.episode_M.numpy(), log_M)
+        return log_E
 
     def _put_back(self, agent: str, adapter: Snapshot, optimizer: Any) -> None:
         """Bit for bit: after a rejection nothing of the update is left."""
         self._playable.bank.restore(agent, adapter)
         self.optimizers[agent].load_state_dict(optimizer)
 
-    def _learn_radius(self, agent: str, step: StepDecision, readings: dict[float, CandidateReading]) -> None:
-        """A rejected step gained nothing, whatever was measured for it, and moves no radius."""
+    def _learn(self, agent: str, optimized: OptimizeReport, step: StepDecision, readings: dict[float, CandidateReading]) -> None:
+        """What the readings say for the agent's next update: its penalty, learning rate, radius and slope. A rejected step
+        gained nothing, whatever was measured for it, and moves no radius."""
         assert step.shown is not None
-        reading, gain = readings[step.shown.alpha], 0.0
+        estimator, radius = self._config.trust_region.estimator, self.radii[agent]
+        whole, reading, gain = readings[1.0].kl[estimator], readings[step.shown.alpha], 0.0
+        self.betas[agent] = optimized.beta
+        if not optimized.stopped_early:  # the gate is the first to measure the last step
+            self.betas[agent] = self._variants.region.next_penalty(optimized.beta, whole.mean, radius)
+        if self._config.training.learning_rate == "auto" and self._variants.region.gates:
+            reach = math.sqrt(radius / whole.bound) if 0 < whole.bound < math.inf else 1.0
+            self.rates[agent] = next_rate(optimized.learning_rate, reach, taken=optimized.steps, planned=optimized.planned)
         if step.accepted:
-            gain = reading.gain
-            kl = reading.kl[self._config.trust_region.estimator].mean
-            self.radii[agent] = self._variants.region.next_radius(self.radii[agent], kl)
+            gain = reading.gain.mean
+            self.radii[agent] = self._variants.region.next_radius(radius, reading.kl[estimator].mean)
         self.slopes[agent] = smoothed(self.slopes[agent], gain_slope(gain, reading.kl["exact"].mean))
 
     def share_radii(self) -> None:
@@ -248,26 +333,33 @@ class AgentUpdater:
             )  # fmt: skip
         return gap
 
-    def _skipped(
-        self, agent: str, episodes: list[Episode], advantages: GroupAdvantages, log_weight_E: np.ndarray | None
-    ) -> UpdateOutcome:
+    def _skipped(self, agent: str, material: Material, advantages: GroupAdvantages) -> UpdateOutcome:
         masked = self._config.rollout.truncated_messages == "mask"
+        spoken = [m for e in material.newest.episodes for m in e.messages if m.agent == agent]
         return UpdateOutcome(
             decision="skipped",
             version=self._playable.bank.version(agent),
             delta=self.radii[agent],
+            material=material,
             advantages=advantages,
-            messages=sum(m.agent == agent and not (masked and m.truncated) for e in episodes for m in e.messages),
-            optimized=OptimizeReport(beta=self.betas[agent]),
-            log_weight_E=log_weight_E,
+            messages=sum(not (masked and m.truncated) for m in spoken),
+            optimized=OptimizeReport(beta=self.betas[agent], learning_rate=self.rates[agent] or 0.0),
         )
 
 
-def episode_advantages(episodes: list[Episode], agent: str, training: TrainingSection, discount: float) -> GroupAdvantages:
+def episode_advantages(
+    episodes: list[Episode], agent: str, training: TrainingSection, discount: float, log_weight_E: np.ndarray | None = None
+) -> GroupAdvantages:
     """eq:group_adv over the team's discounted returns, or over what `agent` earned where the task says who earned what."""
     returns = torch.tensor([e.discounted_return(discount, agent) for e in episodes], dtype=torch.float64)
-    groups = torch.tensor([e.group for e in episodes])
-    return group_advantages(returns, groups, clip=training.advantage_clip, eps=training.advantage_eps, kind=training.advantage)
+    return group_advantages(
+        returns,
+        torch.tensor([e.group for e in episodes]),
+        clip=training.advantage_clip,
+        eps=training.advantage_eps,
+        kind=training.advantage,
+        weight_E=None if log_weight_E is None else torch.from_numpy(np.exp(log_weight_E)),
+    )
 
 
 class _PhaseClock:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from teamtr_lora.algorithm.occupancy import ContextKey, Excess, MonitorTerms, context_shift, length_bin, subsampled
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, write_atomic
 from teamtr_lora.rollout.sampler import derive_seed
@@ -106,7 +107,7 @@ def update_diagnostics(
     return UpdateDiagnostics(
         kl_messages=_spread(kl_M),
         kl_groups=_spread(np.bincount(index_M, weights=kl_M) / np.bincount(index_M)),
-        messages_over_delta=float((kl_M > delta).mean()) if reduction == "message_sum" else None,
+        messages_over_delta=float((kl_M > delta).mean()) if REDUCTIONS[reduction].whole else None,
         monitor=_monitors(reading, delta, seed),
         context_shift=moved,
     )

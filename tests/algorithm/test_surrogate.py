@@ -23,7 +23,9 @@ def example(seed: int, spread: float = 0.3) -> tuple[Tensor, Tensor, Tensor, Ten
     return new_N, current_N, message_N, advantage_M
 
 
-def by_loop(new: list[float], current: list[float], message: list[int], advantage: list[float], clip: float, ratio: str) -> list:
+def by_loop(
+    new: list[float], current: list[float], message: list[int], advantage: list[float], clip: float, ratio: str, high: float
+) -> list:
     """(objective, log ratio, share clipped) of each message."""
     rows = []
     for m, a in enumerate(advantage):
@@ -32,18 +34,19 @@ def by_loop(new: list[float], current: list[float], message: list[int], advantag
         values, clipped = [], 0
         for log in used:
             w = math.exp(log)
-            values.append(min(w * a, min(max(w, 1 - clip), 1 + clip) * a))
-            clipped += w < 1 - clip or w > 1 + clip
+            values.append(min(w * a, min(max(w, 1 - clip), 1 + high) * a))
+            clipped += w < 1 - clip or w > 1 + high
         rows.append((sum(values) / len(values), sum(logs), clipped / len(used)))
     return rows
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("high", [None, 0.28])
 @pytest.mark.parametrize("seed", range(4))
-def test_terms_are_those_of_explicit_loops(ratio: str, seed: int) -> None:
+def test_terms_are_those_of_explicit_loops(ratio: str, high: float | None, seed: int) -> None:
     new_N, current_N, message_N, advantage_M = example(seed)
-    terms = surrogate_terms(new_N, current_N, message_N, advantage_M, clip=0.2, ratio=ratio)  # type: ignore[arg-type]
-    rows = by_loop(new_N.tolist(), current_N.tolist(), message_N.tolist(), advantage_M.tolist(), 0.2, ratio)
+    terms = surrogate_terms(new_N, current_N, message_N, advantage_M, clip=0.2, clip_high=high, ratio=ratio)  # type: ignore[arg-type]
+    rows = by_loop(new_N.tolist(), current_N.tolist(), message_N.tolist(), advantage_M.tolist(), 0.2, ratio, high or 0.2)
     for got, wanted in zip((terms.objective_M, terms.log_ratio_M, terms.clipped_M), zip(*rows, strict=True), strict=True):
         assert torch.allclose(got, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=1e-12)
     assert 0 < float(terms.clipped_M.mean()) < 1, "the example should clip some ratios and not all"
@@ -85,6 +88,13 @@ def test_clipping_stops_gains_and_never_hides_losses() -> None:
         )
         assert float(terms.objective_M) == pytest.approx(wanted)
         assert float(terms.clipped_M) == 1.0
+
+
+def test_a_range_that_reaches_higher_clips_later_above_and_as_before_below() -> None:
+    log_ratio_N = torch.log(torch.tensor([1.25, 1.4, 0.75]))
+    message_N = torch.arange(3)
+    terms = surrogate_terms(log_ratio_N, torch.zeros(3), message_N, torch.tensor([1.0, 1.0, -1.0]), clip=0.2, clip_high=0.28)
+    assert terms.objective_M.tolist() == pytest.approx([1.25, 1.28, -0.8]) and terms.clipped_M.tolist() == [0.0, 1.0, 1.0]
 
 
 def test_the_current_policy_scores_its_own_advantage() -> None:

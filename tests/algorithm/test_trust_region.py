@@ -1,61 +1,17 @@
-"""The confidence bound, the adaptive penalty and the search for the step length."""
+"""The adaptive penalty, what is asked of the gain, and the search for the step length."""
 
 import math
 import random
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
+from teamtr_lora.algorithm.clustered import ClusteredMean
 from teamtr_lora.algorithm.trust_region import BETA_RANGE, GateReading, StepDecision, adapt_beta, choose_step
+from teamtr_lora.algorithm.variants.gain import GAINS, GainRule, Positive, Veto
 
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 5), st.floats(-10, 10)), min_size=2, max_size=40), st.sampled_from([0.8, 0.95, 0.99]))
-def test_clustered_mean_is_the_sandwich_estimate(pairs: list[tuple[int, float]], confidence: float) -> None:
-    from scipy.stats import norm
-
-    clusters, values = [c * 11 for c, _ in pairs], np.array([v for _, v in pairs])
-    got = clustered_mean(torch.tensor(values), torch.tensor(clusters), confidence)
-    assert got.mean == pytest.approx(values.mean(), abs=1e-12)
-    names = sorted(set(clusters))
-    if len(names) == 1:
-        assert got.bound == math.inf and got.standard_error == math.inf
-        return
-    residual = values - values.mean()
-    scores = [sum(r for r, c in zip(residual, clusters, strict=True) if c == name) for name in names]
-    error = math.sqrt(len(names) / (len(names) - 1) * sum(s * s for s in scores)) / len(values)
-    assert got.standard_error == pytest.approx(error, rel=1e-9, abs=1e-12)
-    assert got.bound == pytest.approx(values.mean() + norm.ppf(confidence) * error, rel=1e-9, abs=1e-12)
-
-
-def test_clusters_of_one_give_the_textbook_standard_error() -> None:
-    values = torch.tensor([1.0, 4.0, 2.0, 9.0, 5.0])
-    got = clustered_mean(values, torch.arange(5), 0.95)
-    assert got.standard_error == pytest.approx(float(values.std(unbiased=True)) / math.sqrt(5))
-    assert got.bound == pytest.approx(got.mean + 1.6448536 * got.standard_error)
-
-
-def test_repeated_messages_do_not_buy_confidence() -> None:
-    """Copies of each cluster's message are no new information: the bound must not shrink, as a naive one would."""
-    values, cluster = torch.tensor([0.1, 0.5, 0.2, 0.9]), torch.arange(4)
-    once = clustered_mean(values, cluster, 0.95)
-    copied = clustered_mean(values.repeat_interleave(20), cluster.repeat_interleave(20), 0.95)
-    assert copied.standard_error == pytest.approx(once.standard_error)
-
-
-def test_the_bound_covers_the_true_mean_about_as_often_as_it_says() -> None:
-    """Messages share a group effect: 30 groups of 6. Nominal 95%; a bound blind to groups would cover near 75%."""
-    generator = torch.Generator().manual_seed(0)
-    groups, size, trials = 30, 6, 1500
-    cluster = torch.arange(groups).repeat_interleave(size)
-    effect = torch.randn(trials, groups, generator=generator).repeat_interleave(size, dim=1)
-    values = 1.0 + effect + 0.5 * torch.randn(trials, groups * size, generator=generator)
-    covered = sum(clustered_mean(values[t], cluster, 0.95).bound >= 1.0 for t in range(trials)) / trials
-    assert 0.92 < covered < 0.975
+RULES = st.sampled_from([kind() for kind in GAINS.values()])
 
 
 def test_beta_doubles_outside_halves_inside_and_stays_between() -> None:
@@ -70,46 +26,82 @@ def test_beta_doubles_outside_halves_inside_and_stays_between() -> None:
     assert adapt_beta(0.1, math.nan, 0.01) == 0.1
 
 
-def quadratic(c: float, gain: float = 1.0):
+def quadratic(c: float, gain: float = 1.0, error: float = 0.0):
+    """KL grows with the square of the step, the gain with the step; `error`: of the gain's mean."""
+
     def measure(alpha: float) -> GateReading:
-        kl = c * alpha**2
-        return GateReading(alpha, ClusteredMean(kl, 0.0, kl), gain * alpha)
+        kl, mean = c * alpha**2, gain * alpha
+        return GateReading(alpha, ClusteredMean(kl, 0.0, kl), ClusteredMean(mean, error, mean + 2 * error))
 
     return measure
 
 
+def search(measure, rule: GainRule | None = None, *, delta=0.01, fill=True, max_stretch=4.0, evaluations=6) -> StepDecision:
+    return choose_step(measure, delta=delta, rule=rule or Veto(), fill=fill, max_stretch=max_stretch, evaluations=evaluations)
+
+
 @pytest.mark.parametrize("c", [0.01 * f for f in (1e-3, 0.05, 0.1, 0.3, 0.7, 0.83, 0.9, 1.0, 1.01, 1.2, 1.6, 4.0, 50.0, 1e4)])
 def test_a_quadratic_kl_is_filled_to_the_boundary(c: float) -> None:
-    decision = choose_step(quadratic(c), delta=0.01, fill=True, max_stretch=100.0, evaluations=6)
-    assert decision.accepted is not None
-    assert 0.8 <= decision.accepted.alpha / math.sqrt(0.01 / c) <= 1.0
-    assert len(decision.readings) <= 3
+    for rule in (Veto(), Positive(), GainRule()):
+        decision = search(quadratic(c), rule, max_stretch=100.0)
+        assert decision.accepted is not None
+        assert 0.8 <= decision.accepted.alpha / math.sqrt(0.01 / c) <= 1.0
+        assert len(decision.readings) <= 3
 
 
 def test_shrink_never_lengthens_and_stretch_is_limited() -> None:
-    short = choose_step(quadratic(1e-6), delta=0.01, fill=False, max_stretch=4.0, evaluations=6)
+    short = search(quadratic(1e-6), fill=False)
     assert short.accepted is not None and short.accepted.alpha == 1.0 and len(short.readings) == 1
-    limited = choose_step(quadratic(1e-6), delta=0.01, fill=True, max_stretch=4.0, evaluations=6)
+    limited = search(quadratic(1e-6))
     assert limited.accepted is not None and limited.accepted.alpha == 4.0
-    long = choose_step(quadratic(0.04), delta=0.01, fill=False, max_stretch=4.0, evaluations=6)
+    long = search(quadratic(0.04), fill=False)
     assert long.accepted is not None and 0.45 <= long.accepted.alpha <= 0.5
 
 
-def test_no_gain_no_step() -> None:
+def test_rules_by_what_the_held_out_gain_is() -> None:
+    """veto: harm has to be shown. positive: a gain has to be seen. none: whatever."""
+    seen = {"gain": (0.3, 0.5), "perhaps": (0.01, 0.2), "zero": (0.0, 0.0), "noise": (-0.1, 0.05), "harm": (-0.3, -0.01)}
+    allowed = {
+        name: {word for word, (m, b) in seen.items() if kind().allows(ClusteredMean(m, 0.1, b))} for name, kind in GAINS.items()
+    }
+    assert allowed == {
+        "veto": {"gain", "perhaps", "zero", "noise"},
+        "positive": {"gain", "perhaps"},
+        "none": {"gain", "perhaps", "zero", "noise", "harm"},
+    }
+    asked = {name: (kind.in_sample, kind.shortens) for name, kind in GAINS.items()}
+    assert asked == {"veto": (True, False), "positive": (False, True), "none": (False, False)}
+
+
+def test_only_harm_that_is_shown_is_vetoed_and_it_is_not_shortened() -> None:
+    for c in (1e-4, 0.01, 1.0):
+        unlucky = search(quadratic(c, gain=-1e-3, error=0.1))
+        assert unlucky.accepted is not None, "a negative mean within its error is no harm"
+        harmful = search(quadratic(c, gain=-1.0, error=1e-6))
+        assert harmful.accepted is None
+        assert len([r for r in harmful.readings if r.kl.bound <= 0.01]) == 1, "under veto a step is shortened for its KL only"
+        assert all(r.kl.bound > 0.01 for r in harmful.readings[:-1])
+
+
+def test_no_held_out_gain_no_step_where_it_has_to_be_positive() -> None:
     for gain in (0.0, -1.0):
         for c in (1e-4, 0.01, 1.0):
-            decision = choose_step(quadratic(c, gain), delta=0.01, fill=True, max_stretch=4.0, evaluations=6)
+            decision = search(quadratic(c, gain), Positive())
             assert decision.accepted is None
             in_region = [r for r in decision.readings if r.kl.bound <= 0.01]
             assert 1 <= len(in_region) <= 3, "a direction that does not help even for a short step is given up"
 
 
-def test_a_direction_that_helps_only_near_by_is_shortened() -> None:
+def test_a_direction_that_helps_only_near_by_is_shortened_where_the_gain_has_to_be_positive() -> None:
     def measure(alpha: float) -> GateReading:
-        return GateReading(alpha, ClusteredMean(0.0, 0.0, 1e-4 * alpha**2), alpha - 1.5 * alpha**2)
+        gain = alpha - 1.5 * alpha**2
+        return GateReading(alpha, ClusteredMean(0.0, 0.0, 1e-4 * alpha**2), ClusteredMean(gain, 0.0, gain))
 
-    decision = choose_step(measure, delta=0.01, fill=True, max_stretch=4.0, evaluations=6)
-    assert decision.accepted is not None and decision.accepted.alpha == 0.25 and decision.accepted.gain > 0
+    decision = search(measure, Positive())
+    assert decision.accepted is not None and decision.accepted.alpha == 0.25 and decision.accepted.gain.mean > 0
+    assert [r.alpha for r in search(measure).readings] == [1.0] and search(measure).accepted is None
+    free = search(measure, GainRule()).accepted
+    assert free is not None and free.alpha == 4.0
 
 
 def test_an_overlong_stretch_falls_back_to_what_fitted() -> None:
@@ -117,10 +109,11 @@ def test_an_overlong_stretch_falls_back_to_what_fitted() -> None:
 
     def measure(alpha: float) -> GateReading:
         kl = 1e-3 if alpha <= 1 else 1.0
-        return GateReading(alpha, ClusteredMean(kl, 0.0, kl), 1.0)
+        return GateReading(alpha, ClusteredMean(kl, 0.0, kl), ClusteredMean(1.0, 0.0, 1.0))
 
-    decision = choose_step(measure, delta=0.01, fill=True, max_stretch=4.0, evaluations=6)
+    decision = search(measure)
     assert decision.accepted is not None and decision.accepted.alpha == 1.0
+    assert decision.readings[-1].alpha > 1.0, "a longer one was tried last"
 
 
 def wild(seed: int, c: float, noise: float, odd: float):
@@ -131,7 +124,8 @@ def wild(seed: int, c: float, noise: float, odd: float):
         bound = c * alpha**2 * math.exp(noise * rng.gauss(0, 1))
         if rng.random() < odd:
             bound = rng.choice([math.nan, math.inf, 0.0])
-        return GateReading(alpha, ClusteredMean(bound, 0.0, bound), rng.gauss(0.3, 1))
+        gain = rng.gauss(0.3, 1)
+        return GateReading(alpha, ClusteredMean(bound, 0.0, bound), ClusteredMean(gain, 0.2, gain + 0.4))
 
     return measure
 
@@ -139,31 +133,30 @@ def wild(seed: int, c: float, noise: float, odd: float):
 @settings(max_examples=300, deadline=None)
 @given(
     st.integers(0, 10**6), st.floats(1e-8, 1e4), st.sampled_from([0.0, 0.3, 2.0]), st.sampled_from([0.0, 0.3]),
-    st.booleans(), st.floats(1, 10), st.integers(1, 8), st.sampled_from([1e-4, 0.01, 1.0]),
+    st.booleans(), st.floats(1, 10), st.integers(1, 8), st.sampled_from([1e-4, 0.01, 1.0]), RULES,
 )  # fmt: skip
 def test_nothing_out_of_region_is_ever_accepted(
-    seed: int, c: float, noise: float, odd: float, fill: bool, stretch: float, evaluations: int, delta: float
+    seed: int, c: float, noise: float, odd: float, fill: bool, stretch: float, evaluations: int, delta: float, rule: GainRule
 ) -> None:
-    decision: StepDecision = choose_step(
-        wild(seed, c, noise, odd), delta=delta, fill=fill, max_stretch=stretch, evaluations=evaluations
-    )
+    decision = search(wild(seed, c, noise, odd), rule, delta=delta, fill=fill, max_stretch=stretch, evaluations=evaluations)
     assert 1 <= len(decision.readings) <= evaluations
     assert decision.readings[0].alpha == 1.0
     assert all(0 < r.alpha <= (stretch if fill else 1.0) for r in decision.readings)
     if decision.accepted is not None:
         assert decision.accepted in decision.readings
-        assert decision.accepted.kl.bound <= delta and decision.accepted.gain > 0
+        assert decision.accepted.kl.bound <= delta and rule.allows(decision.accepted.gain)
     else:
-        assert not any(r.kl.bound <= delta and r.gain > 0 for r in decision.readings), "a good step was found and thrown away"
+        assert not any(r.kl.bound <= delta and rule.allows(r.gain) for r in decision.readings), "a good step was thrown away"
 
 
 def test_the_gate_compares_the_bound_and_not_the_mean() -> None:
     """A step whose mean KL is inside the region and whose upper bound is not is shortened."""
 
     def measure(alpha: float) -> GateReading:
-        return GateReading(alpha, ClusteredMean(0.004 * alpha**2, 0.01 * alpha**2, 0.02 * alpha**2), 1.0)
+        return GateReading(alpha, ClusteredMean(0.004 * alpha**2, 0.01 * alpha**2, 0.02 * alpha**2), ClusteredMean(1.0, 0.0, 1.0))
 
-    assert not measure(1.0).acceptable(0.01)
-    decision = choose_step(measure, delta=0.01, fill=True, max_stretch=4.0, evaluations=6)
+    assert not measure(1.0).in_region(0.01) and measure(0.5).in_region(0.01)
+    decision = search(measure)
     assert decision.readings[0].kl.mean < 0.01 and decision.accepted is not None and decision.accepted.alpha < 1
     assert 0.009 < decision.accepted.kl.bound <= 0.01
+    assert search(measure, evaluations=1).accepted is None, "one look at a step that is inside by its mean only: refused"

@@ -12,8 +12,9 @@ import pytest
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation import evaluate
-from teamtr_lora.evaluation.commands import open_stored
+from teamtr_lora.evaluation.commands import opened
 from teamtr_lora.recipe import Recipe, load_recipe
+from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.study.plan import make_plan
 from teamtr_lora.tasks import Task
@@ -128,7 +129,7 @@ def test_trains_and_evaluates(name: str, tmp_path: Path) -> None:
             if name != "single_per_agent":
                 stated = total(episode["messages"][episode["answer_turn"]]["text"])
                 assert episode["reward"] == float(stated == right(episode["prompt"])), "training sees the team's answer"
-    with open_stored(tmp_path / "run") as (stored, playable):
+    with opened(find_team(tmp_path / "run")) as (stored, playable):
         task = stored.task.build(stored.folder)
         again = evaluate(playable, task, items=4, k=1, temperature=1.0, max_message_tokens=12, seed=0)
     assert again.avg_at_k == summary.accuracy_after and again.episodes == 4

@@ -18,8 +18,9 @@ from teamtr_lora.baselines.trl_baseline import BaselineRun, train_baseline
 from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation import evaluate
-from teamtr_lora.evaluation.commands import open_stored
+from teamtr_lora.evaluation.commands import opened
 from teamtr_lora.recipe import Recipe, load_recipe
+from teamtr_lora.registry.stored import find_team
 from teamtr_lora.runs.metrics import TIME_FIELDS, StageRow, UpdateRow, read_rows
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.training.trainer import TrainSummary
@@ -95,7 +96,7 @@ def test_every_update_is_a_new_version_of_the_recipes_adapter(done: tuple[TrainS
 
 def test_eval_reads_the_run_and_finds_the_same(done: tuple[TrainSummary, Path]) -> None:
     summary, run_dir = done
-    with open_stored(run_dir) as (recipe, playable):
+    with opened(find_team(run_dir)) as (recipe, playable):
         task = recipe.task.build(recipe.folder)
         again = evaluate(playable, task, items=6, k=1, temperature=1.0, max_message_tokens=12, seed=0)
     assert again.avg_at_k == summary.accuracy_after
@@ -128,7 +129,7 @@ def test_the_measured_kl_is_that_of_the_stored_versions(done: tuple[TrainSummary
     row = next(r for r in read_rows(run_dir) if isinstance(r, UpdateRow))
     before, after = sorted((run_dir / "adapters" / "planner").iterdir())[:2]
     lines = (run_dir / "episodes" / "stage-0001-update-1-planner.jsonl").read_text().splitlines()
-    with open_stored(run_dir) as (_, playable):
+    with opened(find_team(run_dir)) as (_, playable):
         protocol, bank = playable.team.protocol, playable.bank
         total, count = 0.0, 0
         for episode in map(json.loads, lines[:6]):  # the first two of four items: holdout is a half

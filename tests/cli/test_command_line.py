@@ -16,7 +16,7 @@ import pytest
 
 import teamtr_lora
 from teamtr_lora.cli import build_parser, main
-from teamtr_lora.cli.arguments import in_registry, recipe_words, run_name
+from teamtr_lora.cli.arguments import recipe_words, run_name
 from teamtr_lora.cli.examples import lines
 
 REPO = Path(teamtr_lora.__file__).parent.parent
@@ -169,16 +169,6 @@ def test_the_registry_has_one_name_everywhere() -> None:
     }  # fmt: skip
     assert build_parser().parse_args(["pull", "a/b", "--registry", "x"]).registry == Path("x")
     assert build_parser().parse_args(["adapters", "list"]).registry == Path("adapters")
-
-
-def test_only_a_bare_name_is_looked_up_in_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run").mkdir()
-    other = Path("other")
-    assert in_registry(Path("team"), other) == other / "team"
-    assert in_registry(Path("run"), other) == Path("run"), "what is here is meant"
-    assert in_registry(Path("runs/team"), other) == Path("runs/team")
-    assert in_registry(Path("team"), Path("adapters")) == Path("team"), "the default one is looked up by whoever reads teams"
 
 
 @pytest.mark.skipif(not NANO.is_dir(), reason="no nano here")

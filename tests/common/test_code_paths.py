@@ -60,6 +60,19 @@ def test_a_file_may_import_its_neighbour(folder: Path) -> None:
     assert load_callable("uses_helper:f", key="k", folder=folder)() == 3
 
 
+def test_neighbours_are_found_when_a_function_is_called_and_two_folders_keep_theirs(folder: Path) -> None:
+    loaded = {}
+    for name in ("one", "two"):
+        (folder / name / "parts").mkdir(parents=True)
+        (folder / name / "helper.py").write_text(f"WHO = {name!r}\n")
+        (folder / name / "parts" / "late.py").write_text("import helper\nWHO = helper.WHO\n")
+        body = "def score():\n    import helper, parts.late as late\n    from parts import late as again\n"
+        (folder / name / "mine.py").write_text(body + "    return helper.WHO, late.WHO, again.WHO\n")
+        loaded[name] = load_callable("mine:score", key="task.reward", folder=folder / name)
+    assert {name: score() for name, score in loaded.items()} == {"one": ("one",) * 3, "two": ("two",) * 3}
+    assert "helper" not in sys.modules and "parts" not in sys.modules
+
+
 def test_an_installed_package_that_the_user_trusts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAMTR_LORA_TRUST", "my_rewards, yaml")
     assert load_callable("yaml:safe_load", key="k")("[1]") == [1]

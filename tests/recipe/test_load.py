@@ -33,7 +33,7 @@ def test_defaults_are_the_documented_ones(recipe_file: Write) -> None:
     assert recipe.task == ColumnSumSettings(digits=3)
     assert (recipe.rollout.items_per_stage, recipe.rollout.episodes_per_item, recipe.training.stages) == (16, 8, 8)
     assert (recipe.trust_region.delta, recipe.trust_region.confidence) == (0.01, 0.95)
-    assert Variants.of(recipe).data_use.judging_items(recipe.rollout.items_per_stage) == 4
+    assert Variants.of(recipe).reuse.judging_items(recipe.rollout.items_per_stage) == 4
 
 
 def test_recipe_remembers_its_folder_and_does_not_dump_it(recipe_file: Write, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "largest": ("small", "task.name=largest"),
     "letter_count": ("small", "task.name=letter_count"),
     "countdown": ("countdown",),
+    "distinct": ("distinct",),
     "zebra": ("zebra",),
     "zebralogic": ("zebra", "task.name=zebralogic", "task.path=data/z.jsonl", "task.test_fraction=0.5"),
     "autologi": ("autologi",),
@@ -44,7 +45,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "aime25": ("aime", "task.name=aime25", "task.test_path=data/aime25.jsonl.gz"),
     "dapo_math": ("aime", "task.name=dapo_math", "task.test_path=null", "task.test_fraction=0.02"),
 }
-SMALL_TASKS = ["column_sum", "arithmetic", "products", "largest", "letter_count", "countdown"]
+SMALL_TASKS = ["column_sum", "arithmetic", "products", "largest", "letter_count", "countdown", "distinct"]
 GENERATED = [*SMALL_TASKS, "zebra", "autologi", "planbench_blocksworld", "arbench_gn"]
 # What the comments of the task files say to add on a small base.
 EASIER = {

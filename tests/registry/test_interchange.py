@@ -23,7 +23,6 @@ from teamtr_lora.registry.manifest import BaseIdentity
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.rollout.sampler import Request, SamplingParams
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
-from teamtr_lora.rollout.vllm.start import RANKS
 
 PROMPTS = [[1, 80, 70, 90, 75], [1, *range(100, 140)]]
 TOKENS = 8
@@ -119,14 +118,10 @@ def test_only_what_the_hub_may_have_is_called_a_model_of_it() -> None:
 
 
 def test_the_cards_ranks_are_those_that_the_engine_takes() -> None:
-    """Two lists, as the registry does not import the rollout."""
     base = BaseIdentity(source="org/name", revision=None, weights_hash="0" * 64)
-    largest = ENGINES["vllm"].max_rank
-    assert largest is not None
-    for rank in range(17, largest + 1):
+    for rank, room in ((17, 32), (256, 256), (257, 320), (ENGINES["vllm"].max_rank or 0, 512)):
         words = " ".join(vllm_lines(base, {"a": "b"}, rank, False)).split()
-        assert int(words[words.index("--max-lora-rank") + 1]) == next(size for size in RANKS if size >= rank)
-    assert RANKS[-1] == largest == ENGINES["vllm_server"].max_rank
+        assert int(words[words.index("--max-lora-rank") + 1]) == room
 
 
 EVIL = "x\n---\nlicense: mit\n[click](http://evil.example) `rm` |<script>alert(1)</script>|"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from teamtr_lora.registry.local_keys import named_code
 from teamtr_lora.registry.manifest import own_hash
 from teamtr_lora.registry.pushed_files import agent_parcel, team_parcel
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.registry.stored import find_team
+from teamtr_lora.registry.stored import Location, find_team, locate
 from teamtr_lora.rollout.playable import load_versions, open_team
 from teamtr_lora.rollout.serve import Launch, ServedTeam, ServeOptions, plan_launch
 
@@ -91,6 +92,21 @@ def test_a_stored_team_plays_with_its_own_weights(filled: Registry, bank: Any) -
     playable.close()
 
 
+def test_only_a_bare_name_is_looked_up_in_the_registry(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here, other = Location("team", filled.root.resolve(), "demo"), tmp_path / "other"
+    shutil.copytree(filled.root, other)
+    assert locate("demo") == Location("team", Path("adapters"), "demo")
+    assert locate("demo", other) == Location("team", other, "demo")
+    assert locate("adapters/demo", other) == here
+    shutil.copytree(filled.root / "demo", tmp_path / "demo")
+    assert locate("demo", other) == Location("team", tmp_path, "demo"), "what is here is meant"
+    with pytest.raises(UserError, match="runs/demo: no run or team here"):
+        locate("runs/demo", other)
+    with pytest.raises(UserError, match="deno: no run or team here; .*; did you mean 'demo'?"):
+        locate("deno", other)
+
+
 def test_serve_takes_a_stored_team(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     launch = launch_demo()
@@ -145,18 +161,25 @@ def test_code_that_a_recipe_names_must_be_here(filled: Registry, tmp_path: Path,
         data["protocol_hash"] = protocol_hash(recipe.team)
         path.write_text(dump_json(data | {"manifest_hash": own_hash(data)}))
 
-    for named in ("os:system", "numpy.testing:run_module_suite", "router:speak"):
+    why = {
+        "os:system": "os is part of Python itself",
+        "numpy.testing:run_module_suite": "numpy is an installed package",
+        "router:speak": "cannot import it: there is no router.py beside",
+    }
+    for named, words in why.items():
         data["recipe"]["team"]["router"] |= {"kind": "custom", "callable": named}
         forge()
-        with pytest.raises(UserError, match=f"team.router.callable = '{named}': there is no"):
+        with pytest.raises(UserError, match=f"team.router.callable = '{named}': {words}"):
             find_team(filled.root / "demo")
     (tmp_path / "router.py").write_text("def speak(messages, agents):\n    return None\n")
     assert find_team(filled.root / "demo").recipe.team.router.callable == "router:speak"
     data["recipe"]["team"]["router"] = {}
     data["recipe"]["task"] = {"name": "dataset", "path": "x.jsonl", "reward": ["torch.hub:load"]}
     forge()
-    with pytest.raises(UserError, match=r"task.reward.0 = 'torch.hub:load': there is no torch/hub.py here"):
+    with pytest.raises(UserError, match=r"task.reward.0 = 'torch.hub:load': torch is an installed package"):
         find_team(filled.root / "demo")
+    monkeypatch.setenv("TEAMTR_LORA_TRUST", "torch")
+    assert find_team(filled.root / "demo").recipe.task.name == "dataset", "the user's own choice"
 
 
 def test_talking_to_a_team_takes_neither_its_reward_nor_its_dataset(
@@ -180,10 +203,10 @@ def test_talking_to_a_team_takes_neither_its_reward_nor_its_dataset(
     (tmp_path / "rewards.py").unlink()
     for command in (("eval", "demo"), ("swap", "demo", "--agent", "planner", "--with", "fresh:rank=2", "--direct")):
         code, _, error = run(*command)
-        assert code == 2 and "task.reward = 'rewards:right': there is no rewards.py here" in error
+        assert code == 2 and "task.reward = 'rewards:right': cannot import it: there is no rewards.py" in error
     publish({"kind": "custom", "callable": "router:speak"})
     code, _, error = run("ask", "demo", "47+38")
-    assert code == 2 and "team.router.callable = 'router:speak': there is no router.py here" in error
+    assert code == 2 and "team.router.callable = 'router:speak': cannot import it: there is no router.py" in error
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.evaluation.outcome import Attempt, judge
 from teamtr_lora.rollout.collector import PlayPlan, check_prompts, play
 from teamtr_lora.rollout.sampler import Completion, Request, derive_seed
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
@@ -378,3 +379,35 @@ def test_an_error_in_what_counts_as_right_is_one_line(make_team: MakeTeam) -> No
     team = make_team(["a", "b"])
     with pytest.raises(UserError, match=r"Picky raised KeyError: 'threshold' \(test_collector\.py line \d+\)"):
         play(team, Picky(), FakeSampler(team), plan(), VERSIONS)
+
+
+@pytest.mark.parametrize(
+    ("method", "returned", "said"),
+    [
+        ("answer", 7, "Odd.answer returned 7; it must return a text or None"),
+        ("vote", ["a"], "Odd.vote returned ['a']; it must return a text or None"),
+        ("categories", {"level": 5}, "Odd.categories returned {'level': 5}; it must return texts by name"),
+        ("categories", None, "Odd.categories returned None; it must return texts by name"),
+        ("score", 1.0, "Odd.score returned 1.0; it must return one number for each episode"),
+        ("credit", {"a": 1.0}, "Odd.credit returned {'a': 1.0}; it must return one mapping or None for each episode"),
+        ("credit", [1.0], "item 'i0': the task gave a credit of 1.0; it must be numbers by agent, or None"),
+        ("open", "hello", "Odd.open returned 'hello'; it must return an Interaction"),
+        ("first", 3, "item 'i0': Opening.first returned 3; it must return a text"),
+        ("part", ZeroDivisionError("one"), "Odd.part raised ZeroDivisionError: one (test_collector.py line "),
+    ],
+)
+def test_what_a_task_returns_is_checked_in_one_line(method: str, returned: Any, said: str, make_team: MakeTeam) -> None:
+    def give(*_: Any) -> Any:
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
+
+    class Opening(Interaction):
+        first = give if method == "first" else Interaction.first
+
+    odd = {"open": lambda self, item: Opening(item)} if method == "first" else {method: give}
+    task, team = type("Odd", (Counting,), {"__module__": __name__, **odd})(), make_team(["a"])
+    with pytest.raises(UserError) as error:
+        for episode in play(team, task, FakeSampler(team), plan(ITEMS[:1], 1), VERSIONS):
+            judge(Attempt.of(episode), task)
+    assert said in str(error.value) and "\n" not in str(error.value)

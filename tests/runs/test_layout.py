@@ -22,7 +22,15 @@ from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.runs.stored_run import load_run_recipe, read_run
 
 PACKAGE = Path(layout.__file__).resolve().parent.parent
-FOLDERS = {layout.CHECKPOINTS, layout.ADAPTERS, layout.EPISODES, layout.EVALUATIONS, layout.TRL, layout.SWAP_WORK}
+FOLDERS = {
+    layout.CHECKPOINTS,
+    layout.ADAPTERS,
+    layout.EPISODES,
+    layout.EVALUATIONS,
+    layout.TRL,
+    layout.ROLLOUTS,
+    layout.SWAP_WORK,
+}
 FILES = (layout.OWN_NAMES - FOLDERS - {layout.LOCK}) | {
     run_state.STATE, run_state.TENSORS, evaluations.SETTINGS, evaluations.ANSWERS, evaluations.RESULT
 }  # fmt: skip
@@ -32,7 +40,6 @@ OTHERS = {
     ("recipe/recipe_files.py", "recipe.yaml"),  # an example in a message
     ("cli/recipe_commands.py", "recipe.yaml"),  # what `init` wrote
     ("registry/pushed_files.py", "team.json"),  # a team's repository on the hub
-    ("swap/work.py", "tensors.safetensors"),  # a swap's work folder, wherever it lies
 }
 
 

@@ -16,11 +16,11 @@ from teamtr_lora.cli import main
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.runs.metrics import SwapRow, read_rows
 from teamtr_lora.runs.stored_run import read_run
+from teamtr_lora.runs.work import Work
 from teamtr_lora.swap.places import find_place
 from teamtr_lora.swap.rebase import _Rebase
 from teamtr_lora.swap.replace import swapped
 from teamtr_lora.swap.swap_report import SwapOptions
-from teamtr_lora.swap.work import Work
 
 
 @pytest.fixture

@@ -149,6 +149,7 @@ VIEW = {"view": "per_agent"}
     ("team", "line"),
     [
         ({"agents": TWO, "router": {"kind": "debate"}}, "team.router.kind = 'debate': one shared transcript cannot hide"),
+        ({"agents": TWO, "router": {"kind": "blind"}}, "team.router.kind = 'blind': one shared transcript cannot hide"),
         ({"agents": TWO[:1], "protocol": VIEW, "router": {"kind": "debate"}}, "a debate needs two agents beside the judge"),
         ({"agents": TWO, "protocol": VIEW, "router": {"kind": "debate", "judge": "b"}}, "a debate needs two agents beside"),
         ({"agents": TWO, "protocol": VIEW, "router": {"kind": "debate", "judge": "c"}}, "team.router.judge = 'c': no agent has"),

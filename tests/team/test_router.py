@@ -25,6 +25,13 @@ def test_round_robin() -> None:
     assert router.max_messages == 6
 
 
+def test_a_blind_round_is_everybody_once_and_all_messages_are_the_answer() -> None:
+    router = build_router("blind", AGENTS, rounds=2)
+    assert order(router) == ["a", "b", "c", "a", "b", "c"] and router.max_messages == 6
+    assert router.round_messages == 3, "what is said is heard when everybody has spoken"
+    assert not router.one_answer and not router.votes and router.decide is None
+
+
 def test_sequence_may_repeat_and_leave_out() -> None:
     router = build_router("sequence", AGENTS, rounds=2, sequence=["a", "c", "a"])
     assert order(router) == ["a", "c", "a", "a", "c", "a"]
@@ -94,7 +101,7 @@ def test_an_unknown_agent_is_named(answer: Any) -> None:
 
 
 def test_unknown_kind() -> None:
-    with pytest.raises(UserError, match="round_robin, sequence, until_done, debate, role_play or custom"):
+    with pytest.raises(UserError, match="round_robin, sequence, blind, until_done, debate, role_play or custom"):
         build_router("ring", AGENTS)
     with pytest.raises(UserError, match=r"team\.router"):
         build_router("custom", AGENTS)

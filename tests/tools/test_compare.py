@@ -1,11 +1,13 @@
-"""tools/compare.py: cells run once, go on after an interruption, and fail alone."""
+"""tools/compare.py and the cells that it runs: once, on after an interruption, side by side, and each fails alone."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cells
 import pytest
 
 from teamtr_lora.common.errors import UserError
@@ -60,7 +62,7 @@ def test_failing_variants_are_reported_and_the_rest_goes_on(compare: ModuleType,
         assert 0 <= measures["coordination"]["mean"] <= 1 and measures["stability"]["mean"] is not None
         before, after, rise = (measures[key]["by_seed"] for key in ("before", "after", "improvement"))
         assert rise == pytest.approx([b - a for a, b in zip(before, after, strict=True)])
-    text = compare.table(json.loads((out / "comparison.json").read_text()))
+    text = cells.table(json.loads((out / "comparison.json").read_text()))
     lines = text.splitlines()
     assert "coordination" in lines[0] and lines[1].startswith("fill") and "+-" in lines[1]
     assert "failed:" in lines and any(line.startswith("too-fine, seed 0: trust_region.delta") for line in lines)
@@ -69,17 +71,19 @@ def test_failing_variants_are_reported_and_the_rest_goes_on(compare: ModuleType,
 def test_a_finished_run_is_read_not_repeated(
     compare: ModuleType, done: tuple[int, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compare, "train", lambda recipe: pytest.fail("trained again"))
+    monkeypatch.setattr(cells, "train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(cells, "in_a_process", lambda *_: pytest.fail("a worker was started"))
     arguments = [RECIPE, *SMALL, "--seeds", "0,1", "--vary", FILL, "--vary", SHRINK, "--out", str(done[1]), "--json"]
     before = report_of(done[1])
-    assert compare.main(arguments) == 0
-    printed = json.loads(capsys.readouterr().out)["variants"]
-    assert printed == {name: before[name] for name in ("fill", "shrink")}
+    for workers in ("1", "2"):
+        assert compare.main([*arguments, "--workers", workers]) == 0
+        printed = json.loads(capsys.readouterr().out)["variants"]
+        assert printed == {name: before[name] for name in ("fill", "shrink")}
 
 
-def test_another_recipe_in_the_same_folder_is_an_error_not_a_result(compare: ModuleType, done: tuple[int, Path]) -> None:
-    variant = compare.Variant("fill", Path(RECIPE), (*SMALL, "trust_region.step=fill", "trust_region.delta=0.03"))
-    cell = compare.run_cell(variant, 0, done[1])
+def test_another_recipe_in_the_same_folder_is_an_error_not_a_result(done: tuple[int, Path]) -> None:
+    variant = cells.Variant("fill", (Path(RECIPE),), (*SMALL, "trust_region.step=fill", "trust_region.delta=0.03"))
+    cell = cells.run_cell(variant, 0, done[1], math.inf)
     assert cell.measures is None and "trust_region.delta is 0.02 there and 0.03 here" in cell.error
 
 
@@ -108,6 +112,51 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
     assert hashes(tmp_path / "shrink" / "seed-1") == hashes(done[1] / "shrink" / "seed-1")
 
 
+def test_a_run_stops_cleanly_when_the_time_is_up_and_goes_on_later(
+    compare: ModuleType,
+    done: tuple[int, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = [RECIPE, *SMALL, "--seeds", "1", "--vary", SHRINK, "--out", str(tmp_path)]
+    assert compare.main([*arguments, "--minutes", "0"]) == 0 and not (tmp_path / "shrink").exists(), "nothing was begun"
+    assert "not finished: shrink, seeds 1" in capsys.readouterr().out
+    times = iter([0.0])  # the run begins in time; whenever it asks again, the time is up
+    monkeypatch.setattr(cells.time, "time", lambda: next(times, 100.0))
+    (variant,) = compare.variants([RECIPE, *SMALL], [SHRINK])
+    cell = cells.run_cell(variant, 1, tmp_path, until=50.0)
+    monkeypatch.undo()
+    assert (cell.measures, cell.error) == (None, None)
+    rows = cells.RunRows(cells.read_rows(tmp_path / "shrink" / "seed-1"))
+    assert len(rows.updates) <= 1, "it stopped at its next checkpoint"
+    assert compare.main(arguments) == 0
+    assert hashes(tmp_path / "shrink" / "seed-1") == hashes(done[1] / "shrink" / "seed-1")
+
+
+def test_workers_are_processes_of_their_own(compare: ModuleType, tmp_path: Path) -> None:
+    one = ["training.stages=1", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "evaluation.items=4"]
+    varied = ["--vary", FILL, "--vary", "too-fine: trust_region.delta=1e-13"]
+    assert compare.main([RECIPE, *one, *varied, "--seeds", "0", "--workers", "2", "--out", str(tmp_path)]) == 1
+    report = report_of(tmp_path)
+    assert report["fill"]["seeds"] == [0] and report["fill"]["measures"]["accepted"]["mean"] >= 0
+    assert "trust_region.delta" in report["too-fine"]["errors"]["0"], "the worker's own words"
+    assert (tmp_path / "fill" / "seed-0.log").exists()
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    def variant(seeds: list[int], after: list[float | None]) -> dict[str, Any]:
+        measures = {"after": {"by_seed": after, "mean": 0.0, "half_width": None}, "tokens": {"by_seed": after, "mean": 0.0}}
+        return {"seeds": seeds, "measures": measures}
+
+    report = {"a": variant([0, 1, 2], [0.5, 0.7, 0.6]), "b": variant([0, 2, 3], [0.6, 0.8, 0.9]), "c": variant([1], [None])}
+    found = cells.differences(report, "a")
+    assert found == {"b": {"after": {"mean": pytest.approx(0.15), "half_width": pytest.approx(12.706 * 0.05), "seeds": 2}}}
+    cell = [cells.Cell("a", 0, Path(), {"after": 0.5}), cells.Cell("b", 0, Path(), {"after": 0.75})]
+    shown = cells.table(cells.summary([cells.Variant(name, (), ()) for name in "ab"], cell))
+    assert "less a, seed by seed:" in shown and "b: after +0.250 (1 seeds)" in shown
+
+
 def test_variants_are_named_by_their_change_their_recipe_or_both(compare: ModuleType) -> None:
     def names(words: list[str], varied: list[str]) -> list[str]:
         return [variant.name for variant in compare.variants(words, varied)]
@@ -127,10 +176,10 @@ def test_usage_mistakes_end_with_status_2(compare: ModuleType, tmp_path: Path, c
     assert "NAME: section.key=value" in capsys.readouterr().err
 
 
-def test_the_interval_is_students(compare: ModuleType) -> None:
+def test_the_interval_is_students() -> None:
     stats = pytest.importorskip("scipy.stats")
-    assert compare.half_width([0.5]) is None
+    assert cells.half_width([0.5]) is None
     for count in (2, 3, 5, 31, 60):
         values = [0.01 * i * (-1) ** i for i in range(count)]
         low, high = stats.t.interval(0.95, count - 1, loc=0, scale=stats.sem(values))
-        assert compare.half_width(values) == pytest.approx((high - low) / 2, rel=0.03 if count > 31 else 1e-3)
+        assert cells.half_width(values) == pytest.approx((high - low) / 2, rel=0.03 if count > 31 else 1e-3)

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from teamtr_lora.algorithm.variants.data_use import HoldOut
+from teamtr_lora.algorithm.variants.reuse import HoldOut
 from teamtr_lora.recipe import TrustRegionSection
 from teamtr_lora.runs.metrics import CertificateTerms
 from teamtr_lora.team import agent_sequences
-from teamtr_lora.training.certificate_terms import _weights, certificate_terms
+from teamtr_lora.training.certificate_terms import certificate_terms
 from teamtr_lora.training.gate import gate_pass, read_candidate
 from teamtr_lora.training.scoring import keep_current, unweighted_batch
-from teamtr_lora.training.update import AgentUpdater, Judging
+from teamtr_lora.training.update import AgentUpdater, Judging, judging_weights
+from teamtr_lora.training.window import Material, PlayedEpisodes
 
 
 def logp(playable: Any, message: Any, temperature: float) -> float:
@@ -32,11 +33,11 @@ def test_terms_are_those_of_the_held_out_episodes(make_team: Any, config: Any, a
     playable, settings = make_team(), config()
     updater = AgentUpdater(playable, settings, accelerator)
     before = playable.bank.snapshot("left")
-    outcome = updater.update("left", episodes, 0)
+    outcome = updater.update("left", Material(newest=PlayedEpisodes.fresh(episodes)), 0)
     assert outcome.accepted and outcome.kept is not None and outcome.judging is not None
     advantages = outcome.advantages.clipped_E.tolist()
     informative = {e.group for e, a in zip(episodes, advantages, strict=True) if a}
-    groups = HoldOut(settings.trust_region).divide([episodes], [informative], 0).judge.groups
+    groups = HoldOut(settings.trust_region).divide(episodes, informative, False, 0).judge
     held = [e for e in episodes if e.group in groups]
     after = playable.bank.snapshot("left")
     playable.bank.activate("left")
@@ -84,13 +85,15 @@ def test_the_kl_of_an_agent_that_is_silent_in_some_episodes_counts_them(make_tea
 def test_held_out_episodes_count_as_many_as_they_stand_for(mixed: int, items: int) -> None:
     """A value that is 1 where returns differ and 0 elsewhere has the mean of all items, whichever were held out."""
     episodes: Any = [SimpleNamespace(item_id=str(g), group=g) for g in range(items) for _ in range(4)]
-    groups = HoldOut(TrustRegionSection(holdout=0.25)).divide([episodes], [set(range(mixed))], 0).judge.groups
-    held = [i for i, e in enumerate(episodes) if e.group in groups]
-    weight = _weights(episodes, held, set(range(mixed)))
+    division = HoldOut(TrustRegionSection(holdout=0.25)).divide(episodes, set(range(mixed)), False, 0)
+    held = [i for i, e in enumerate(episodes) if e.group in division.judge]
+    weight = judging_weights(episodes, episodes, set(division.judge), set(range(mixed)))[held]
     differs = np.array([episodes[i].group < mixed for i in held])
-    if differs.any():
+    assert not set(division.judge) & set(division.fit) and set(division.judge) | set(division.fit) == set(range(items))
+    assert differs.any() == (mixed > 1), "both kinds judge, unless the gradient needs the only one with differences"
+    assert (~differs).any() == (mixed < items)
+    if mixed > 1:
         assert (weight * differs).mean() == pytest.approx(mixed / items)
-    if not differs.all():
         assert (weight * ~differs).mean() == pytest.approx(1 - mixed / items)
     assert weight.min() > 0
 
@@ -126,5 +129,7 @@ def _terms_of(
         generator = torch.Generator().manual_seed(0)
         bank.restore("left", {n: t + 0.05 * torch.randn(t.shape, generator=generator) for n, t in bank.snapshot("left").items()})
         reading = read_candidate(scorer, batch, current, settings, 0.5)
-    judging = Judging(batch, groups, informative or groups)
+    weight_E = judging_weights(episodes, episodes, groups, informative or groups)
+    read_E = np.array([episode.group in groups for episode in episodes])
+    judging = Judging(batch, groups, weight_E, read_E)
     return certificate_terms(reading, judging, episodes, config=settings, gamma=0.5)

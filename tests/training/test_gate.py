@@ -67,7 +67,9 @@ def test_a_reading_is_what_a_loop_over_messages_gives(make_team, episodes, move,
         )
     # every "right" message is turn 1 of its episode: (1 - gamma) gamma^1 KL
     assert got.discounted_kl == pytest.approx((1 - discount) * discount * sum(sums) / len(chosen), rel=1e-3)
-    assert got.gain == pytest.approx(sum(gains) / len(gains), rel=2e-3, abs=1e-6)
+    wanted = clustered_mean(torch.tensor(gains, dtype=torch.float64), batch.group_M, 0.95)
+    assert (got.gain.mean, got.gain.bound) == pytest.approx((wanted.mean, wanted.bound), rel=2e-3, abs=1e-6)
+    assert wanted.mean == pytest.approx(sum(gains) / len(gains)) and wanted.standard_error > 0
     assert got.log_ratio_max == pytest.approx(max(logs), rel=1e-3)
 
 
@@ -78,7 +80,7 @@ def test_the_current_policy_reads_exactly_zero(make_team, episodes, config) -> N
     with gate_pass(scorer):
         got = read_candidate(scorer, batch, keep_current(scorer, batch), config(), 0.5)
     assert got.kl["exact"].bound == got.message_sum_kl == got.token_mean_kl == got.discounted_kl == 0.0
-    assert got.gain == 0.0 and got.log_ratio_max == 0.0
+    assert got.gain.mean == got.gain.bound == 0.0 and got.log_ratio_max == 0.0
 
 
 def test_a_half_precision_base_is_gated_in_fp32(make_team, episodes, move, config) -> None:
@@ -96,7 +98,7 @@ def test_a_half_precision_base_is_gated_in_fp32(make_team, episodes, move, confi
             move(playable, "left", 0.003)
             readings.append(read_candidate(scorer, batch, current, config(), 0.5))
     assert readings[0].message_sum_kl == pytest.approx(readings[1].message_sum_kl, rel=1e-3)
-    assert readings[0].gain == pytest.approx(readings[1].gain, rel=1e-2, abs=1e-6)
+    assert readings[0].gain.mean == pytest.approx(readings[1].gain.mean, rel=1e-2, abs=1e-6)
 
 
 def test_sampler_gap_is_measured_token_by_token(episodes) -> None:
@@ -112,3 +114,42 @@ def test_sampler_gap_is_measured_token_by_token(episodes) -> None:
     k3 = (d.exp() - 1 - d).numpy()
     means = [k3[(message_N == m).numpy()].mean() for m in range(len(batch.messages))]
     assert sampler_gap(batch, current, "token_mean")["message_kl"] == pytest.approx(sum(means) / len(means), rel=1e-4)
+
+
+def test_weights_enter_every_mean_of_a_reading(make_team, episodes, move, config) -> None:
+    """A message of weight w counts w times, in the KL, its bound, the gain and the discounted KL: against whole copies."""
+    playable, chosen = make_team(), episodes[:8]
+    weight_E = [1.0, 3.0, 2.0, 1.0, 2.0, 1.0, 1.0, 3.0]
+    scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=16)
+
+    def read(some, weights):
+        batch = message_batch(
+            agent_sequences(some, "left"),
+            [float(chosen.index(e) % 4) - 1.0 for e in some],
+            weight_E=weights,
+            tokens_per_microbatch=200,
+            device=scorer.device,
+        )
+        before = playable.bank.snapshot("left")
+        playable.bank.activate("left")
+        with gate_pass(scorer):
+            current = keep_current(scorer, batch)
+            move(playable, "left", 0.05)
+            reading = read_candidate(scorer, batch, current, config(), 0.5)
+        playable.bank.restore("left", before)
+        return reading
+
+    weighted, plain = read(chosen, weight_E), read(chosen, None)
+    copies = read([e for e, w in zip(chosen, weight_E, strict=True) for _ in range(int(w))], None)
+    for got, wanted in (
+        (weighted.kl["exact"], copies.kl["exact"]),
+        (weighted.kl["k3"], copies.kl["k3"]),
+        (weighted.gain, copies.gain),
+    ):
+        assert (got.mean, got.standard_error, got.bound) == pytest.approx(
+            (wanted.mean, wanted.standard_error, wanted.bound), rel=1e-4
+        )
+    for name in ("token_mean_kl", "message_sum_kl", "discounted_kl"):
+        assert getattr(weighted, name) == pytest.approx(getattr(copies, name), rel=1e-4)
+        assert getattr(weighted, name) != pytest.approx(getattr(plain, name), rel=1e-3)
+    assert weighted.gain.mean != pytest.approx(plain.gain.mean, rel=1e-3)

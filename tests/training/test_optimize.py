@@ -1,6 +1,9 @@
 """The inner loop: it climbs, it accumulates, it stops at the boundary, and the penalty holds it back."""
 
+import copy
 import math
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,16 +14,24 @@ from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.recipe import TrainingSection
 from teamtr_lora.team import agent_sequences
 from teamtr_lora.training.batches import message_batch
-from teamtr_lora.training.optimize import InSample, Learner, Minibatch, optimize
+from teamtr_lora.training.optimize import MOST_PROBES, InSample, Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
 from teamtr_lora.training.optimizers import build_optimizer, flatten_state, restore_state
 from teamtr_lora.training.scoring import Scorer, keep_current
+
+
+class Climbed(NamedTuple):
+    report: OptimizeReport
+    adapter: dict[str, torch.Tensor]
+    gain: float
+    reached: float  # in-sample KL after the last step
+    moments: dict[str, Any]
 
 
 @pytest.fixture
 def climb(make_team, episodes, config, accelerator):
     """Optimizes "left" on some of the episodes; gives the report, the adapter afterwards and the objective measured anew."""
 
-    def run(*, beta: float = 0.0, parts: int = 1, optimizer=None, count: int = 12, **values):
+    def run(*, beta: float = 0.0, parts: int = 1, optimizer=None, count: int = 12, probe: bool = False, faked=False, **values):
         playable, settings = make_team(), config(**values)
         scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=settings.training.head_chunk_tokens)
         chosen = episodes[:count]
@@ -38,8 +49,9 @@ def climb(make_team, episodes, config, accelerator):
         batches = [batch_of(chosen[i::parts]) for i in range(parts)]
         pairs = [Minibatch(batch, keep_current(scorer, batch)) for batch in batches]
         optimizer = (optimizer or torch.optim.SGD)(
-            list(playable.bank.parameters("left").values()), lr=settings.training.learning_rate
+            list(playable.bank.parameters("left").values()), lr=settings.training.starting_rate
         )
+        start, moments = playable.bank.snapshot("left"), copy.deepcopy(optimizer.state_dict())
         scaler = torch.amp.GradScaler("cpu", enabled=False)
         with playable.bank.training("left") as parameters:
             learner = Learner(
@@ -50,20 +62,24 @@ def climb(make_team, episodes, config, accelerator):
                 scaler=scaler,
                 config=settings,
                 region=Variants.of(settings).region,
+                start_again=lambda: (playable.bank.restore("left", start), optimizer.load_state_dict(moments)),
             )
-            report = optimize(learner, pairs, radius=settings.trust_region.delta, beta=beta)
+            rate = settings.training.starting_rate
+            report = optimize(learner, pairs, radius=settings.trust_region.delta, beta=beta, rate=rate, probe=probe)
+            reached = measure_in_sample(learner, pairs, replace(report))[0].kl if parts == 1 and not faked else math.nan
         whole = batch_of(chosen)
         after = torch.cat(keep_current(scorer, whole).logp)
         message_N = torch.cat([p.message_N for p in whole.microbatches])
         start = torch.cat([p.sampler_logp_N for p in whole.microbatches])
         objective = surrogate_terms(after, start, message_N, whole.advantage_M, clip=0.2).objective_M.mean()
-        return report, playable.bank.snapshot("left"), float(objective - whole.advantage_M.mean())
+        gain = float(objective - whole.advantage_M.mean())
+        return Climbed(report, playable.bank.snapshot("left"), gain, reached, optimizer.state_dict())
 
     return run
 
 
 def test_it_climbs(climb) -> None:
-    report, _, gain = climb(optimizer=torch.optim.AdamW, learning_rate=5e-4, inner_epochs=4, delta=5.0)
+    report, _, gain, *_ = climb(optimizer=torch.optim.AdamW, learning_rate=5e-4, inner_epochs=4, delta=5.0)
     assert report.steps == 4 and not report.stopped_early and report.gradient_norm > 0
     assert gain > 0.02 and report.kl > 0
 
@@ -78,47 +94,50 @@ def test_micro_batches_add_up_to_one_gradient(climb) -> None:
 
 
 def test_gradients_are_clipped_to_the_recipes_norm(climb) -> None:
-    _, start, _ = climb(inner_epochs=1, learning_rate=1e-12, max_grad_norm=1e9)
-    report, after, _ = climb(inner_epochs=1, learning_rate=1.0, max_grad_norm=0.01)
+    _, start, *_ = climb(inner_epochs=1, learning_rate=1e-12, max_grad_norm=1e9)
+    report, after, *_ = climb(inner_epochs=1, learning_rate=1.0, max_grad_norm=0.01)
     moved = math.sqrt(sum(float((after[n] - start[n]).square().sum()) for n in start))
     assert report.gradient_norm > 0.01 and moved == pytest.approx(0.01, rel=1e-2)
 
 
 def test_it_stops_where_the_in_sample_kl_reaches_delta(climb) -> None:
-    report, stopped, _ = climb(optimizer=torch.optim.AdamW, learning_rate=1e-2, inner_epochs=30, delta=0.02)
+    report, stopped, *_ = climb(optimizer=torch.optim.AdamW, learning_rate=1e-2, inner_epochs=30, delta=0.02)
     assert report.stopped_early and 1 <= report.steps < 30 and report.kl >= 0.02
-    exact, same, _ = climb(optimizer=torch.optim.AdamW, learning_rate=1e-2, inner_epochs=report.steps, delta=0.02)
+    exact, same, *_ = climb(optimizer=torch.optim.AdamW, learning_rate=1e-2, inner_epochs=report.steps, delta=0.02)
     assert not exact.stopped_early and all(torch.equal(stopped[n], same[n]) for n in same), (
         "the gradient from outside is not used"
     )
 
 
-def test_the_report_is_of_the_last_step_too(climb) -> None:
-    """`kl` is the in-sample KL where optimization stopped, and beta adapts to it: also after a single step."""
-    report, _, _ = climb(optimizer=torch.optim.AdamW, learning_rate=5e-4, inner_epochs=1, delta=5.0, beta=1.0)
-    assert report.steps == 1 and report.kl > 0
-    assert report.beta == 0.5, "one step, far inside delta"
+def test_a_report_is_of_the_last_pass_and_counts_its_steps(climb) -> None:
+    """A pass measures the steps before it; the step after the last pass is the gate's to measure."""
+    one = climb(optimizer=torch.optim.AdamW, learning_rate=5e-4, inner_epochs=1, delta=5.0, beta=1.0).report
+    assert one.steps == one.planned == 1 and one.kl == 0.0 and one.beta == 1.0, "nothing has been measured yet"
+    two = climb(optimizer=torch.optim.AdamW, learning_rate=5e-4, inner_epochs=2, delta=5.0, beta=1.0).report
+    single = climb(optimizer=torch.optim.AdamW, learning_rate=5e-4, inner_epochs=1, delta=5.0, beta=1.0)
+    assert two.steps == two.planned == 2 and two.kl == pytest.approx(single.reached, rel=1e-5) and two.beta == 0.5
 
 
 def test_minibatches_are_optimizer_steps(climb) -> None:
-    report, _, _ = climb(parts=3, inner_epochs=2, learning_rate=1e-4, delta=5.0)
+    report, *_ = climb(parts=3, inner_epochs=2, learning_rate=1e-4, delta=5.0)
     assert report.steps == 6
 
 
-def test_the_report_is_of_all_minibatches(climb, monkeypatch) -> None:
-    passes = iter([InSample(0.0, 0.0, 1.0)] * 3 + [InSample(0.1, 0.0, 0.0), InSample(0.2, 0.0, 0.3), InSample(0.6, 0.0, 0.6)])
-    monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *_: next(passes))
-    report, _, _ = climb(parts=3, inner_epochs=1, delta=5.0)
-    assert report.steps == 3 and report.kl == pytest.approx(0.3) and report.clip_rate == pytest.approx(0.3)
+def test_the_report_of_the_kept_step_is_of_all_minibatches(climb, monkeypatch) -> None:
+    shares = iter([(0.1, 1.0, 0.0), (0.2, 2.0, 0.3), (0.6, 6.0, 0.6)])
+    monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *_: InSample(*next(shares), torch.zeros(1)))
+    report = OptimizeReport(learning_rate=1.0, beta=1.0)
+    assert len(measure_in_sample(None, [None] * 3, report)) == 3
+    assert (report.kl, report.gain, report.clip_rate) == pytest.approx((0.3, 3.0, 0.3))
 
 
 def test_the_penalty_holds_the_step_back_and_adapts(climb) -> None:
-    free, _, _ = climb(optimizer=torch.optim.AdamW, learning_rate=3e-3, inner_epochs=5, delta=5.0, beta=0.0)
-    held, _, _ = climb(optimizer=torch.optim.AdamW, learning_rate=3e-3, inner_epochs=5, delta=5.0, beta=1000.0)
+    free, *_ = climb(optimizer=torch.optim.AdamW, learning_rate=3e-3, inner_epochs=5, delta=5.0, beta=0.0)
+    held, *_ = climb(optimizer=torch.optim.AdamW, learning_rate=3e-3, inner_epochs=5, delta=5.0, beta=1000.0)
     assert held.kl < 0.7 * free.kl
     assert free.beta == 0.0
-    assert held.beta <= 1000.0 / 2**4, "each measurement after a step was far inside delta"
-    outside, _, _ = climb(optimizer=torch.optim.AdamW, learning_rate=5e-2, inner_epochs=5, delta=1e-4, beta=1.0)
+    assert held.beta == 1000.0 / 2**4, "each measurement after a step was far inside delta"
+    outside, *_ = climb(optimizer=torch.optim.AdamW, learning_rate=5e-2, inner_epochs=5, delta=1e-4, beta=1.0)
     assert outside.stopped_early and outside.steps == 1 and outside.beta == 2.0
 
 
@@ -176,7 +195,60 @@ def test_an_optimizer_without_moments_yet_restores_to_one() -> None:
 
 @pytest.mark.parametrize(("kl", "stops"), [(0.0999, False), (0.1, True), (0.15, True)])
 def test_it_stops_at_delta_and_not_later(climb, monkeypatch, kl: float, stops: bool) -> None:
-    passes = iter([InSample(0.0, 0.0, 0.0)] + [InSample(kl, 0.0, 0.0)] * 5)
+    passes = iter([InSample(0.0, 0.0, 0.0, torch.zeros(1))] + [InSample(kl, 0.0, 0.0, torch.zeros(1))] * 5)
     monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *_: next(passes))
-    report, _, _ = climb(inner_epochs=3, delta=0.1)
+    report = climb(inner_epochs=3, delta=0.1, faked=True).report
     assert report.stopped_early is stops and report.steps == (1 if stops else 3)
+
+
+AUTO = {"learning_rate": "auto", "optimizer": torch.optim.AdamW, "probe": True}
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+@pytest.mark.parametrize("initial", [1e-6, 3e-5, 1e-3, 3e-2, 0.5])
+def test_probing_ends_near_the_edge_wherever_it_starts(climb, initial: float, epochs: int) -> None:
+    """Initial rates half a million times apart: the KL after all steps is within a factor of the radius, and mostly inside."""
+    delta = 0.02
+    got = climb(**AUTO, initial_learning_rate=initial, inner_epochs=epochs, delta=delta)
+    assert 1 <= got.report.steps <= epochs and got.report.planned == epochs
+    assert got.report.probes <= MOST_PROBES and (got.report.probes > 0) is (got.report.learning_rate != initial)
+    assert delta / 6 < got.reached < 3 * delta, f"{got.reached} after {got.report.steps} steps of {got.report.learning_rate}"
+    assert got.gain > 0
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_probe_leaves_no_trace(climb, epochs: int) -> None:
+    """What probing found, taken as a fixed rate from the start: the same adapter and the same moments, bit for bit."""
+    probed = climb(**AUTO, initial_learning_rate=0.1, inner_epochs=epochs, delta=0.02, beta=0.3)
+    assert probed.report.probes > 0
+    plain = climb(
+        learning_rate=probed.report.learning_rate, optimizer=torch.optim.AdamW, inner_epochs=epochs, delta=0.02, beta=0.3
+    )
+    assert plain.report.probes == 0 and plain.report.steps == probed.report.steps
+    assert all(torch.equal(probed.adapter[n], plain.adapter[n]) for n in plain.adapter)
+    for one, other in zip(probed.moments["state"].values(), plain.moments["state"].values(), strict=True):
+        assert one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+    assert probed.report.gradient_norm == plain.report.gradient_norm
+
+
+def test_a_rate_that_is_known_is_probed_again_only_where_its_first_step_leaves_the_region(climb) -> None:
+    known = {"learning_rate": "auto", "optimizer": torch.optim.AdamW, "inner_epochs": 3, "delta": 0.02}
+    calm = climb(**known, initial_learning_rate=1e-5)
+    assert calm.report.probes == 0 and calm.report.learning_rate == 1e-5 and calm.report.steps == 3
+    wild = climb(**known, initial_learning_rate=0.5)
+    assert wild.report.probes >= 1 and wild.report.learning_rate < 0.1 and wild.reached < 3 * 0.02
+    fixed = climb(**(known | {"learning_rate": 0.5}))
+    assert (
+        fixed.report.probes == 0 and fixed.report.stopped_early and fixed.report.steps == 1 and fixed.report.learning_rate == 0.5
+    )
+
+
+def test_the_rate_is_what_the_optimizer_steps_with(climb) -> None:
+    """One step of plain gradient descent: twice the rate, twice the way."""
+    start = climb(inner_epochs=1, learning_rate=1e-12, max_grad_norm=1e9).adapter
+
+    def way(rate: float) -> float:
+        adapter = climb(inner_epochs=1, learning_rate=rate, max_grad_norm=1e9).adapter
+        return math.sqrt(sum(float((adapter[n] - start[n]).square().sum()) for n in start))
+
+    assert way(0.2) == pytest.approx(2 * way(0.1), rel=1e-3)

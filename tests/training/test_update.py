@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import skew
+from scipy.stats import t as student_t
 
-from teamtr_lora.algorithm.advantage import GroupAdvantages
 from teamtr_lora.algorithm.clustered import ClusteredMean
 from teamtr_lora.algorithm.variants.region import Gate
 from teamtr_lora.rollout.playable import PlayableTeam
@@ -19,7 +21,8 @@ from teamtr_lora.training import update as update_module
 from teamtr_lora.training.certificate_terms import certificate_terms
 from teamtr_lora.training.rows import update_row
 from teamtr_lora.training.stage_rollouts import Rollout
-from teamtr_lora.training.update import AgentUpdater, UpdateOutcome, episode_advantages
+from teamtr_lora.training.update import AgentUpdater, Split, UpdateOutcome, episode_advantages
+from teamtr_lora.training.window import Material, PlayedEpisodes
 
 Updater = Callable[..., tuple[PlayableTeam, AgentUpdater]]
 
@@ -47,6 +50,20 @@ def flat(state: Any) -> Any:
     return (str(state.dtype), tuple(state.shape), state.numpy().tobytes()) if isinstance(state, torch.Tensor) else state
 
 
+def fresh(episodes: list[Episode]) -> Material:
+    return Material(newest=PlayedEpisodes.fresh(episodes))
+
+
+def split_of(update: AgentUpdater, material: Material, seed: int = 0, agent: str = "left") -> Split:
+    split = update._split(agent, material, update._advantages(agent, material), seed)
+    assert split is not None
+    return split
+
+
+def judges(split: Split) -> set[int]:
+    return set(split.judging.batch.group_M.tolist())
+
+
 def row_of(outcome: UpdateOutcome, episodes: list[Episode], values: Any) -> UpdateRow:
     return update_row(outcome, Rollout(episodes=episodes, versions={}, seconds=1.0), stage=1, update=1)
 
@@ -55,7 +72,7 @@ def row_of(outcome: UpdateOutcome, episodes: list[Episode], values: Any) -> Upda
 def test_only_the_active_agents_tensors_change(updater: Updater, episodes, state_of, agent: str) -> None:
     playable, update = updater()
     before, versions = state_of(playable.bank.model), playable.versions()
-    outcome = update.update(agent, episodes, 0)
+    outcome = update.update(agent, fresh(episodes), 0)
     after = state_of(playable.bank.model)
     assert outcome.accepted and before.keys() == after.keys()
     changed = {name for name in before if before[name] != after[name]}
@@ -71,12 +88,12 @@ def test_only_the_active_agents_tensors_change(updater: Updater, episodes, state
 
 def test_an_accepted_step_is_in_region_when_measured_independently(updater: Updater, episodes, double_logp, config) -> None:
     """The held-out KL bound, recomputed in float64 from the two adapters and the raw messages alone."""
-    playable, update = updater(delta=0.02)
+    playable, update = updater(delta=0.02, holdout=0.5)
     _, logp_before = double_logp(playable, "left")
     held: list[Any] = []
     split = update._split
     update._split = lambda *args: held.append(split(*args)) or held[-1]  # type: ignore[method-assign,func-returns-value]
-    outcome = update.update("left", episodes, 7)
+    outcome = update.update("left", fresh(episodes), 7)
     assert outcome.accepted and outcome.step.accepted is not None
     _, logp_after = double_logp(playable, "left")
     groups: dict[int, list[float]] = {}
@@ -86,8 +103,13 @@ def test_an_accepted_step_is_in_region_when_measured_independently(updater: Upda
         groups.setdefault(group, []).append(float((p.exp() * (p - q)).sum()))
     values = [v for kls in groups.values() for v in kls]
     mean = sum(values) / len(values)
-    scatter = sum(sum(v - mean for v in kls) ** 2 for kls in groups.values()) * len(groups) / (len(groups) - 1)
-    bound = mean + 1.6448536269514722 * math.sqrt(scatter) / len(values)
+    pulls = [sum(v - mean for v in kls) / len(values) for kls in groups.values()]
+    error = math.sqrt(len(groups) / (len(groups) - 1) * sum(pull**2 for pull in pulls))
+    assert len(groups) == 4
+    lean, student = float(skew(pulls, bias=False)) / 2, float(student_t.ppf(0.95, 3))
+    if lean > 0:  # Hall's transformation of Student's quantile
+        student = 3 / lean * (1 - float(np.cbrt(1 - lean * (student + lean / 6))))
+    bound = mean + student * error
     assert bound <= 0.02
     assert outcome.step.accepted.kl.bound == pytest.approx(bound, rel=5e-3)
     assert bound > 0.25 * 0.02, "step: fill uses the region"
@@ -108,7 +130,7 @@ def test_a_rejected_update_leaves_no_trace(updater: Updater, episodes, state_of,
         playable.bank.commit("left")
     model, moments = state_of(playable.bank.model), flat(copy.deepcopy(update.optimizers["left"].state_dict()))
     versions, rng = playable.versions(), torch.get_rng_state()
-    outcome = update.update("left", episodes, 0)
+    outcome = update.update("left", fresh(episodes), 0)
     assert outcome.decision == "rejected" and not outcome.accepted and outcome.step.accepted is None
     assert outcome.optimized.steps == 1 and len(outcome.step.readings) == 1
     assert outcome.step.readings[0].kl.bound > 1e-4
@@ -118,18 +140,23 @@ def test_a_rejected_update_leaves_no_trace(updater: Updater, episodes, state_of,
     assert torch.equal(torch.get_rng_state(), rng)
 
 
-def test_a_candidate_without_gain_is_rejected(updater: Updater, episodes, state_of, monkeypatch: pytest.MonkeyPatch) -> None:
-    playable, update = updater(backtracks=3)
+@pytest.mark.parametrize(("rule", "gain", "tries"), [("veto", (-0.2, -1e-9), 3), ("positive", (-1e-9, 0.5), 3)])
+def test_a_candidate_whose_held_out_gain_the_rule_refuses_is_rejected(
+    updater: Updater, episodes, state_of, monkeypatch: pytest.MonkeyPatch, rule: str, gain: tuple[float, float], tries: int
+) -> None:
+    playable, update = updater(backtracks=tries, gain=rule)
     real = update_module.read_candidate
 
     def no_gain(*args: Any) -> Any:
-        return type(reading := real(*args))(**{**vars(reading), "gain": -1e-9})
+        return replace(real(*args), gain=ClusteredMean(gain[0], 0.1, gain[1]))
 
     monkeypatch.setattr(update_module, "read_candidate", no_gain)
     before, moments = state_of(playable.bank.model), flat(update.optimizers["right"].state_dict())
-    outcome = update.update("right", episodes, 0)
-    assert outcome.decision == "rejected" and 1 <= len(outcome.step.readings) <= 3
-    assert any(r.kl.bound <= 0.05 for r in outcome.step.readings), "in region, so only the gain refused it"
+    outcome = update.update("right", fresh(episodes), 0)
+    assert outcome.decision == "rejected" and 1 <= len(outcome.step.readings) <= tries
+    inside = [r for r in outcome.step.readings if r.kl.bound <= 0.05]
+    assert inside, "in region, so only the gain refused it"
+    assert rule == "positive" or len(inside) == 1, "under veto nothing is shortened for its gain"
     assert state_of(playable.bank.model) == before and flat(update.optimizers["right"].state_dict()) == moments
 
 
@@ -137,12 +164,12 @@ def test_a_rejected_update_can_be_repeated_to_the_bit(updater: Updater, episodes
     """Rejected then accepted is the same as accepted at once, the penalty aside: nothing of the first try is left."""
     once, update_once = updater(beta_initial=0.0)
     twice, update_twice = updater(beta_initial=0.0)
-    update_once.update("left", episodes, 0)
+    update_once.update("left", fresh(episodes), 0)
     real = Gate.choose
     monkeypatch.setattr(Gate, "choose", lambda self, measure, radius: update_module.StepDecision(None, [measure(1.0)]))
-    assert update_twice.update("left", episodes, 0).decision == "rejected"
+    assert update_twice.update("left", fresh(episodes), 0).decision == "rejected"
     monkeypatch.setattr(Gate, "choose", real)
-    update_twice.update("left", episodes, 0)
+    update_twice.update("left", fresh(episodes), 0)
     assert once.bank.version("left") == twice.bank.version("left")
     assert flat(update_once.optimizers["left"].state_dict()) == flat(update_twice.optimizers["left"].state_dict())
 
@@ -153,7 +180,7 @@ def test_a_step_too_long_is_shrunk_along_its_own_line(updater: Updater, episodes
     candidates: list[dict[str, torch.Tensor]] = []
     real = playable.bank.snapshot
     playable.bank.snapshot = lambda agent: candidates.append(real(agent)) or candidates[-1]  # type: ignore[method-assign,func-returns-value]
-    outcome = update.update("left", episodes, 0)
+    outcome = update.update("left", fresh(episodes), 0)
     assert outcome.decision == "shrunk" and outcome.step.accepted is not None
     alpha = outcome.step.accepted.alpha
     assert 0 < alpha < 1
@@ -167,7 +194,7 @@ def test_no_reward_variance_no_update(updater: Updater, episodes, state_of, conf
     for episode in episodes:
         episode.rewards = [0.0, 0.1]
     before, moments, betas = state_of(playable.bank.model), flat(update.optimizers["left"].state_dict()), dict(update.betas)
-    outcome = update.update("left", episodes, 0)
+    outcome = update.update("left", fresh(episodes), 0)
     assert outcome.decision == "skipped" and outcome.step.readings == [] and outcome.optimized.steps == 0
     assert outcome.advantages.zero_variance_groups == 8 and outcome.trained_tokens == 0
     assert outcome.messages == sum(m.agent == "left" for e in episodes for m in e.messages) > 0  # it spoke, in vain
@@ -177,22 +204,19 @@ def test_no_reward_variance_no_update(updater: Updater, episodes, state_of, conf
     assert row.alpha is None and row.kl == {} and row.decision == "skipped"
 
 
-def advantages_of(update: AgentUpdater, episodes: list[Episode]) -> GroupAdvantages:
-    return episode_advantages(episodes, "left", update._config.training, update.discount)
-
-
 def test_too_few_informative_groups_are_skipped(updater: Updater, episodes) -> None:
     playable, update = updater(min_informative_groups=3)
-    telling = {0, 1, 2}
-    for episode in episodes:  # rewards vary in three groups only; both sides get some of them
+    telling = {0, 1, 2, 3}
+    for episode in episodes:  # rewards vary in four groups only; both sides get some of them
         if episode.group not in telling:
             episode.rewards = [0.0, 1.0]
-    assert update.update("left", episodes, 0).decision == "skipped"
+    assert update.update("left", fresh(episodes), 0).decision == "skipped"
     _, enough = updater(min_informative_groups=2)
-    split = enough._split("left", episodes, advantages_of(enough, episodes).clipped_E.numpy(), 0)
-    assert split is not None and len(split.judging.informative - split.judging.groups) == 2
-    assert set(split.judging.batch.group_M.tolist()) & telling, "a gate without reward variance would reject everything"
-    assert enough.update("left", episodes, 0).decision != "skipped"
+    split = split_of(enough, fresh(episodes))
+    fitted = {group for batch in split.fit for group in batch.group_M.tolist()}
+    assert len(fitted) == 2 and fitted < telling, "groups without variance have no gradient and are not fitted to"
+    assert len(judges(split) & telling) == 2 and len(judges(split) - telling) == 1, "both kinds judge"
+    assert enough.update("left", fresh(episodes), 0).decision != "skipped"
 
 
 def test_an_agent_that_said_nothing_is_skipped(updater: Updater, episodes) -> None:
@@ -200,7 +224,7 @@ def test_an_agent_that_said_nothing_is_skipped(updater: Updater, episodes) -> No
     for episode in episodes:
         episode.messages = [m for m in episode.messages if m.agent == "right"]
         episode.rewards = episode.rewards[-1:]
-    outcome = update.update("left", episodes, 0)
+    outcome = update.update("left", fresh(episodes), 0)
     assert outcome.decision == "skipped" and outcome.messages == 0
 
 
@@ -213,7 +237,7 @@ def test_whole_groups_are_held_out_and_never_trained_on(updater: Updater, episod
         update_module, "optimize", lambda *a, **k: trained.extend(m.batch for m in a[1]) or real_optimize(*a, **k)
     )
     monkeypatch.setattr(update_module, "read_candidate", lambda *a: read.append(a[1]) or real_read(*a))
-    outcome = update.update("left", episodes, 3)
+    outcome = update.update("left", fresh(episodes), 3)
     groups = [set(b.group_M.tolist()) for b in trained]
     assert len(groups) == 2 and not groups[0] & groups[1] and len(groups[0]) == len(groups[1]) == 2
     held = set(read[0].group_M.tolist())
@@ -226,13 +250,8 @@ def test_whole_groups_are_held_out_and_never_trained_on(updater: Updater, episod
 
 def test_the_split_follows_the_seed(updater: Updater, episodes) -> None:
     _, update = updater()
-    advantages = advantages_of(update, episodes).clipped_E.numpy()
-    held = [
-        tuple(sorted(set(update._split("left", episodes, advantages, seed).judging.batch.group_M.tolist()))) for seed in range(12)
-    ]
-    assert held == [
-        tuple(sorted(set(update._split("left", episodes, advantages, s).judging.batch.group_M.tolist()))) for s in range(12)
-    ]
+    held = [tuple(sorted(judges(split_of(update, fresh(episodes), seed)))) for seed in range(12)]
+    assert held == [tuple(sorted(judges(split_of(update, fresh(episodes), seed)))) for seed in range(12)]
     assert len(set(held)) > 4
 
 
@@ -242,7 +261,7 @@ def test_the_advantage_of_a_message_is_its_episodes_discounted_return(updater: U
     assert update.discount == 0.5
     for i, episode in enumerate(episodes):
         episode.rewards = [0.3 * (i % 4), float(i % 3)]
-    split = update._split("left", episodes, advantages_of(update, episodes).clipped_E.numpy(), 0)
+    split = split_of(update, fresh(episodes))
     owner = {id(m): e for e in episodes for m in e.messages}
     for batch in [*split.fit, split.judging.batch]:
         for message, got in zip(batch.messages, batch.advantage_M.tolist(), strict=True):
@@ -260,10 +279,10 @@ def test_masked_truncated_messages_take_no_part(updater: Updater, episodes) -> N
             message.finish = "length" if (episode.seed + index) % 3 == 0 else "stop"
     _, mask = updater(truncated_messages="mask")
     _, score = updater(truncated_messages="score")
-    outcome = mask.update("left", episodes, 0)
+    outcome = mask.update("left", fresh(episodes), 0)
     kept = sum(not e.messages[0].truncated for e in episodes)
     assert 0 < kept < 32 and outcome.messages == kept
-    assert score.update("left", episodes, 0).messages == 32
+    assert score.update("left", fresh(episodes), 0).messages == 32
 
 
 def test_a_single_held_out_group_with_messages_is_rejected_not_a_crash(updater: Updater, episodes, config) -> None:
@@ -271,13 +290,11 @@ def test_a_single_held_out_group_with_messages_is_rejected_not_a_crash(updater: 
     _, update = updater(truncated_messages="mask")
     for episode in episodes:
         episode.messages[0].finish = "stop"
-    held = sorted(
-        set(update._split("left", episodes, advantages_of(update, episodes).clipped_E.numpy(), 0).judging.batch.group_M.tolist())
-    )
+    held = sorted(judges(split_of(update, fresh(episodes))))
     assert len(held) == 2
     for episode in episodes:
         episode.messages[0].finish = "length" if episode.group == held[0] else "stop"
-    outcome = update.update("left", episodes, 0)
+    outcome = update.update("left", fresh(episodes), 0)
     assert outcome.decision == "rejected" and {r.kl["exact"].bound for r in outcome.readings.values()} == {math.inf}
     row = row_of(outcome, episodes, config())
     assert UpdateRow.model_validate_json(row.model_dump_json()).decision == outcome.decision
@@ -288,24 +305,18 @@ def test_a_minibatch_without_messages_does_not_stop_the_others(updater: Updater,
     _, update = updater(truncated_messages="mask", minibatches_per_epoch=6)
     for e in episodes:
         e.messages[0].finish = "stop"
-    fit = sorted(
-        {
-            g
-            for b in update._split("left", episodes, advantages_of(update, episodes).clipped_E.numpy(), 0).fit
-            for g in b.group_M.tolist()
-        }
-    )
+    fit = sorted({group for batch in split_of(update, fresh(episodes)).fit for group in batch.group_M.tolist()})
     for episode in episodes:
         if episode.group == fit[0]:
             episode.messages[0].finish = "length"
-    assert update.update("left", episodes, 0).decision != "skipped"
+    assert update.update("left", fresh(episodes), 0).decision != "skipped"
 
 
 def test_a_diverged_candidate_is_rejected_and_can_be_logged(updater: Updater, episodes, state_of, config) -> None:
     """An absurd learning rate: infinite weights, NaN readings. Nothing is kept and the run goes on."""
     playable, update = updater(learning_rate=1e30, inner_epochs=1)
     before = state_of(playable.bank.model)
-    outcome = update.update("left", episodes, 0)
+    outcome = update.update("left", fresh(episodes), 0)
     assert outcome.decision == "rejected" and state_of(playable.bank.model) == before
     row = row_of(outcome, episodes, config())
     assert UpdateRow.model_validate_json(row.model_dump_json()).decision == "rejected"
@@ -333,7 +344,7 @@ def test_importance_weights_are_capped_and_multiply_the_advantage(
         _, update = updater(importance_cap=cap)
         with monkeypatch.context() as patch:
             patch.setattr(update_module, "optimize", kept_in(store))
-            outcome = update.update("left", episodes, 0)
+            outcome = update.update("left", fresh(episodes), 0)
         for episode in episodes if cap is None else []:
             message = episode.messages[0]
             message.sampler_logprobs = [v - shift[id(message)] / len(message.token_ids) for v in message.sampler_logprobs]
@@ -347,18 +358,18 @@ def test_a_sampler_further_away_than_delta_is_a_loud_warning(
     updater: Updater, episodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, update = updater()
-    update.update("left", episodes, 0)
+    update.update("left", fresh(episodes), 0)
     assert "away from the trainer" not in caplog.text
     for episode in episodes:
         episode.messages[0].sampler_logprobs = [v - 0.5 for v in episode.messages[0].sampler_logprobs]
-    update.update("left", episodes, 0)
+    update.update("left", fresh(episodes), 0)
     assert "away from the trainer" in caplog.text and "left" in caplog.text
 
 
 def test_the_gate_uses_the_estimator_the_recipe_names(updater: Updater, episodes) -> None:
     for estimator in ("exact", "k1"):
         _, update = updater(estimator=estimator)
-        outcome = update.update("left", episodes, 0)
+        outcome = update.update("left", fresh(episodes), 0)
         for reading in outcome.step.readings:
             full = outcome.readings[reading.alpha]
             assert isinstance(reading.kl, ClusteredMean) and reading.kl == full.kl[estimator]
@@ -369,7 +380,7 @@ def test_updates_are_reproducible(updater: Updater, episodes) -> None:
     results = []
     for _ in range(2):
         playable, update = updater()
-        update.update("right", copy.deepcopy(episodes), 5)
+        update.update("right", fresh(copy.deepcopy(episodes)), 5)
         results.append((playable.bank.version("right"), flat(update.optimizers["right"].state_dict()), update.betas))
     assert results[0] == results[1]
 
@@ -382,7 +393,7 @@ def test_gradient_checkpointing_changes_memory_and_not_the_result(updater: Updat
         runs: list[int] = []
         norm = next(m for n, m in playable.bank.model.named_modules() if n.endswith("layers.1.post_attention_layernorm"))
         norm.register_forward_hook(lambda *_, runs=runs: runs.append(1) if torch.is_grad_enabled() else None)
-        assert update.update("left", episodes, 0).accepted
+        assert update.update("left", fresh(episodes), 0).accepted
         counts.append(len(runs))
         versions.append(playable.bank.snapshot("left"))
     assert counts[1] == 2 * counts[0]
@@ -399,7 +410,7 @@ def test_an_interrupted_update_leaves_no_trace(updater: Updater, episodes, state
 
     monkeypatch.setattr(update, "_judge", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        update.update("left", episodes, 0)
+        update.update("left", fresh(episodes), 0)
     assert state_of(playable.bank.model) == before
     assert flat(update.optimizers["left"].state_dict()) == moments
 
@@ -408,13 +419,13 @@ def test_a_rejected_step_has_taught_nothing_about_the_slope(updater: Updater, ep
     """What was measured for a step that was not taken is no gain of the agent: the slope is that of no gain."""
     monkeypatch.setattr(Gate, "choose", lambda self, measure, radius: update_module.StepDecision(None, [measure(1.0)]))
     _, update = updater()
-    outcome = update.update("left", episodes, 0)
-    assert outcome.decision == "rejected" and outcome.shown is not None and outcome.shown.gain > 0
+    outcome = update.update("left", fresh(episodes), 0)
+    assert outcome.decision == "rejected" and outcome.shown is not None and outcome.shown.gain.mean > 0
     assert update.slopes == {"left": 0.0, "right": None} and update.radii == {"left": 0.05, "right": 0.05}
     monkeypatch.undo()
-    accepted = update.update("left", episodes, 0)
+    accepted = update.update("left", fresh(episodes), 0)
     assert accepted.kept is not None
-    assert update.slopes["left"] == pytest.approx(0.5 * accepted.kept.gain / math.sqrt(accepted.kept.kl["exact"].mean))
+    assert update.slopes["left"] == pytest.approx(0.5 * accepted.kept.gain.mean / math.sqrt(accepted.kept.kl["exact"].mean))
 
 
 def test_agents_learn_from_their_own_credit_where_the_task_gives_it(updater: Updater, episodes) -> None:
@@ -424,8 +435,8 @@ def test_agents_learn_from_their_own_credit_where_the_task_gives_it(updater: Upd
     assert torch.equal(plain, episode_advantages(episodes, "right", update._config.training, update.discount).clipped_E)
     for i, episode in enumerate(episodes):
         episode.credit = {"left": [float(i % 4), 0.0], "right": [-float(i % 4), 0.0]}
-    left = update.update("left", copy.deepcopy(episodes), 0)
-    right = update.update("right", copy.deepcopy(episodes), 0)
+    left = update.update("left", fresh(copy.deepcopy(episodes)), 0)
+    right = update.update("right", fresh(copy.deepcopy(episodes)), 0)
     assert torch.equal(left.advantages.clipped_E, -right.advantages.clipped_E) and left.advantages.clipped_E.abs().max() > 1
     assert left.judging is not None and left.judging.batch.advantage_M.any() and left.accepted
     terms = [
@@ -434,3 +445,80 @@ def test_agents_learn_from_their_own_credit_where_the_task_gives_it(updater: Upd
     ]
     assert terms[0] == terms[1], "the certificate is about the team's return"
     assert row_of(left, episodes, None).reward_mean == sum(e.reward for e in episodes) / len(episodes)
+
+
+def test_a_stretch_that_went_too_far_leaves_the_step_that_fitted(
+    updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last length that is tried is not the one that is kept: the adapter, the version and the weights are of the kept one."""
+    playable, update = updater(learning_rate=2e-4, inner_epochs=1, delta=1.0)
+    lengths: list[float] = []
+    real = playable.bank.interpolate
+    playable.bank.interpolate = lambda *a: lengths.append(a[-1]) or real(*a)  # type: ignore[method-assign,func-returns-value]
+    read = update_module.read_candidate
+
+    def jumps(*args: Any) -> Any:
+        reading = read(*args)
+        return reading if lengths[-1] <= 1 else replace(reading, kl=dict.fromkeys(reading.kl, ClusteredMean(9.0, 0.0, 9.0)))
+
+    monkeypatch.setattr(update_module, "read_candidate", jumps)
+    before = playable.bank.snapshot("left")
+    candidates: list[dict[str, torch.Tensor]] = []
+    snapshot = playable.bank.snapshot
+    playable.bank.snapshot = lambda agent: candidates.append(snapshot(agent)) or candidates[-1]  # type: ignore[method-assign,func-returns-value]
+    outcome = update.update("left", fresh(episodes), 0)
+    assert outcome.step.accepted is not None and outcome.step.accepted.alpha == 1.0
+    assert [r.alpha for r in outcome.step.readings] == [1.0, 4.0], "a longer one was tried after it"
+    for name, now in playable.bank.tensors("left").items():
+        assert torch.equal(now, candidates[-1][name])
+    assert any(not torch.equal(now, before[name]) for name, now in playable.bank.tensors("left").items())
+
+
+@pytest.mark.parametrize("rule", ["veto", "positive", "none"])
+def test_a_step_that_does_not_improve_in_sample_is_rejected_under_veto(
+    updater: Updater, episodes, state_of, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    """Uphill turned downhill in-sample only: held-out episodes do not see it, so nothing but the in-sample gain can refuse."""
+    playable, update = updater(gain=rule)
+    real = update_module.measure_in_sample
+
+    def worse(learner: Any, minibatches: Any, report: Any) -> Any:
+        seen = real(learner, minibatches, report)
+        report.gain = -1e-12
+        return seen
+
+    monkeypatch.setattr(update_module, "measure_in_sample", worse)
+    before, moments = state_of(playable.bank.model), flat(copy.deepcopy(update.optimizers["left"].state_dict()))
+    outcome = update.update("left", fresh(episodes), 0)
+    assert (outcome.decision == "rejected") is (rule == "veto")
+    if rule == "veto":
+        assert outcome.step.readings and any(r.in_region(0.05) for r in outcome.step.readings)
+        assert state_of(playable.bank.model) == before and flat(update.optimizers["left"].state_dict()) == moments
+        assert outcome.version.number == 0 and outcome.log_ratio_E is None and outcome.kept is None
+        assert update.slopes["left"] == 0.0 and update.radii["left"] == 0.05
+
+
+def test_the_in_sample_gain_is_of_the_step_that_is_kept(updater: Updater, episodes, double_logp) -> None:
+    """min(w A, clip(w) A) - A over the messages of the gradient, recomputed in float64 from the two adapters."""
+    playable, update = updater(learning_rate=3e-2, delta=0.02, inner_epochs=1, minibatches_per_epoch=2)
+    _, logp_before = double_logp(playable, "left")
+    split = split_of(update, fresh(episodes))
+    outcome = update.update("left", fresh(episodes), 0)
+    assert outcome.decision == "shrunk"
+    _, logp_after = double_logp(playable, "left")
+    gains, kls = [], []
+    for batch in split.fit:
+        terms = []
+        for message, advantage in zip(batch.messages, batch.advantage_M.tolist(), strict=True):
+            with torch.no_grad():
+                p, q = logp_before(message), logp_after(message)
+            tokens = (torch.arange(len(message.token_ids)), message.token_ids)
+            w = math.exp(float((q[tokens] - p[tokens]).sum()))
+            terms.append(min(w * advantage, min(max(w, 0.8), 1.2) * advantage) - advantage)
+            kls.append(float((p.exp() * (p - q)).sum()))
+        gains.append(sum(terms) / len(terms))
+    assert len(gains) == 2 and outcome.optimized.gain == pytest.approx(sum(gains) / 2, rel=1e-3)
+    assert outcome.optimized.kl == pytest.approx(sum(kls) / len(kls), rel=1e-3)
+    row = row_of(outcome, episodes, None)
+    assert row.surrogate_gain_in_sample == outcome.optimized.gain and row.kl_in_sample == outcome.optimized.kl
+    assert row.surrogate_gain_standard_error == outcome.kept.gain.standard_error > 0

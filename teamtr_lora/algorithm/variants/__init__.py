@@ -10,6 +10,9 @@ compares names. Nothing here imports torch or numpy, so that recipes can be chec
     ordering    the order of the agents in a stage
     region      kinds of trust region: what penalises, stops, shortens or rejects a step
     radii       a stage's total radius, shared among the agents
-    data_use    which episodes an update learns from, and which ones judge it
+    gain        what is asked of a step's surrogate gain, beside its KL
+    reuse       which episodes an update learns from, and which ones judge it
+    reduction   the KL of a message, from that of its tokens
+    optimizer_kinds  what takes the steps
     chosen      all of them together, as a recipe chooses them
 """

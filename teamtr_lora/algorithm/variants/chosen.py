@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from teamtr_lora.algorithm.variants.data_use import DATA_USE, DataUse
 from teamtr_lora.algorithm.variants.matched import MATCHED, Matched
 from teamtr_lora.algorithm.variants.ordering import Ordering, ordering
 from teamtr_lora.algorithm.variants.publishing import UPDATES, Publishing
 from teamtr_lora.algorithm.variants.radii import RADII, Radii
 from teamtr_lora.algorithm.variants.region import REGIONS, TrustRegion
 from teamtr_lora.algorithm.variants.resampling import RESAMPLING, Resampling
+from teamtr_lora.algorithm.variants.reuse import REUSE, Reuse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,18 +22,19 @@ class Variants:
     publishing: Publishing
     region: TrustRegion
     radii: Radii
-    data_use: DataUse
+    reuse: Reuse
 
     @classmethod
     def of(cls, config: Any) -> Self:
         """`config` has the sections `training` and `trust_region` of a recipe."""
         training, region = config.training, config.trust_region
+        resampling = RESAMPLING[training.resampling](training)
         return cls(
             order=ordering(training.order),
-            resampling=RESAMPLING[training.resampling](training),
+            resampling=resampling,
             matched=MATCHED[training.matched](),
             publishing=UPDATES[training.update](),
             region=REGIONS[region.kind](region),
             radii=RADII[region.radii](),
-            data_use=DATA_USE[training.data_use](region),
+            reuse=REUSE[training.reuse if resampling.always_fresh else "none"](region),
         )

@@ -47,6 +47,7 @@ class Radii:
     """`equal`: every agent has the recipe's delta in every stage."""
 
     words: ClassVar[str] = "every agent has radius delta"
+    note: ClassVar[str] = ""  # what `plan` adds to delta
     smallest_share: ClassVar[float] = 1.0  # of delta: no agent's radius is ever less
     kinds: ClassVar[tuple[str, ...] | None] = None  # kinds of trust region that it works with; None: all
 
@@ -62,6 +63,7 @@ class GainWeighted(Radii):
         "the same total, shared anew after each stage by the surrogate gain that each agent's updates had per distance (every "
         "agent keeps at least half of delta)"
     )
+    note = " (the team's average: it is shared anew after each stage, by gain)"
     smallest_share = KEPT_SHARE
     kinds = ("gate",)
 

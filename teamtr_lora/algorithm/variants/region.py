@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from teamtr_lora.algorithm.trust_region import GateReading, StepDecision, adapt_beta, choose_step, track_target
+from teamtr_lora.algorithm.variants.gain import GAINS, GainRule
 
 
 class RegionSettings(Protocol):
@@ -21,6 +22,8 @@ class RegionSettings(Protocol):
     def max_stretch(self) -> float: ...
     @property
     def backtracks(self) -> int: ...
+    @property
+    def gain(self) -> str: ...
 
 
 class TrustRegion:
@@ -31,6 +34,11 @@ class TrustRegion:
 
     def __init__(self, settings: RegionSettings) -> None:
         self.settings = settings
+
+    @property
+    def gain_rule(self) -> GainRule:
+        """What is asked of a step's surrogate gain: nothing, where the region holds no step back."""
+        return GainRule()
 
     def penalty(self, beta: float) -> float:
         """The weight of the KL in the surrogate (eq:ppo_obj) at the start of an update; `beta` is the agent's from before."""
@@ -50,7 +58,7 @@ class TrustRegion:
         Here the whole of it, unless it is broken: infinite or NaN.
         """
         whole = measure(1.0)
-        sound = math.isfinite(whole.kl.mean) and math.isfinite(whole.gain)
+        sound = math.isfinite(whole.kl.mean) and math.isfinite(whole.gain.mean)
         return StepDecision(whole if sound else None, [whole])
 
     def next_radius(self, radius: float, kl: float) -> float:
@@ -84,10 +92,14 @@ class Unbounded(TrustRegion):
 
 class Gate(PenaltyAdaptive):
     """The default: adaptive penalty, early stop where the in-sample KL reaches the radius, then the step is shortened until its
-    KL bound on held-out messages is within the radius, or rejected. An accepted update had a KL bound within the radius."""
+    KL bound on held-out messages is within the radius. A step that the rule `gain` does not allow is rejected."""
 
     words = "every update is measured on held-out messages and shrunk or rejected if out of region"
     gates = True
+
+    @property
+    def gain_rule(self) -> GainRule:
+        return GAINS[self.settings.gain]()
 
     def stops(self, kl: float, radius: float) -> bool:
         return kl >= radius
@@ -95,7 +107,12 @@ class Gate(PenaltyAdaptive):
     def choose(self, measure: Callable[[float], GateReading], radius: float) -> StepDecision:
         settings = self.settings
         return choose_step(
-            measure, delta=radius, fill=settings.step == "fill", max_stretch=settings.max_stretch, evaluations=settings.backtracks
+            measure,
+            delta=radius,
+            rule=self.gain_rule,
+            fill=settings.step == "fill",
+            max_stretch=settings.max_stretch,
+            evaluations=settings.backtracks,
         )
 
 

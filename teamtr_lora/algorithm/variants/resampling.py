@@ -7,10 +7,7 @@ occupancy becomes staler with every update (thm:stage_stale), and with correctin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import ClassVar, Protocol, TypeVar
-
-Weights = TypeVar("Weights")
+from typing import ClassVar, Protocol
 
 
 class ResamplingSettings(Protocol):
@@ -22,6 +19,8 @@ class Resampling(ABC):
     """Updates of a stage are counted from 0."""
 
     words: ClassVar[str]  # for the description of the recipe's key
+    weighted: ClassVar[bool] = False  # episodes used again are weighted by how much likelier the team has become to play them
+    always_fresh: ClassVar[bool] = False  # every update has a rollout of its own
 
     def __init__(self, settings: ResamplingSettings) -> None:
         self.settings = settings
@@ -34,16 +33,12 @@ class Resampling(ABC):
         """The updates of a stage before which the team is sampled."""
         return sorted({self.sampled_before(place) for place in range(agents)})
 
-    def weights(self, ratios: Callable[[], Weights]) -> Weights | None:
-        """Weights for episodes that are used again. `ratios` computes the log of how much likelier the team of today is to play
-        each of them than the team that played them. None: every episode counts the same."""
-        return None
-
 
 class EveryUpdate(Resampling):
     """TeamTR: fresh episodes of the current team for every update, so that thm:stage has no staleness term."""
 
     words = "before every update (TeamTR)"
+    always_fresh = True
 
     def sampled_before(self, place: int) -> int:
         return place
@@ -71,9 +66,7 @@ class Importance(Never):
     """The stage's first episodes throughout, each weighted by its trajectory ratio; the weights degenerate (app:exp:isdeg)."""
 
     words = "as never, with each episode weighted by how much likelier the team has become to play it"
-
-    def weights(self, ratios: Callable[[], Weights]) -> Weights | None:
-        return ratios()
+    weighted = True
 
 
 RESAMPLING: dict[str, type[Resampling]] = {

@@ -76,6 +76,7 @@ def print_plan(plan: Plan) -> None:
         console.print(f"Expected time: by {escape(plan.expected_time.source)}, for messages of "
                       f"{plan.expected_time.tokens_per_message:.0f} tokens as there.")  # fmt: skip
     console.print(plan.trust_region)
+    console.print(plan.engine)
 
 
 def _plan_tables(plan: Plan) -> dict[str, list[tuple[str, str]]]:

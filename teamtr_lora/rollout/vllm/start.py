@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # peft takes seconds to import, and `serve` needs none of it
 
 logger = logging.getLogger(__name__)
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM's max_lora_rank may be
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 # CUDA graphs are captured for steps of these many tokens: all of vLLM's own choice take minutes to start, and without the large
 # ones every step that takes in a prompt launches its kernels one by one.
@@ -180,7 +179,7 @@ def common_options(
 
 
 def lora_options(slots: int, rank: int) -> dict[str, Any]:
-    room = next(size for size in RANKS if size >= rank)
+    room = ENGINES["vllm"].room_for(rank)
     return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": room}
 
 

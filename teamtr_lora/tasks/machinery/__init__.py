@@ -9,6 +9,7 @@ Modules:
     order           the order in which training items are drawn
     overlap         items in both splits
     recorded        what an agent said, from the rows of a file
+    returned        what the methods of a user's own task may return
     responder       who answers the team: suspects, referees, customers
     rewards         users' reward functions
     sandbox         runs checking programs that came with a dataset

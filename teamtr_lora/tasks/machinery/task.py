@@ -20,11 +20,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import wraps
+from inspect import isfunction
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, Union
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.machinery.background import as_future
 from teamtr_lora.tasks.machinery.forms import Form, check_form
+from teamtr_lora.tasks.machinery.returned import RETURNS, checked
 from teamtr_lora.team import Episode, Message, Router
 
 Split = Literal["train", "test"]
@@ -165,6 +167,9 @@ class Task:
         super().__init_subclass__(**more)
         if "items" in vars(cls):  # a plain list is all that most tasks need, and readers of items ask for their `size`
             cls.items = _sized(cls.items)  # type: ignore[method-assign, assignment]
+        if cls.__module__.partition(".")[0] != "teamtr_lora":
+            for name, method in [(name, vars(cls)[name]) for name in RETURNS if isfunction(vars(cls).get(name))]:
+                setattr(cls, name, checked(name, method))
 
     @property
     def reads_answers(self) -> bool:

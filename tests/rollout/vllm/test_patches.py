@@ -72,7 +72,6 @@ def test_without_one_that_others_need_they_go_too(monkeypatch: Any) -> None:
     [
         (["direct_queue"], "0.29.0", "cpu", "direct_queue: it is for vLLM 0.26 and 0.32, and this is 0.29.0; leave it out"),
         (["memory_publish", "token_map"], "0.32.0", "cpu", "token_map: it is for GPUs, and the base is on cpu"),
-        (["decode_schedule"], "0.32.0", "cpu", "decode_schedule: it builds on direct_queue; add that one"),
     ],
 )
 def test_a_named_patch_that_cannot_be_applied_is_an_error(setting: Any, version: str, device: str, message: str) -> None:
@@ -99,6 +98,7 @@ def test_every_patch_is_one_file_that_says_what_it_is() -> None:
     ("value", "words"),
     [
         ("[direct_qeue]", "did you mean 'direct_queue'?"),
+        ("[decode_schedule]", "decode_schedule builds on direct_queue; add that one, or leave both out"),
         ("nnone", "did you mean 'none'?"),
         ("lora_layers", "or a list of one of close_memory, lora_layers"),
         ("7", "must be one of auto, none or a list of one of close_memory"),

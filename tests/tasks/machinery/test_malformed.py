@@ -63,6 +63,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"prompt": "p", "data": TAU2},
     ],
     "countdown": [{"prompt": "p", "data": {"numbers": [1, 2], "target": 3}}],
+    "distinct": [{"prompt": "p", "data": {"options": [1, 2]}}],
     "arithmetic": [{"prompt": "p", "data": {"answer": "3"}}],
     "column_sum": [{"prompt": "p", "data": {"totals": [1, 2, 3], "answer": "321"}}],
 }

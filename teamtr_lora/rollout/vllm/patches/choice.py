@@ -53,6 +53,4 @@ def chosen(setting: Literal["auto", "none"] | Sequence[str], version: str, devic
         if device not in patch.devices:
             kind = "GPUs" if device == "cpu" else "CPUs"
             raise UserError(f"{key}: it is for {kind}, and the base is on {device}; leave it out, or use auto")
-        if missing := [need for need in patch.needs if need not in setting]:
-            raise UserError(f"{key}: it builds on {missing[0]}; add that one, or leave both out")
     return [patch for patch in PATCHES.values() if patch.name in setting]

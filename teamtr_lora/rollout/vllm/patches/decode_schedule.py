@@ -167,4 +167,4 @@ def apply(parts: EngineParts) -> str | None:
     return None
 
 
-PATCH = Patch(name="decode_schedule", versions=VERSIONS, devices=("cpu", "cuda"), needs=("direct_queue",), apply=apply)
+PATCH = Patch(name="decode_schedule", versions=VERSIONS, devices=("cpu", "cuda"), apply=apply)

@@ -98,4 +98,4 @@ def apply(parts: EngineParts) -> str | None:
     return None
 
 
-PATCH = Patch(name="token_map", versions=VERSIONS, devices=("cuda",), needs=("memory_publish",), for_adapters=True, apply=apply)
+PATCH = Patch(name="token_map", versions=VERSIONS, devices=("cuda",), for_adapters=True, apply=apply)

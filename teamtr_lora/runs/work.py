@@ -12,10 +12,13 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
+from teamtr_lora.base.adapter_files import MAX_WEIGHT_BYTES
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, remove_temporaries, write_atomic, write_folder_atomic
+from teamtr_lora.runs.layout import read_own
+from teamtr_lora.runs.run_state import TENSORS
 
-REQUEST, PROGRESS, TENSORS = "request.json", "progress.json", "tensors.safetensors"
+REQUEST, PROGRESS = "request.json", "progress.json"
 
 
 class Work:
@@ -39,7 +42,7 @@ class Work:
     def get(self, part: str) -> Any:
         """The stored part; None if it is unfinished or cannot be read."""
         try:
-            return json.loads((self.folder / f"{part}.json").read_text())
+            return json.loads(read_own(self.folder / f"{part}.json") or "null")
         except (OSError, ValueError):
             return None
 
@@ -50,8 +53,8 @@ class Work:
         """The newest step of a part that is written again and again."""
         for folder in reversed(self._steps(part)):
             try:
-                state = json.loads((folder / PROGRESS).read_text())
-                return state, load_safetensors((folder / TENSORS).read_bytes())
+                state = json.loads(read_own(folder / PROGRESS) or "")
+                return state, load_safetensors(read_own(folder / TENSORS, MAX_WEIGHT_BYTES) or b"")
             except (OSError, ValueError, SafetensorError):
                 continue
         return None

@@ -1,0 +1,49 @@
+"""The learning rate that ends at the edge of the region, against a policy whose KL is exactly quadratic."""
+
+import math
+
+import pytest
+
+from teamtr_lora.algorithm.step_size import AIMED_SHARE, MOST_CHANGE, next_rate, probed_rate
+
+
+def moved(rate: float, steps: int, scale: float = 3.0) -> float:
+    """The KL of `steps` equal steps of one direction."""
+    return scale * (rate * steps) ** 2
+
+
+@pytest.mark.parametrize("rate", [1e-5, 3e-4, 1e-2])
+@pytest.mark.parametrize("planned", [1, 4, 8])
+@pytest.mark.parametrize("radius", [1e-3, 0.4])
+def test_one_probe_of_a_quadratic_kl_finds_the_rate(rate: float, planned: int, radius: float) -> None:
+    found = probed_rate(rate, moved(rate, 1), radius, planned)
+    assert moved(found, planned) == pytest.approx(AIMED_SHARE * radius)
+    assert moved(found, planned) < radius, "a bound is compared with the radius, and it is larger than the mean"
+
+
+def test_a_probe_that_says_nothing_moves_by_a_large_factor() -> None:
+    assert probed_rate(1e-3, 0.0, 0.01, 4) == pytest.approx(0.1)
+    for broken in (math.inf, math.nan):
+        assert probed_rate(1e-3, broken, 0.01, 4) == pytest.approx(1e-5)
+
+
+def test_the_next_rate_ends_all_planned_steps_at_the_edge() -> None:
+    rate, radius, planned = 1e-3, 3.0 * (4.8e-3) ** 2, 4  # 4 steps of 1.2e-3 are on the edge
+    reach = math.sqrt(radius / moved(rate, planned))
+    assert moved(next_rate(rate, reach, taken=planned, planned=planned), planned) == pytest.approx(radius)
+    reach = math.sqrt(radius / moved(2e-3, 3))  # stopped after three of them
+    assert moved(next_rate(2e-3, reach, taken=3, planned=planned), planned) == pytest.approx(radius)
+
+
+def test_one_reading_changes_the_rate_by_a_limited_factor() -> None:
+    assert next_rate(1e-3, 100.0, taken=4, planned=4) == pytest.approx(MOST_CHANGE * 1e-3)
+    assert next_rate(1e-3, 1e-3, taken=4, planned=4) == pytest.approx(1e-3 / MOST_CHANGE)
+    assert next_rate(1e-3, 1.0, taken=4, planned=4) == 1e-3
+    assert next_rate(1e-3, 1.0, taken=3, planned=4) == pytest.approx(0.75e-3)
+
+
+def test_updates_settle_at_the_edge_from_anywhere() -> None:
+    for rate in (1e-5, 1e-3, 3e-2):
+        for _ in range(16):
+            rate = next_rate(rate, math.sqrt(0.01 / moved(rate, 4)), taken=4, planned=4)
+        assert moved(rate, 4) == pytest.approx(0.01)

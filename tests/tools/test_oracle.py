@@ -1,0 +1,78 @@
+"""tools/oracle.py: a second opinion on every candidate that leaves the run as it is, and what is counted of it."""
+
+import json
+from pathlib import Path
+
+import cells
+import oracle
+import pytest
+
+from teamtr_lora.recipe import Recipe, load_recipe
+from teamtr_lora.runs.metrics import UpdateRow, read_rows
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
+SMALL = ["training.stages=1", "rollout.items_per_stage=6", "rollout.episodes_per_item=4", "evaluation.items=4", "base.device=cpu"]
+
+
+def recipe_in(folder: Path) -> Recipe:
+    recipe = load_recipe(RECIPE, SMALL)
+    return recipe.model_copy(update={"output_dir": str(folder)}).placed_in(recipe.folder)
+
+
+def hashes(run: Path) -> dict[str, str]:
+    return {agent: version["content_hash"] for agent, version in json.loads((run / "team.json").read_text()).items()}
+
+
+def test_every_candidate_is_read_again_and_the_run_is_not_changed(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    cells.train(recipe_in(tmp_path / "plain"))
+    cells.train(
+        recipe_in(tmp_path / "watched"),
+        watch=lambda trainer: trainer.add_callback(oracle.Oracle(trainer, path, items=24, episodes_per_item=4)),
+    )
+    assert hashes(tmp_path / "watched") == hashes(tmp_path / "plain")
+    verdicts = oracle.read_verdicts(path)
+    rows = [row for row in read_rows(tmp_path / "watched") if isinstance(row, UpdateRow)]
+    assert rows and any(row.alpha for row in rows)
+    for row in rows:
+        own = [v for v in verdicts if (v.stage, v.update, v.agent) == (row.stage, row.update, row.agent)]
+        assert [v.alpha for v in own] == row.alphas_tried
+        assert [v.alpha for v in own if v.accepted] == ([row.alpha] if row.alpha is not None else [])
+        for verdict in own:
+            assert verdict.delta == row.delta and verdict.true_kl_error > 0
+            if verdict.accepted:
+                assert verdict.kl == row.kl["exact"].mean and verdict.gain == row.surrogate_gain
+                assert 0.2 * verdict.kl < verdict.true_kl < 5 * verdict.kl, "other episodes of the same two policies"
+                assert verdict.true_kl != verdict.kl
+
+
+def verdict(**changed: float | bool) -> oracle.Verdict:
+    values = {"stage": 1, "update": 1, "agent": "a", "alpha": 1.0, "accepted": True, "delta": 0.02, "kl": 0.01, "kl_bound": 0.02}
+    values |= {"gain": 0.1, "true_kl": 0.015, "true_kl_error": 0.001, "true_gain": 0.1, "true_gain_error": 0.01}
+    return oracle.Verdict(**(values | changed))  # type: ignore[arg-type]
+
+
+def test_what_is_counted() -> None:
+    found = oracle.verdict_shares(
+        [
+            verdict(),
+            verdict(true_kl=0.03),  # the bound is wrong, and the accepted step out of region
+            verdict(true_gain=-0.1),  # clearly harms, and the gate saw a gain
+            verdict(accepted=False, gain=-0.1),  # refused in region for a gain that is there
+            verdict(accepted=False, kl_bound=0.5, true_kl=0.4, gain=-0.1, true_gain=-0.001),  # rightly out of region
+        ]
+    )
+    assert found["readings"] == 5 and found["bound_holds"] == pytest.approx(4 / 5)
+    assert found["accepted_out_of_region"] == pytest.approx(1 / 3) and found["furthest_accepted"] == pytest.approx(1.5)
+    assert found["sign_right"] == pytest.approx(3 / 5) and found["clear_sign_right"] == pytest.approx(2 / 4)
+    assert found["accepted_that_harm"] == pytest.approx(1 / 3)
+    assert found["refused_in_region"] == 1 and found["refused_that_gain"] == 1
+    assert oracle.verdict_shares([])["bound_holds"] is None
+
+
+def test_an_update_that_was_made_again_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "v.jsonl"
+    rows = [verdict(true_kl=0.5), verdict(alpha=0.5), verdict(true_kl=0.1)]
+    path.write_text("".join(json.dumps(vars(row)) + "\n" for row in rows))
+    assert [(v.alpha, v.true_kl) for v in oracle.read_verdicts(path)] == [(1.0, 0.1), (0.5, 0.015)]
+    assert oracle.read_verdicts(tmp_path / "none") == []

@@ -1,0 +1,143 @@
+"""tools/prove.py: which cells there are, what is chosen of them, budgets of minutes and tokens, exponents, and figures."""
+
+import argparse
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import budgets
+import cells
+import curves
+import pytest
+import studies
+
+from teamtr_lora.algorithm.variants.matched import stage_budget
+
+TINY = ("training.stages=9", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "evaluation.items=4",
+        "evaluation.every_stages=0", "base.device=cpu", "training.inner_epochs=1")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prove(tool: Callable[[str], ModuleType]) -> ModuleType:
+    return tool("prove")
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[cells.Variant]]:
+    folder = tmp_path_factory.mktemp("files")
+    named = {"base": folder / "base.gguf", "data": folder, "new_base": folder}
+    return studies.studies(argparse.Namespace(**named, overrides=[], minutes_per_cell=20.0, tokens_per_cell=1e6))
+
+
+def test_every_cell_is_a_valid_recipe_with_a_folder_of_its_own(every: dict[str, list[cells.Variant]], tmp_path: Path) -> None:
+    for study, own in every.items():
+        for variant in own:
+            assert variant.name.startswith(f"{study}/") and variant.recipe(3, tmp_path).seed == 3
+    names = [variant.name for own in every.values() for variant in own]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    "study", ["size-2", "size-3", "size-4", "size-5", "size-6", "size-8", "coupled-0.4", "ablations", "objectives"]
+)
+def test_all_methods_of_a_study_play_as_many_episodes_a_stage(
+    study: str, every: dict[str, list[cells.Variant]], tmp_path: Path
+) -> None:
+    counts = set()
+    for variant in every[study]:
+        recipe = variant.recipe(0, tmp_path)
+        rollouts, items = stage_budget(recipe.training, recipe.rollout.items_per_stage, len(recipe.team.agents))
+        counts.add(rollouts * items * recipe.rollout.episodes_per_item * recipe.training.stages)
+        if study.startswith("size"):
+            assert len(recipe.team.agents) == recipe.task.digits == int(study.split("-")[1])
+    assert len(counts) == 1
+
+
+def test_cells_are_chosen_by_patterns(prove: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def listed(*arguments: str) -> list[str]:
+        assert prove.main(["--out", str(tmp_path), "--list", *arguments]) == 0
+        return capsys.readouterr().out.split()
+
+    assert listed("--cells", "collapse") == ["collapse/gate", "collapse/no-region"]
+    assert listed("--cells", "size-*/joint, coupled-0.4/naive") == [
+        *(f"size-{n}/joint" for n in (2, 3, 4, 5, 6, 8)), "coupled-0.4/naive"
+    ]  # fmt: skip
+    assert not any(name.startswith("gsm8k") for name in listed())
+    assert prove.main(["--out", str(tmp_path), "--cells", "gsm8k"]) == 2
+    assert "--cells gsm8k: no such cell" in capsys.readouterr().err
+    assert prove.main(["--out", str(tmp_path), "--base", "b.gguf"]) == 2
+    assert "--data" in capsys.readouterr().err
+
+
+def test_tables_exponents_and_figures_come_from_the_cells(
+    prove: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_cell(variant: cells.Variant, seed: int, out: Path, until: float) -> cells.Cell:
+        study, method = variant.name.split("/")
+        size = int(study.removeprefix("size-"))
+        values: cells.Measures = dict.fromkeys(prove.FITTED, (1 + 0.1 * seed) * size ** (2.0 if method == "naive" else 1.0))
+        values |= {"after": 0.5 + 0.01 * seed - (0.1 if method == "naive" else 0), "delta_stale": -1.0}
+        return cells.Cell(variant.name, seed, out, values)
+
+    monkeypatch.setattr(cells, "run_cell", run_cell)
+    command = ["--out", str(tmp_path), "--cells", "size-?/teamtr,size-?/naive", "--seeds", "0,1"]
+    assert prove.main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exponents"]["naive"]["d_occ"]["exponent"] == pytest.approx(2.0)
+    assert found["exponents"]["teamtr"]["d_occ"]["exponent"] == pytest.approx(1.0)
+    assert found["exponents"]["teamtr"]["delta_stale"] is None, "no power of n is negative"
+    less = found["studies"]["size-4"]["against"]["differences"]["size-4/naive"]["after"]
+    assert less["mean"] == pytest.approx(-0.1) and less["half_width"] == pytest.approx(0, abs=1e-9)
+    assert prove.main(command) == 0
+    assert "size-4/naive: after -0.100 +- 0.000 (2 seeds)" in capsys.readouterr().out
+    lines = list(ElementTree.parse(tmp_path / "sizes.svg").iter("{http://www.w3.org/2000/svg}polyline"))
+    assert [len(line.attrib["points"].split()) for line in lines] == [6, 6]
+
+
+def test_a_figure_keeps_its_points_inside_and_its_intervals_around_them() -> None:
+    drawn = curves.drawn("a <b>", {"one": [curves.Point(0, 0.2, 0.1), curves.Point(4, 0.9, 0.3)], "two": [curves.Point(2, 0.5)]})
+    root = ElementTree.fromstring(drawn)
+    first, second = root.iter("{http://www.w3.org/2000/svg}polyline")
+    assert first.attrib["points"] == f"{curves.LEFT:.1f},257.6 {curves.RIGHT:.1f},67.2"
+    assert second.attrib["points"] == f"{(curves.LEFT + curves.RIGHT) / 2:.1f},176.0"
+    bars = [e.attrib for e in root.iter("{http://www.w3.org/2000/svg}line") if e.attrib["x1"] == e.attrib["x2"]]
+    assert [(float(b["y1"]), float(b["y2"])) for b in bars] == [(284.8, 230.4), (148.8, curves.TOP)]
+
+
+def test_minutes_are_those_of_learning_and_tokens_those_of_fresh_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases = {"rollout": 10.0, "optimize": 20.0, "gate": 5.0, "probe": 100.0, "diagnostics": 100.0}
+    rows = [SimpleNamespace(seconds=phases, sampled_tokens=50, fresh_episodes=fresh) for fresh in (4, 0, 4)]
+    monkeypatch.setattr(budgets, "_updates", lambda run: rows)
+    ours, trl = budgets.Budget(1.0, 100), budgets.Budget(1.0, 100, trl=True)
+    assert ours.used(Path()) == [(35.0, 50), (70.0, 50), (105.0, 100)] and ours.spent(Path())
+    assert trl.used(Path()) == [(30.0, 50), (60.0, 50), (90.0, 100)], "measuring its KL is not TRL's own work"
+    assert not budgets.Budget(2.0, 100).spent(Path()) and not budgets.Budget(1.0, 101).spent(Path())
+
+
+@pytest.mark.parametrize("trl", [False, True], ids=["ours", "trl"])
+def test_a_budget_ends_the_training_and_its_teams_are_played(trl: bool, tmp_path: Path) -> None:
+    if trl:
+        pytest.importorskip("trl")
+    budget = budgets.Budget(0.0, 1, items=6, trl=trl)
+    variant = cells.Variant("v", studies.QUICKSTART, TINY, budget.work)
+    cell = cells.run_cell(variant, 0, tmp_path, math.inf)
+    assert cell.error is None and cell.measures is not None and cell.measures["updates"] == 1
+    assert len(budget.used(cell.run_dir / "run")) == 1, "nine stages were asked for, and one update spends it all"
+    found = {point: json.loads((cell.run_dir / f"{point}.json").read_text()) for point in budgets.POINTS}
+    assert len(found["start"]["by_item"]) == 6 and found["minutes"]["by_item"] == found["tokens"]["by_item"]
+    assert (found["start"]["tokens"], found["tokens"]["updates"]) == (0, 1)
+    paired = budgets.paired_by_item([cell.run_dir], [cell.run_dir])
+    assert all(paired[point]["difference"] == 0 for point in budgets.POINTS)
+    assert budgets.paired_by_item([cell.run_dir], [tmp_path / "missing"]) == {}
+
+
+def test_later_updates_win_in_the_team_of_a_moment() -> None:
+    def row(agent: str, number: int) -> Any:
+        return SimpleNamespace(agent=agent, version=f"v{number:04d}-{'a' * 12}", content_hash="a" * 64)
+
+    versions = budgets.versions_after([row("x", 1), row("y", 1), row("x", 2)])
+    assert {agent: version.number for agent, version in versions.items()} == {"x": 2, "y": 1}

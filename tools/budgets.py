@@ -1,0 +1,124 @@
+"""Training that ends when so many minutes and so many sampled tokens are spent, and the team at either point on held-out items.
+
+Minutes are those of rollouts and updates: loading, evaluations and probes are not counted, nor what is measured beside TRL's own
+work. Every version of an adapter is kept in the run, so the team of any moment can be played afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cells
+
+from teamtr_lora.base.versions import AdapterVersion, version_number
+from teamtr_lora.baselines.trl_baseline import train_baseline
+from teamtr_lora.common.files import dump_json, write_atomic
+from teamtr_lora.evaluation.evaluate import by_item, plan_in_training
+from teamtr_lora.evaluation.outcome import Attempt, judge
+from teamtr_lora.evaluation.statistics import paired_test
+from teamtr_lora.recipe import Recipe
+from teamtr_lora.rollout.playable import load_versions, open_team
+from teamtr_lora.runs.metrics import UpdateRow, has_rows, read_rows
+from teamtr_lora.runs.stored_run import read_run
+
+BESIDE = ("diagnostics", "probe")  # phases of an update that learning does not need
+POINTS = ("start", "minutes", "tokens")
+
+
+@dataclass(frozen=True)
+class Budget:
+    minutes: float
+    tokens: float
+    items: int = 512  # held-out items of the evaluations
+    trl: bool = False  # one agent trained by TRL's GRPO
+
+    def work(self, variant: cells.Variant, seed: int, folder: Path, until: float) -> cells.Measures:
+        """A cell's work: trains until both are spent, then plays the teams of both moments and the untrained one."""
+        run = folder / "run"
+        recipe = variant.recipe(seed, run)
+        if not self.spent(run):
+            cells.told(variant, seed, run, until)
+            self._train(recipe, run, until)
+        if not self.spent(run):
+            raise cells.TimeUpError
+        if any(not (folder / f"{point}.json").exists() for point in POINTS):
+            cells.in_time(until)
+            self._evaluate(run, folder)
+        found = {point: json.loads((folder / f"{point}.json").read_text()) for point in POINTS}
+        return {
+            "before": found["start"]["accuracy"],
+            "after": found["minutes"]["accuracy"],
+            "at_tokens": found["tokens"]["accuracy"],
+            "minutes": found["minutes"]["seconds"] / 60,
+            "tokens": found["minutes"]["tokens"],
+            "updates": found["minutes"]["updates"],
+            "minutes_at_tokens": found["tokens"]["seconds"] / 60,
+        }
+
+    def _train(self, recipe: Recipe, run: Path, until: float) -> None:
+        enough = cells.StopWhen(lambda: self.spent(run) or time.time() >= until)
+        if self.trl:
+            train_baseline(recipe, "grpo", resume=True, callbacks=[enough])
+        else:
+            cells.train(recipe, until, [enough])
+
+    def spent(self, run: Path) -> bool:
+        used = self.used(run)
+        return bool(used) and used[-1][0] >= 60 * self.minutes and used[-1][1] >= self.tokens
+
+    def used(self, run: Path) -> list[tuple[float, int]]:
+        """Seconds and sampled tokens after each update."""
+        used, seconds, tokens = [], 0.0, 0
+        beside = (*BESIDE, "gate") if self.trl else BESIDE
+        for row in _updates(run):
+            seconds += sum(value for phase, value in row.seconds.items() if phase not in beside)
+            tokens += row.sampled_tokens if row.fresh_episodes else 0
+            used.append((seconds, tokens))
+        return used
+
+    def _evaluate(self, run: Path, folder: Path) -> None:
+        stored, used = read_run(run), self.used(run)
+        recipe, rows = stored.recipe, _updates(run)
+        task = recipe.task.build(recipe.folder)
+        plan = plan_in_training(task, recipe, self.items)
+        first = next(place for place, (seconds, _) in enumerate(used, 1) if seconds >= 60 * self.minutes)
+        then = next(place for place, (_, tokens) in enumerate(used, 1) if tokens >= self.tokens)
+        playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
+        untrained = playable.adapter_versions()
+        try:
+            for point, updates in zip(POINTS, (0, first, then), strict=True):
+                load_versions(playable, untrained | versions_after(rows[:updates]), stored.adapters)
+                outcomes = [judge(Attempt.of(episode), task) for episode in playable.play(task, plan)]
+                right = [sum(o.success for o in own) / len(own) for own in by_item(outcomes)]
+                seconds, tokens = used[updates - 1] if updates else (0.0, 0)
+                report = {"updates": updates, "seconds": seconds, "tokens": tokens, "accuracy": sum(right) / len(right)}
+                write_atomic(folder / f"{point}.json", dump_json(report | {"by_item": right}))
+        finally:
+            playable.close()
+
+
+def _updates(run: Path) -> list[UpdateRow]:
+    return [row for row in read_rows(run) if isinstance(row, UpdateRow)] if has_rows(run) else []
+
+
+def versions_after(rows: Sequence[UpdateRow]) -> dict[str, AdapterVersion]:
+    """The newest versions of the agents that these updates were of."""
+    return {row.agent: AdapterVersion(row.agent, version_number(row.version), row.content_hash) for row in rows}
+
+
+def paired_by_item(reference: Sequence[Path], other: Sequence[Path]) -> dict[str, Any]:
+    """Differences other - reference at both points, over the items of all seeds that both have."""
+    pairs = zip(reference, other, strict=True)
+    both = [pair for pair in pairs if all((cell / f"{POINTS[-1]}.json").exists() for cell in pair)]
+    found = {}
+    for point in POINTS if both else ():
+        first, second = ([right for cell in side for right in json.loads((cell / f"{point}.json").read_text())["by_item"]]
+                         for side in zip(*both, strict=True))  # fmt: skip
+        test = paired_test(first, second)
+        found[point] = {"difference": test.difference, "low": test.low, "high": test.high, "p_value": test.p_value}
+    return found

@@ -1,0 +1,156 @@
+"""Reads every candidate of a run again on fresh episodes: does the gate's KL bound hold, has the measured gain the right sign?
+
+Before every update the team as it is plays episodes of its own, which nobody learns from. When the gate has judged, each step
+length that it measured is measured on them too: same formulas, many more groups, independent of what the candidate was fitted to
+and judged on. The run itself is not changed by it. tools/prove.py has it as the study `oracle`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_callback import TrainerCallback
+
+from teamtr_lora.base.bank import Snapshot
+from teamtr_lora.rollout.collector import PlayPlan
+from teamtr_lora.tasks import DataOrder
+from teamtr_lora.team import Episode, agent_sequences
+from teamtr_lora.training.batches import MessageBatch, message_batch
+from teamtr_lora.training.gate import gate_pass, read_candidate
+from teamtr_lora.training.run import TrainingRun
+from teamtr_lora.training.scoring import keep_current
+from teamtr_lora.training.trainer import TeamTRTrainer
+from teamtr_lora.training.update import episode_advantages
+
+OTHER_ORDER = 10**6  # added to the seed: items in another order, and of a generator ones that no run comes to
+CLEAR = 2.0  # standard errors from 0 that make the sign of a gain clear
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One step length of one update: what the gate read and what the oracle reads."""
+
+    stage: int
+    update: int
+    agent: str
+    alpha: float
+    accepted: bool
+    delta: float
+    kl: float
+    kl_bound: float
+    gain: float
+    true_kl: float
+    true_kl_error: float
+    true_gain: float
+    true_gain_error: float
+
+
+class Oracle(TrainerCallback):  # type: ignore[misc]
+    """Give it to a trainer as a callback, with the trainer; verdicts are appended to `path`, a JSON object a line."""
+
+    def __init__(self, trainer: TeamTRTrainer, path: Path, *, items: int = 96, episodes_per_item: int = 8) -> None:
+        self._trainer, self._path = trainer, path
+        self._items, self._episodes_per_item = items, episodes_per_item
+        self._episodes: list[Episode] = []
+
+    @property
+    def _run(self) -> TrainingRun:
+        assert self._trainer.run is not None
+        return self._trainer.run
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **details: Any) -> None:
+        updater = self._run.updater
+        judge = updater._judge
+
+        def judged(agent: str, batch: MessageBatch, before: Snapshot, candidate: Snapshot) -> Any:
+            step, readings = judge(agent, batch, before, candidate)
+            self._read(agent, before, candidate, step, readings)
+            return step, readings
+
+        updater._judge = judged  # type: ignore[method-assign]
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **details: Any) -> None:
+        """Now, because the sampler gives its memory away during an update."""
+        run, config = self._run, self._run.config
+        run.variants.publishing.catch_up(run.playable)
+        items, number = run.task.items("train"), run.state.counts["updates"]
+        order = DataOrder(items, config.seed + OTHER_ORDER)
+        plan = PlayPlan(
+            order.take(number * self._items, self._items),
+            episodes_per_item=self._episodes_per_item,
+            temperature=config.rollout.temperature,
+            max_message_tokens=config.rollout.max_message_tokens,
+            purpose=f"{config.seed}/oracle/{number}",
+        )
+        self._episodes = run.playable.play(run.task, plan)
+
+    def _read(self, agent: str, before: Snapshot, candidate: Snapshot, step: Any, readings: Any) -> None:
+        run, updater = self._run, self._run.updater
+        config, bank, estimator = run.config, run.playable.bank, run.config.trust_region.estimator
+        left = bank.snapshot(agent)
+        advantages = episode_advantages(self._episodes, agent, config.training, updater.discount)
+        batch = message_batch(
+            agent_sequences(self._episodes, agent),
+            advantages.clipped_E.tolist(),
+            tokens_per_microbatch=config.training.tokens_per_microbatch,
+            device=updater.scorer.device,
+            mask_truncated=config.rollout.truncated_messages == "mask",
+            pack_width=updater.scorer.pack_width,
+        )
+        with gate_pass(updater.scorer):
+            bank.restore(agent, before)
+            current = keep_current(updater.scorer, batch)
+            for alpha, own in readings.items():
+                bank.interpolate(agent, before, candidate, alpha)
+                true = read_candidate(updater.scorer, batch, current, config, updater.discount)
+                verdict = Verdict(
+                    stage=run.state.stage + 1,
+                    update=run.state.update + 1,
+                    agent=agent,
+                    alpha=alpha,
+                    accepted=step.accepted is not None and step.accepted.alpha == alpha,
+                    delta=updater.radii[agent],
+                    kl=own.kl[estimator].mean,
+                    kl_bound=own.kl[estimator].bound,
+                    gain=own.gain.mean,
+                    true_kl=true.kl[estimator].mean,
+                    true_kl_error=true.kl[estimator].standard_error,
+                    true_gain=true.gain.mean,
+                    true_gain_error=true.gain.standard_error,
+                )
+                with open(self._path, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(verdict)) + "\n")
+        bank.restore(agent, left)
+
+
+def read_verdicts(path: Path) -> list[Verdict]:
+    """All of a run's; of an update that was made again after an interruption, those of the last time."""
+    rows = [Verdict(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    last: dict[tuple[int, int, float], Verdict] = {(row.stage, row.update, row.alpha): row for row in rows}
+    return list(last.values())
+
+
+def verdict_shares(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
+    """How often the gate was right. A share of nothing is None."""
+    accepted = [v for v in verdicts if v.accepted]
+    clear = [v for v in verdicts if abs(v.true_gain) > CLEAR * v.true_gain_error]
+    refused = [v for v in verdicts if not v.accepted and v.kl_bound <= v.delta]
+    return {
+        "readings": float(len(verdicts)),
+        "bound_holds": _share([v.true_kl <= v.kl_bound for v in verdicts]),
+        "accepted_out_of_region": _share([v.true_kl > v.delta for v in accepted]),
+        "furthest_accepted": max((v.true_kl / v.delta for v in accepted), default=None),
+        "sign_right": _share([(v.gain > 0) == (v.true_gain > 0) for v in verdicts]),
+        "clear_sign_right": _share([(v.gain > 0) == (v.true_gain > 0) for v in clear]),
+        "accepted_that_harm": _share([v.true_gain < -CLEAR * v.true_gain_error for v in accepted]),
+        "refused_in_region": float(len(refused)),
+        "refused_that_gain": _share([v.true_gain > CLEAR * v.true_gain_error for v in refused]),
+    }
+
+
+def _share(right: Sequence[bool]) -> float | None:
+    return sum(right) / len(right) if right else None
