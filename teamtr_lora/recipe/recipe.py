@@ -246,6 +246,18 @@ class TeamTRConfig(Section, metaclass=HelpPage):
         if twice:
             raise config_error(placed, twice)
 
+    def unmeasured(self) -> list[str]:
+        """What `certify`, `diagnose` and reports will not show of a run with these settings, each with the setting."""
+        looked, evaluated = self.diagnostics, self.evaluation.every_stages
+        left_out = (
+            ("staleness, importance weights, token shift", "diagnostics.probe_every_stages", not looked.probe_every_stages),
+            ("the largest gain in the region", "diagnostics.fisher_messages", not looked.fisher_messages),
+            ("spread of the KL, monitors, drift of contexts", "diagnostics.from_updates", not looked.from_updates),
+            ("gain and slack of each stage, stability", "evaluation.every_stages", evaluated != 1 and self.training.stages > 1),
+            ("transcripts", "diagnostics.save_episodes", looked.save_episodes in ("none", 0)),
+        )
+        return [f"{what} ({self.written(key)})" for what, key, missing in left_out if missing]
+
     def written(self, key: str, value: Any = None) -> str:
         """A key, such as rollout.temperature, as the user of these settings writes it, for advice."""
         return in_a_script(key, value)

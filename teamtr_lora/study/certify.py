@@ -30,6 +30,7 @@ from teamtr_lora.runs.layout import RECIPE
 from teamtr_lora.runs.metrics import CertificateTerms, MetricsRow, StageRow, SwapRow, UpdateRow
 from teamtr_lora.runs.stored_run import read_run
 from teamtr_lora.study.certified import Certified, Replacement, RunCertificates, StageCertificate, UpdateCertificate
+from teamtr_lora.study.verdict import certify_verdict
 from teamtr_lora.team import most_messages
 
 
@@ -89,7 +90,7 @@ def certify_run(folder: Path, block: int = 1, beta: float = 0.0) -> RunCertifica
     last_swap = max((row.stage for row in swaps), default=-1)
     of_stages, of_stages_by_turns = _calibrations([s for s in stages if s.stage > last_swap])
     of_updates, of_updates_by_turns = _calibrations([u for u in single if u.stage > last_swap])
-    return RunCertificates(
+    found = RunCertificates(
         gamma=gamma,
         confidence=recipe.trust_region.confidence,
         advantage_bound=whole.advantage_bound,
@@ -103,6 +104,7 @@ def certify_run(folder: Path, block: int = 1, beta: float = 0.0) -> RunCertifica
         update_by_turns_calibration=of_updates_by_turns,
         replacements=[_replacement(row) for row in swaps],
     )
+    return replace(found, verdict=certify_verdict(found, recipe.rollout.items_per_stage))
 
 
 def _check_range(folder: Path, updates: Sequence[UpdateRow], low: float, high: float) -> None:

@@ -57,6 +57,7 @@ class Plan:
     memory_total_bytes: int
     trust_region: str
     engine: str
+    unmeasured: list[str]
     expected_time: ExpectedTime | None = None  # None: no speeds are known
 
     def as_dict(self) -> dict[str, Any]:
@@ -100,6 +101,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None) -> Plan:
         memory_total_bytes=_peak(memory, engine=rollout.engine, offload=rollout.vllm.offload),
         trust_region=_in_words(recipe),
         engine=_engine_in_words(recipe),
+        unmeasured=recipe.unmeasured(),
         expected_time=speeds and expected_time(speeds, recipe, rollouts=rollouts, episodes=episodes, messages=messages),
     )
 

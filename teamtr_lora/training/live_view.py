@@ -42,6 +42,8 @@ class LiveView(TrainerCallback):
         if state.epoch and state.epoch >= stages:  # updates are no measure: a stage that a swap cut short has more
             more = args.written("training.stages", 2 * stages)
             self._console.print(f"already finished ({stages} of {stages} stages); to go on, add {more}")
+        elif run_dir and (left_out := args.unmeasured()):
+            self._console.print(f"this run will not measure {'; '.join(left_out)}", style="dim")
         if self._console.is_terminal:
             self._progress.start()
 

@@ -75,6 +75,8 @@ def print_plan(plan: Plan) -> None:
     else:
         console.print(f"Expected time: by {escape(plan.expected_time.source)}, for messages of "
                       f"{plan.expected_time.tokens_per_message:.0f} tokens as there.")  # fmt: skip
+    if plan.unmeasured:
+        console.print(f"Such a run will not measure {escape('; '.join(plan.unmeasured))}.")
     console.print(plan.trust_region)
     console.print(plan.engine)
 
