@@ -109,7 +109,7 @@ def test_config_takes_flat_keys_and_sections() -> None:
         ({"training": {"stages": 2}, "stages": 3}, "stages = 3: is in training= too; give it once"),
         ({"training": TrainingSection(stages=2), "stages": 2}, "stages = 2: is in training= too; give it once"),
         ({"team": {}}, "team: is no setting of the config; give the team and the data to TeamTRTrainer"),
-        ({"rounds": 2}, "rounds = 2: is no setting of the config; give team.router.rounds to TeamSpec"),
+        ({"rounds": 2}, "rounds = 2: is no setting of the config; give router.rounds to TeamSpec"),
         ({"bf16": True}, "bf16 = true: is no setting of the config; give base.precision to TeamSpec"),
         ({"reward_range": 2}, "reward_range = 2: is no setting of the config; give it to TeamTRTrainer, as reward_range="),
     ],
@@ -413,7 +413,8 @@ def test_prompts_of_both_datasets_are_refused_or_dropped(
 def test_a_script_run_says_where_it_goes_on(team: dict[str, Any], config: Callable[..., TeamTRConfig], tmp_path: Path) -> None:
     from teamtr_lora.cli import main
 
-    TeamTRTrainer(team, even, config(), ROWS, ROWS).train()
+    hidden = lambda **columns: even(**columns)  # noqa: E731  (no name leads to it)
+    TeamTRTrainer(team, hidden, config(), ROWS, ROWS).train()
     with pytest.raises(UserError, match="script"):
         TeamTRTrainer.from_recipe(load_recipe(tmp_path / "run" / "recipe.yaml"))
     assert main(["eval", str(tmp_path / "run")]) == 2
@@ -488,7 +489,7 @@ def test_rewards_outside_the_range_are_told_once(
     trainer = TeamTRTrainer(team, lambda completions, **_: [5.0] * len(completions), config(), ROWS, ROWS)
     assert trainer.evaluate(items=4, k=2).mean_reward == 5.0 and trainer.evaluate(items=2, k=1).mean_reward == 5.0
     told = [record.message for record in caplog.records if "reward_range" in record.message]
-    assert len(told) == 1 and "got reward 5, outside task.reward_range = [0, 1]" in told[0]
+    assert len(told) == 1 and "got reward 5, outside reward_range = [0, 1]" in told[0]
 
 
 def test_a_trainer_is_closed_at_the_end_of_its_with(team: dict[str, Any], config: Callable[..., TeamTRConfig]) -> None:

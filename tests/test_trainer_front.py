@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallbac
 from transformers.integrations import CometCallback, TensorBoardCallback, WandbCallback
 
 from teamtr_lora import TeamTRConfig, TeamTRTrainer, UserError
+from teamtr_lora.cli import main
 from teamtr_lora.runs.metrics import StageRow, UpdateRow, read_rows
 
 ROWS = [{"prompt": f"question {n}", "answer": n} for n in range(12)]
@@ -219,3 +221,43 @@ def test_a_tracker_that_is_not_installed_is_found_before_anything_is_loaded(make
         UserError, match="^TeamTRTrainer: tracking.trackers = .*wandb.*: wandb is not installed; pip install wandb"
     ):
         make(trackers=["wandb"])
+
+
+def test_a_run_of_a_script_goes_on_from_the_command_line(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where its reward is in a file of its own: evaluated, resumed to the same adapters, and gone on with from Python again."""
+    (tmp_path / "my_rewards.py").write_text(
+        "def even(completions, **_):\n    return [sum(b % 2 for b in c.encode()) / (len(c.encode()) or 1) for c in completions]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import my_rewards  # type: ignore[import-not-found]
+
+    team = {"base": {"source": str(tiny_base), "device": "cpu"}, "agents": AGENTS}
+
+    def trainer(folder: str, stages: int, reward: Any = my_rewards.even) -> TeamTRTrainer:
+        small = {
+            "items_per_stage": 8,
+            "episodes_per_item": 4,
+            "max_message_tokens": 3,
+            "inner_epochs": 1,
+            "delta": 0.05,
+            "items": 4,
+        }
+        args = TeamTRConfig(output_dir=folder, stages=stages, **small)
+        return TeamTRTrainer(team, reward, args, ROWS, ROWS, progress=False, success_at_least=0.5)
+
+    inside = trainer("run", 1)
+    inside.train()
+    measured = inside.evaluate(k=1)
+    assert main(["eval", "run", "--k", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["avg_at_k"] == measured.avg_at_k
+    assert main(["train", "run", "--resume", "training.stages=2", "--json"]) == 0
+    gone_on = json.loads(capsys.readouterr().out)
+    assert gone_on["adapters"] == trainer("whole", 2).train().adapters
+    assert trainer("run", 3).train(resume=True).stages == 3
+    monkeypatch.delitem(sys.modules, "my_rewards")
+
+    trainer("hidden", 1, lambda completions, **_: [0.0] * len(completions)).train()
+    assert main(["eval", "hidden"]) == 2 and "live in a Python script" in capsys.readouterr().err

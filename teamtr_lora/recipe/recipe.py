@@ -28,7 +28,7 @@ from teamtr_lora.recipe.choices import OneOf
 from teamtr_lora.recipe.measuring_sections import DiagnosticsSection, EvaluationSection, SwapSection
 from teamtr_lora.recipe.rollout_section import RolloutSection, engine_mistakes
 from teamtr_lora.recipe.team_sections import BaseSection, TeamSection
-from teamtr_lora.tasks.table import BY_NAME, DEFAULT, SCRIPT, TaskSection
+from teamtr_lora.tasks.table import BY_NAME, DEFAULT, TaskSection
 
 _ORDER, _RESAMPLING, _UPDATE, _MATCHED = OneOf(ORDERS), OneOf(RESAMPLING), OneOf(UPDATES), OneOf(MATCHED)
 _GAIN, _REUSE = OneOf(GAINS), OneOf(REUSE)
@@ -333,9 +333,15 @@ class Recipe(TeamTRConfig):
         return [(("rollout", "items_per_stage"), items, wrong, fix)]
 
     def written(self, key: str, value: Any = None) -> str:
-        return (in_a_script if self.task.name == SCRIPT else in_a_recipe)(key, value)
+        return (in_a_script if self._of_a_script else in_a_recipe)(key, value)
 
     _folder: Path = PrivateAttr(default_factory=Path)
+    _of_a_script: bool = PrivateAttr(default=False)
+
+    def of_a_script(self) -> Self:
+        """The same recipe, of which advice speaks as of a script's settings."""
+        self._of_a_script = True
+        return self
 
     @property
     def folder(self) -> Path:

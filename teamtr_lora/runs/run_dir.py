@@ -76,6 +76,11 @@ class RunDir:
         return self.path / layout.SWAP_WORK
 
     @property
+    def script_rows(self) -> Path:
+        """The folder of the rows that a script trained on."""
+        return self.path / layout.SCRIPT_ROWS
+
+    @property
     def metrics(self) -> MetricsLog:
         """The log of metric rows."""
         return MetricsLog(self.path / layout.METRICS)

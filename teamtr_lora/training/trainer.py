@@ -40,6 +40,7 @@ from teamtr_lora.training.events import Events, checked_callback
 from teamtr_lora.training.live_view import LiveView
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.run_context import RunContext
+from teamtr_lora.training.script_run import ScriptData, script_data
 from teamtr_lora.training.stage import train
 from teamtr_lora.training.tracking import open_accelerator
 
@@ -169,8 +170,12 @@ class TeamTRTrainer:
             return
         within = recipe.task.reward_range
         rewards = Rewards(functions, on_reward_error, within, in_a_script)
+        same = eval_dataset is train_dataset
+        used = {"success_at_least": success_at_least, "reward_range": within, "on_reward_error": on_reward_error}
+        used["on_overlap"] = "allow" if same else on_overlap
+        self._script = script_data(functions, train_dataset, eval_dataset, recipe.folder, used)
         rows = DatasetTask(train_dataset, eval_dataset, rewards, success_at_least=success_at_least, reward_range=within)
-        if eval_dataset is train_dataset:
+        if same:
             logger.warning("eval_dataset is train_dataset: accuracies are those on the prompts that are trained on")
         elif eval_dataset is not None:
             rows.settle_overlap(on_overlap, "pass on_overlap='drop'")
@@ -187,6 +192,7 @@ class TeamTRTrainer:
 
     def _set_up(self, recipe: Recipe, task: Task, callbacks: Callbacks | None, progress: bool) -> None:
         self.recipe, self.task, self._progress = recipe, task, progress
+        self._script: ScriptData | None = getattr(self, "_script", None)
         if missing := missing_trackers(recipe):
             raise RecipeError(missing, "TeamTRTrainer")
         self._callbacks = [checked_callback(callback) for callback in callbacks or ()]
@@ -239,10 +245,14 @@ class TeamTRTrainer:
             run_dir = RunDir(Path(recipe.output_dir))
         else:
             run_dir = RunDir(latest_run_dir(name) if resume else default_run_dir(name))
+        if self._script is not None:
+            recipe = self._script.recipe_for(recipe, run_dir)
         run_dir.check(recipe, resume=resume)
         new, callbacks = not run_dir.path.exists(), self._with_progress()
         recipe = self.recipe = run_dir.with_stages_done(run_dir.with_swaps(recipe))
         playable = self.open()
+        if self._script is not None:
+            self._script.write(run_dir)
         lock = run_dir.claim(recipe, {**code_hashes(recipe), **data_hashes(recipe)})
         try:
             context = RunContext(
@@ -371,4 +381,4 @@ def _checked_recipe(data: dict[str, Any]) -> Recipe:
     found = problems(data)
     if found:
         raise RecipeError(found, "TeamTRTrainer")
-    return Recipe(**data).placed_in(Path.cwd())
+    return Recipe(**data).placed_in(Path.cwd()).of_a_script()
