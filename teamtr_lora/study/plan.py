@@ -102,7 +102,9 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None) -> Plan:
         trust_region=_in_words(recipe),
         engine=_engine_in_words(recipe),
         unmeasured=recipe.unmeasured(),
-        expected_time=speeds and expected_time(speeds, recipe, rollouts=rollouts, episodes=episodes, messages=messages),
+        expected_time=None
+        if speeds is None
+        else expected_time(speeds, recipe, rollouts=rollouts, episodes=episodes, messages=messages),
     )
 
 

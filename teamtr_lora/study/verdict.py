@@ -47,7 +47,7 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
 
 
 def diagnose_verdict(updates: Sequence[UpdateRow], stages: Sequence[StageRow]) -> list[str]:
-    counts = Counter(row.decision for row in updates)
+    counts: Counter[str] = Counter(row.decision for row in updates)
     taken = counts["accepted"] + counts["shrunk"]
     words = [
         f"{taken} of {_count(len(updates), 'update')} were accepted ({counts['shrunk']} shortened), {counts['rejected']} "

@@ -173,13 +173,13 @@ class TeamTRTrainer:
         same = eval_dataset is train_dataset
         used = {"success_at_least": success_at_least, "reward_range": within, "on_reward_error": on_reward_error}
         used["on_overlap"] = "allow" if same else on_overlap
-        self._script = script_data(functions, train_dataset, eval_dataset, recipe.folder, used)
+        script = script_data(functions, train_dataset, eval_dataset, recipe.folder, used)
         rows = DatasetTask(train_dataset, eval_dataset, rewards, success_at_least=success_at_least, reward_range=within)
         if same:
             logger.warning("eval_dataset is train_dataset: accuracies are those on the prompts that are trained on")
         elif eval_dataset is not None:
             rows.settle_overlap(on_overlap, "pass on_overlap='drop'")
-        self._set_up(recipe, rows, callbacks, progress)
+        self._set_up(recipe, rows, callbacks, progress, script)
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, callbacks: Callbacks | None = None, *, progress: bool = True) -> TeamTRTrainer:
@@ -190,9 +190,11 @@ class TeamTRTrainer:
         trainer._set_up(recipe, recipe.task.build(recipe.folder), callbacks, progress)
         return trainer
 
-    def _set_up(self, recipe: Recipe, task: Task, callbacks: Callbacks | None, progress: bool) -> None:
+    def _set_up(
+        self, recipe: Recipe, task: Task, callbacks: Callbacks | None, progress: bool, script: ScriptData | None = None
+    ) -> None:
         self.recipe, self.task, self._progress = recipe, task, progress
-        self._script: ScriptData | None = getattr(self, "_script", None)
+        self._script = script
         if missing := missing_trackers(recipe):
             raise RecipeError(missing, "TeamTRTrainer")
         self._callbacks = [checked_callback(callback) for callback in callbacks or ()]
