@@ -29,7 +29,6 @@ import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -52,6 +51,10 @@ from teamtr_lora.team import build_team
 MODEL_SHAPES = {
     "qwen3-1.7b": {"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
                    "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": True},
+    "qwen3-8b": {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+                 "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936, "tie_word_embeddings": False},
+    "smollm2-135m": {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+                     "head_dim": 64, "intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True},
 }  # fmt: skip
 
 
@@ -324,18 +327,26 @@ def part_again(bench: Bench) -> Measures:
 PARTS = {"transformers": part_transformers, "plain": part_plain, "vllm": part_vllm, "patches": part_patches, "again": part_again}
 
 
-def make_random_base(shape: str, folder: Path, device: str) -> None:
-    """Random weights of a known size, with the embedded base's tokenizer: for speed, not for sense."""
+def random_base(shape: str, device: str) -> Path:
+    """Random weights of a known size, with the embedded base's tokenizer: for speed, not for sense. The folder is kept, since
+    vLLM keeps what it has compiled for a base by its path."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
-    from teamtr_lora.base.source import resolve
+    from teamtr_lora.base.source import cache_root, resolve
 
-    config = Qwen3Config(**MODEL_SHAPES[shape], max_position_embeddings=4096)
+    folder = cache_root() / "random" / shape
+    if (folder / "tokenizer.json").exists():
+        return folder
+    config = Qwen3Config(**MODEL_SHAPES[shape], max_position_embeddings=8192)
     torch.set_default_dtype(torch.float16)
     with torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"):
         model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)
+    del model
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the processes that measure need the memory
     AutoTokenizer.from_pretrained(resolve("nano")).save_pretrained(folder)
+    return folder
 
 
 def parse() -> argparse.Namespace:
@@ -395,21 +406,19 @@ def main() -> int:
         if args.json:
             args.json.write_text(json.dumps({"arguments": {k: str(v) for k, v in vars(args).items()}, **results}, indent=2))
 
-    with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, *sys.argv]
-        if args.base.startswith("random:"):
-            make_random_base(args.base.removeprefix("random:"), Path(scratch), args.device)
-            command += ["--base", scratch]
-        for part in args.parts.split(","):
-            print(f"{part} ...", file=sys.stderr, flush=True)
-            results[part] = {}
-            with subprocess.Popen([*command, "--child", part], stdout=subprocess.PIPE, text=True) as running:
-                for line in running.stdout or ():
-                    if line.startswith("RESULT "):
-                        name, numbers = json.loads(line.removeprefix("RESULT "))
-                        keep(part, name, numbers)
-            if running.returncode:
-                keep(part, "failed", {"exit status": running.returncode})
+    command = [sys.executable, *sys.argv]
+    if args.base.startswith("random:"):
+        command += ["--base", str(random_base(args.base.removeprefix("random:"), args.device))]
+    for part in args.parts.split(","):
+        print(f"{part} ...", file=sys.stderr, flush=True)
+        results[part] = {}
+        with subprocess.Popen([*command, "--child", part], stdout=subprocess.PIPE, text=True) as running:
+            for line in running.stdout or ():
+                if line.startswith("RESULT "):
+                    name, numbers = json.loads(line.removeprefix("RESULT "))
+                    keep(part, name, numbers)
+        if running.returncode:
+            keep(part, "failed", {"exit status": running.returncode})
     return int(any("failed" in numbers for measures in results.values() for numbers in (measures, *measures.values())))
 
 

@@ -1,20 +1,23 @@
 """One update of TRL's GRPOTrainer beside one of ours, on the same base, prompts, lengths, rank and number of passes.
 
     python tools/bench_trl.py                                              # the embedded base, seconds, on a CPU
-    python tools/bench_trl.py --base random:qwen3-1.7b --prompts 32 --message-tokens 256 --engine vllm --json out.json
-    python tools/bench_trl.py --base random:qwen3-1.7b --prompt-tokens 512 --message-tokens 1024 --engine vllm --trl liger
+    python tools/bench_trl.py --shape 1.7b-256 --trl default,liger,64 --json out.json
+    python tools/bench_trl.py --shape 1.7b-1024 --trl 16,liger --json out-1024.json
+    python tools/bench_trl.py --base random:qwen3-1.7b --prompts 32 --message-tokens 256 --engine vllm
 
 Both sides stay loaded in processes of their own and take turns, an update each, so that what the machine does meanwhile happens
-to both. Each learns from --prompts groups of --group episodes in --passes passes. Ours plays a quarter more groups, on which the
-gate judges the update; their sampling and the gate are in its time. Rewards are drawn from the text, so that every group has
-something to learn from; with random weights the numbers are about speed alone. --trl names TRL's settings to try: default, liger
-(its fused loss), or a number of rows per micro-batch.
+to both. --trl names TRL's settings to try: default, liger (its fused loss), or a number of rows per micro-batch; each is a pair
+with ours, and a pair that --json has already is not run again. Each side learns from --prompts groups of --group episodes in
+--passes passes. Ours plays a quarter more groups, on which the gate judges the update; their sampling and the gate are in its
+time. Rewards are drawn from the text, so that every group has something to learn from; with random weights the numbers are about
+speed alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,6 +36,13 @@ def drawn_from_text(prompts, completions, **columns):
     return [sum(map(ord, text[-64:])) % 8 / 7 for text in completions]
 '''
 UPDATES_TO_WARM_UP = 1
+SHAPES: dict[str, dict[str, Any]] = {
+    "1.7b-256": {"base": "random:qwen3-1.7b", "prompts": 32, "group": 8, "message_tokens": 256, "engine": "vllm"},
+    "1.7b-1024": {"base": "random:qwen3-1.7b", "prompts": 32, "group": 8, "prompt_tokens": 512, "message_tokens": 1024,
+                  "engine": "vllm", "trl_rows": 8},
+    "smollm2-24": {"base": "random:smollm2-135m", "prompts": 64, "group": 8, "message_tokens": 24, "engine": "vllm",
+                   "trl_rows": 128},
+}  # fmt: skip
 
 
 def write_inputs(args: argparse.Namespace, folder: Path) -> None:
@@ -71,10 +81,9 @@ def write_inputs(args: argparse.Namespace, folder: Path) -> None:
             "stages": args.repeats + UPDATES_TO_WARM_UP,
             "inner_epochs": args.passes,
             "learning_rate": args.learning_rate,
-            "tokens_per_microbatch": args.tokens_per_microbatch,
         },
         # wide enough that no pass is left out: the work is what is compared
-        "trust_region": {"delta": args.delta, "holdout": 1 - args.prompts / items, "gate_precision": args.gate_precision},
+        "trust_region": {"delta": args.delta, "holdout": 1 - args.prompts / items},
         "evaluation": {"every_stages": 0, "items": 8},
         "diagnostics": {"save_episodes": "none"},
     }
@@ -94,12 +103,13 @@ class Turns:
         self.started = time.perf_counter()
 
     def done(self, phases: dict[str, float]) -> None:
-        memory = 0.0
+        memory: dict[str, float] = {}
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-            memory = torch.cuda.max_memory_reserved() / 2**30
+            memory["allocated GiB"] = torch.cuda.max_memory_allocated() / 2**30
+            memory["reserved GiB"] = torch.cuda.max_memory_reserved() / 2**30
         seconds = time.perf_counter() - self.started
-        print("RESULT " + json.dumps({"update": seconds, **phases, "memory": memory}), flush=True)
+        print("RESULT " + json.dumps({"update": seconds, **phases, **memory}), flush=True)
 
 
 def ours(args: argparse.Namespace, folder: Path) -> None:
@@ -203,7 +213,16 @@ class Side:
         self.process = subprocess.Popen(
             [*command, "--child", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
-        self.wait("READY")
+
+    def end(self) -> None:
+        """Waits until its memory is free again. A side that still waits for its turn ends when nobody can give it one."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def wait(self, word: str) -> str:
         for line in self.process.stdout or ():
@@ -221,21 +240,49 @@ class Side:
         return dict(result)
 
 
-def table(results: dict[str, list[dict[str, float]]]) -> str:
-    names = sorted({name for runs in results.values() for run in runs for name in run}, key=lambda n: (n == "memory", n))
-    lines = [f"{'':16s}" + "".join(f"{name:>12s}" for name in names) + "   seconds, best and median (memory: GiB)"]
+Results = dict[str, list[dict[str, float]]]  # by side
+
+
+def table(results: Results) -> str:
+    """Best and median of every phase, in the order in which an update has them."""
+    names = list(dict.fromkeys(name for runs in results.values() for run in runs for name in run))
+    lines = [f"{'':16s}" + "".join(f"{name:>14s}" for name in names) + "   seconds"]
     for side, runs in results.items():
         for what, pick in (("best", min), ("median", statistics.median)):
-            cells = [f"{pick(run.get(name, 0.0) for run in runs):12.3f}" for name in names]
+            cells = [f"{pick(run.get(name, 0.0) for run in runs):14.3f}" for name in names]
             lines.append(f"{side + ' ' + what:16s}" + "".join(cells))
-    best = {side: min(run["update"] for run in runs) for side, runs in results.items()}
-    if "ours" in best:
-        lines += [f"{side} takes {seconds / best['ours']:.2f} times as long" for side, seconds in best.items() if side != "ours"]
+    for what, pick in (("best", min), ("median", statistics.median)):
+        took = {side: pick(run["update"] for run in runs) for side, runs in results.items()}
+        lines += [f"{side} takes {took[side] / took['ours']:.2f} times as long ({what})" for side in took if side != "ours"]
     return "\n".join(lines)
+
+
+def pair(args: argparse.Namespace, command: list[str], how: str) -> Results:
+    """Ours and TRL with one of its settings, taking turns."""
+    sides: list[Side] = []
+    results: Results = {}
+    rounds = args.repeats + UPDATES_TO_WARM_UP
+    try:
+        for name in ("ours", f"TRL {how}"):
+            print(f"{name} starts", file=sys.stderr, flush=True)
+            sides.append(Side(name, command))
+            sides[-1].wait("READY")
+            results[name] = []
+        for number in range(rounds):
+            for side in sides:
+                took = side.update(last=number == rounds - 1)
+                print(f"{side.name}: {json.dumps({k: round(v, 3) for k, v in took.items()})}", file=sys.stderr, flush=True)
+                if number >= UPDATES_TO_WARM_UP:
+                    results[side.name].append(took)
+    finally:
+        for side in sides:
+            side.end()
+    return results
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, help="base and sizes by name; what else is given comes first")
     parser.add_argument("--base", default="nano", help="as base.source in a recipe, or random:SHAPE")
     parser.add_argument("--prompts", type=int, default=4, help="groups to learn from in an update")
     parser.add_argument("--group", type=int, default=4, help="episodes a prompt")
@@ -245,17 +292,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=1e-7)
     parser.add_argument("--delta", type=float, default=10.0)
-    parser.add_argument("--gate-precision", default="fp32")
-    parser.add_argument("--tokens-per-microbatch", type=int, default=9216)
     parser.add_argument("--engine", default="transformers", choices=("transformers", "vllm"))
     parser.add_argument("--memory-share", type=float, default=0.15, help="vLLM's part of the GPU, on either side")
     parser.add_argument("--trl", default="default", help="TRL's settings, with commas: default, liger, or rows per micro-batch")
     parser.add_argument("--trl-rows", type=int, default=32, help="rows per micro-batch where --trl gives none")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write all numbers here")
+    parser.add_argument("--json", type=Path, help="write all numbers here, and go on from what is there")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="further settings of ours")
+    if shape := parser.parse_known_args()[0].shape:
+        parser.set_defaults(**SHAPES[shape])
     return parser.parse_args()
 
 
@@ -268,25 +315,26 @@ def main() -> int:
         folder = Path(scratch)
         command = [sys.executable, *sys.argv, "--folder", scratch]
         if args.base.startswith("random:"):
-            from bench_rollout import make_random_base
+            from bench_rollout import random_base
 
-            (folder / "base").mkdir()
-            make_random_base(args.base.removeprefix("random:"), folder / "base", "auto")
-            args.base = str(folder / "base")
+            args.base = str(random_base(args.base.removeprefix("random:"), "auto"))
             command += ["--base", args.base]
         write_inputs(args, folder)
-        sides = [Side("ours", command), *(Side(f"TRL {how}", command) for how in args.trl.split(","))]
-        results: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
-        for number in range(args.repeats + UPDATES_TO_WARM_UP):
-            for side in sides:
-                took = side.update(last=number == args.repeats + UPDATES_TO_WARM_UP - 1)
-                print(f"{side.name}: {json.dumps({k: round(v, 3) for k, v in took.items()})}", file=sys.stderr, flush=True)
-                if number >= UPDATES_TO_WARM_UP:
-                    results[side.name].append(took)
-    print(table(results))
-    if args.json:
-        args.json.write_text(json.dumps({"arguments": {k: str(v) for k, v in vars(args).items()}, "results": results}, indent=2))
-    return 0
+        pairs: dict[str, Results] = json.loads(args.json.read_text())["pairs"] if args.json and args.json.exists() else {}
+        failed = False
+        for how in args.trl.split(","):
+            shutil.rmtree(folder / "run", ignore_errors=True)
+            try:
+                pairs[how] = pairs.get(how) or pair(args, command, how)
+            except RuntimeError as error:  # too large for the GPU, say: the other settings still count
+                print(error, file=sys.stderr, flush=True)
+                failed = True
+                continue
+            print(table(pairs[how]), flush=True)
+            if args.json:
+                arguments = {name: str(value) for name, value in vars(args).items()}
+                args.json.write_text(json.dumps({"arguments": arguments, "pairs": pairs}, indent=2))
+    return int(failed)
 
 
 if __name__ == "__main__":

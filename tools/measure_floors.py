@@ -27,14 +27,14 @@ import torch
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import resolve_device
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection, TeamTRConfig
+from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection, TeamTRConfig, TrustRegionSection
 from teamtr_lora.rollout.playable import PlayableTeam, open_team
 from teamtr_lora.rollout.sampler import Request, SamplingParams, derive_seed
 from teamtr_lora.team import Episode, Message, agent_sequences
 from teamtr_lora.training.batches import MessageBatch
-from teamtr_lora.training.floor import measure_floors
+from teamtr_lora.training.floor import measure_floors, perturbed_kl
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.scoring import Scorer, keep_current, unweighted_batch
+from teamtr_lora.training.scoring import Scorer, unweighted_batch
 
 AGENT = "agent"
 ALPHAS = tuple(10.0**-power for power in range(8))
@@ -147,10 +147,8 @@ def read_passes(playable: PlayableTeam, episodes: list[Episode], precision: str)
     base, bank = playable.base, playable.bank
     for tf32 in (False, True) if base.device.type == "cuda" else (False,):
         scorer = Scorer(base, bank, temperature=1.0, head_chunk_tokens=TRAINING.head_chunk_tokens, tf32=tf32)
-        floors = measure_floors(
-            scorer, bank, AGENT, episodes, tokens_per_microbatch=TRAINING.tokens_per_microbatch, reduction="message_sum"
-        )
-        batch = unweighted_batch(scorer, agent_sequences(episodes, AGENT), TRAINING.tokens_per_microbatch)
+        floors = measure_floors(scorer, bank, AGENT, episodes, region=TrustRegionSection(gate_precision="tf32"))
+        batch = unweighted_batch(scorer, agent_sequences(episodes, AGENT))
         if not tf32:
             yield PassReading(precision, "training", floors["training"], scan(scorer, bank, batch, training_pass(scorer)))
         name = "gate tf32" if tf32 else "gate fp32"
@@ -167,25 +165,8 @@ def training_pass(scorer: Scorer) -> Iterator[None]:
 def scan(scorer: Scorer, bank: AdapterBank, batch: MessageBatch, passes: AbstractContextManager[None]) -> dict[float, float]:
     """The mean message KL from the fresh agent to itself at every alpha, inside the context that makes the pass."""
     bank.activate(AGENT)
-    before = bank.snapshot(AGENT)
-    generator = torch.Generator().manual_seed(1)
-    size = max(float(tensor.abs().mean()) for tensor in before.values())  # of a typical adapter weight
-    candidate = {n: t + size * torch.randn(t.shape, generator=generator).to(t) for n, t in before.items()}
-    found: dict[float, float] = {}
     with passes:
-        current = keep_current(scorer, batch)
-        try:
-            for alpha in ALPHAS:
-                bank.interpolate(AGENT, before, candidate, alpha)
-                total = 0.0
-                for part, kept in zip(batch.microbatches, current.kept, strict=True):
-                    kl_N = scorer.score_and_keep(part, kept)[0].kl_N
-                    assert kl_N is not None
-                    total += float(kl_N.double().sum())
-                found[alpha] = total / len(batch.messages)
-        finally:
-            bank.restore(AGENT, before)
-    return found
+        return dict(zip(ALPHAS, perturbed_kl(scorer, bank, AGENT, batch, "message_sum", ALPHAS), strict=True))
 
 
 def strict_of(readings: list[PassReading], base: str) -> PassReading:

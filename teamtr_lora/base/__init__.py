@@ -9,5 +9,6 @@ Modules:
     lora_config    reading PEFT's adapter_config.json
     adapter_files  adapters as files
     versions       adapter versions and their hashes
-    memory         the peak memory of this process
+    memory         the peak memory of this process, and its age
+    memory_model   how much memory an update takes, from shapes alone
 """

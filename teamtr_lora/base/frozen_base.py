@@ -71,8 +71,10 @@ class BaseFacts:
     hidden_size: int
     layers: int
     intermediate_size: int
+    heads: int
     kv_heads: int
     head_dim: int
+    head_norms: bool  # whether queries and keys are normalised, head by head
     vocab_size: int
     context_tokens: int
     parameters: int  # a tied head counts once
@@ -184,8 +186,10 @@ def base_facts(folder: Path) -> BaseFacts:
         hidden_size=text.hidden_size,
         layers=text.num_hidden_layers,
         intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        heads=heads,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        head_norms=any(name.endswith("q_norm") for name, _ in model.named_modules()),
         vocab_size=text.vocab_size,
         context_tokens=_context_tokens(config),
         parameters=sum(parameter.numel() for parameter in model.parameters()),

@@ -34,8 +34,10 @@ def two_parts(weight: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
 
 
 def _wide(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right in float32: half-precision products are exact there. On a CPU the inputs are float32 already."""
-    return torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda and left.dtype in HALF_DTYPES else left @ right
+    """left @ right in float32: half-precision products are exact there."""
+    if left.dtype not in HALF_DTYPES:
+        return left @ right
+    return torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
 
 
 class _LoraLinear(torch.autograd.Function):

@@ -1,9 +1,11 @@
-"""How much memory this process has used at most, on the device that counts."""
+"""What this process has used: memory at most, on the device that counts, and time."""
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -26,3 +28,12 @@ def peak_memory(device: torch.device) -> int:
         return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def process_age() -> float:
+    """Seconds since this process was started, imports included; 0 where the system does not say."""
+    stat = Path("/proc/self/stat")
+    if not stat.exists():
+        return 0.0
+    ticks = int(stat.read_text().rpartition(")")[2].split()[19])  # the 22nd field; the 2nd, in parentheses, may hold anything
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from teamtr_lora.algorithm.variants.optimizer_kinds import OPTIMIZERS
+from teamtr_lora.base.memory_model import DEFAULT_TOKENS
 from teamtr_lora.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def batch_settings(recipe: Recipe, *, longest: int, iterations: int) -> dict[str
             f"number that divides {episodes}"
         )
     step = episodes // parts
-    most = max(1, training.tokens_per_microbatch // longest)
+    wanted = training.tokens_per_microbatch
+    most = max(1, (DEFAULT_TOKENS if wanted == "auto" else wanted) // longest)
     a_pass = max(size for size in range(1, min(most, step) + 1) if step % size == 0)
     return {
         "per_device_train_batch_size": a_pass,

@@ -87,8 +87,10 @@ class TrainingSection(Section):
     max_grad_norm: float = Field(default=1.0, gt=0, description="Largest gradient norm; longer gradients are scaled down to it.")
     inner_epochs: int = Field(default=4, ge=1, description="Passes over an update's episodes, less the held-out ones.")
     minibatches_per_epoch: int = Field(default=1, ge=1, description="Optimizer steps per pass.")
-    tokens_per_microbatch: int = Field(
-        default=8192, ge=1, description="Most tokens in one forward pass, padding included; gradients accumulate over passes."
+    tokens_per_microbatch: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto",
+        description="Most tokens in one forward pass, padding included; gradients accumulate over passes. auto: 8192 on a CPU; "
+        "on a GPU as many as keep it busy, or as fit beside the engine.",
     )
     gradient_checkpointing: bool = Field(
         default=False, description="Recompute activations in the backward pass: less memory, more time."

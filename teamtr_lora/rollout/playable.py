@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from teamtr_lora.base.bank import AdapterBank
@@ -26,6 +27,7 @@ class PlayableTeam:
     bank: AdapterBank
     team: Team
     sampler: Sampler
+    opening_seconds: dict[str, float] = field(default_factory=dict)  # what opening it took, by phase
 
     def versions(self) -> dict[str, str]:
         """The version names that are current, which is what every message must come from."""
@@ -71,6 +73,7 @@ def open_team(
 ) -> PlayableTeam:
     """Loads the base and puts a fresh adapter on it for every agent. `folder` is where the recipe was found. `extra` adapters are
     put on the same base beside the team's, such as one that is to replace an agent's."""
+    started = time.monotonic()
     base = load_base(
         beside(base_section.source, folder),
         precision=base_section.precision,
@@ -78,6 +81,7 @@ def open_team(
         quantization=base_section.quantization,
         revision=base_section.revision,
     )
+    loaded = time.monotonic()
     router = team_section.router
     custom = load_callable(router.callable, key="team.router.callable", folder=folder) if router.callable else None
     team = build_team(
@@ -85,8 +89,10 @@ def open_team(
     )
     specs = {agent.name: agent.lora for agent in team_section.agents} | dict(extra or {})
     bank = AdapterBank(base.model, specs, base_name=base_section.source, seed=seed)
+    adapted = time.monotonic()
     sampler = open_sampler(base, bank, rollout, context_tokens=team.context_tokens)
-    playable = PlayableTeam(base, bank, team, sampler)
+    seconds = {"base": loaded - started, "adapters": adapted - loaded, "engine": time.monotonic() - adapted}
+    playable = PlayableTeam(base, bank, team, sampler, seconds | sampler.start_seconds())
     try:
         playable.publish_all()
     except BaseException:

@@ -73,6 +73,14 @@ class Sampler(Protocol):
         """Entered around an update: while it lasts, the engine's memory is the trainer's. By default nothing is lent."""
         return nullcontext()
 
+    def start_seconds(self) -> dict[str, float]:
+        """What the engine's start took, by phase."""
+        return {}
+
+    def lendable_bytes(self) -> int:
+        """GPU memory of the engine that `training_memory` may free for an update."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class Published:

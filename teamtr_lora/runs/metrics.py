@@ -17,7 +17,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.runs.diagnostic_rows import ProbeReading, UpdateDiagnostics
 from teamtr_lora.runs.layout import MAX_METRICS_BYTES, METRICS, OWN_NAMES, append_synced, read_own, refuse_links
 
-TIME_FIELDS = ("seconds", "tokens_per_second", "time", "peak_memory_bytes")
+TIME_FIELDS = ("seconds", "start_seconds", "tokens_per_second", "time", "peak_memory_bytes")
 
 
 class _Row(BaseModel):
@@ -147,6 +147,11 @@ class StageRow(_Row):
     )
     floors: dict[str, float] | None = Field(
         description="stage 0: KL floors of the training and gate passes, in the recipe's reduction"
+    )
+    start_seconds: dict[str, float] | None = Field(
+        default=None,
+        description="stage 0: what it took to begin, by phase: process (until the base was asked for), base, adapters, engine, "
+        "and of the latter vLLM's import and start",
     )
     items_seen: int = Field(
         description="training items that complete stages have taken, this one included; an item taken again counts again"

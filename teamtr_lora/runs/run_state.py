@@ -70,6 +70,7 @@ class RunState:
     rates: dict[str, float | None] = field(default_factory=dict)  # learning rates found by training.learning_rate: auto
     loss_scaler: dict[str, float] = field(default_factory=dict)  # empty where no half precision needs one
     gate_tf32: bool = False  # the precision of gate passes, once the floors have been measured
+    tokens_per_microbatch: int = 0  # what `auto` came to; 0 before the first update
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     idle_updates: int = 0  # skipped updates in a row, up to the last one made
     sampled_tokens: int = 0

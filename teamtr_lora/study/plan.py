@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,15 @@ from teamtr_lora.algorithm.variants.optimizer_kinds import OPTIMIZERS
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
 from teamtr_lora.base.memory import peak_memory
+from teamtr_lora.base.memory_model import (
+    DEFAULT_TOKENS,
+    UPDATE_PARTS,
+    UpdateShape,
+    choose_tokens,
+    training_path,
+    update_memory,
+    update_peak,
+)
 from teamtr_lora.base.source import beside, describe
 from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
@@ -25,13 +34,6 @@ from teamtr_lora.study.expected_time import ExpectedTime, Speeds, expected_time
 from teamtr_lora.team import Team, build_team
 
 SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
-# What one decoder layer keeps of one token for the backward pass, in values: about 10 of hidden width (norms, residuals, q, k, v,
-# attention output) and 4.5 of MLP width (gate, up, activation, product). On a half-precision base PEFT also keeps a float32
-# copy of the input of every adapted layer: 6 of hidden width and 1 of MLP width.
-HIDDEN_COPIES, MLP_COPIES = 10, 4.5
-HIDDEN_CASTS, MLP_CASTS = 6, 1
-# Chunk-sized float32 arrays alive at once while the head's KL is differentiated.
-HEAD_COPIES = 8
 STORED_BYTES = {"4bit": 0.56, "8bit": 1.06}  # a value, with its block scales
 
 
@@ -55,10 +57,16 @@ class Plan:
     adapter_bytes: dict[str, int]
     memory_bytes: dict[str, int]
     memory_total_bytes: int
+    device_bytes: int | None  # all memory of the GPU; None on a CPU
+    tokens_per_microbatch: int
     trust_region: str
     engine: str
     unmeasured: list[str]
     expected_time: ExpectedTime | None = None  # None: no speeds are known
+
+    @property
+    def fits(self) -> bool:
+        return self.device_bytes is None or self.memory_total_bytes <= self.device_bytes
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,7 +87,10 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None) -> Plan:
     messages = team.router.max_messages
     sampled = episodes * messages * rollout.max_message_tokens
     transcript = min(team.context_tokens, prompt + messages * (rollout.max_message_tokens + _turn_tokens(team)))
-    memory = _memory(recipe, facts, adapters, transcript, dtype, device)
+    memory = _standing_memory(recipe, facts, adapters, transcript, dtype, device)
+    shape = _update_shape(recipe, transcript, messages, dtype, device)
+    tokens = _tokens_per_microbatch(recipe, facts, shape, memory, device)
+    memory |= update_memory(facts, replace(shape, tokens=max(tokens, transcript)))
     return Plan(
         base=recipe.base.source,
         parameters=facts.parameters,
@@ -99,6 +110,8 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None) -> Plan:
         adapter_bytes={agent: 4 * count for agent, count in adapters.items()},
         memory_bytes=memory,
         memory_total_bytes=_peak(memory, engine=rollout.engine, offload=rollout.vllm.offload),
+        device_bytes=None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory,
+        tokens_per_microbatch=tokens,
         trust_region=_in_words(recipe),
         engine=_engine_in_words(recipe),
         unmeasured=recipe.unmeasured(),
@@ -147,22 +160,15 @@ def _adapter_parameters(lora: Any, facts: BaseFacts) -> int:
     return sum(lora.rank * (m.in_features + m.out_features) for m in chosen) + magnitudes
 
 
-def _memory(
+def _standing_memory(
     recipe: Recipe, facts: BaseFacts, adapters: dict[str, int], transcript: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, int]:
+    """What is there whether an update is made or not."""
     rollout, training = recipe.rollout, recipe.training
     value = dtype.itemsize
     rows = min(rollout.requests_per_batch, max(rollout.items_per_stage * rollout.episodes_per_item, recipe.evaluation.items))
     moments = OPTIMIZERS[training.optimizer].state_bytes
     stored = facts.parameters * STORED_BYTES.get(recipe.base.quantization, value)
-    per_token = (facts.hidden_size * HIDDEN_COPIES + facts.intermediate_size * MLP_COPIES) * value
-    if value < 4:
-        per_token += (facts.hidden_size * HIDDEN_CASTS + facts.intermediate_size * MLP_CASTS) * 4
-    layers = 1 if training.gradient_checkpointing else facts.layers
-    kept = facts.hidden_size * facts.layers * value if training.gradient_checkpointing else 0
-    tokens = max(training.tokens_per_microbatch, transcript)
-    messages = rollout.items_per_stage * rollout.episodes_per_item * rollout.max_message_tokens
-    chunk = min(training.head_chunk_tokens, messages)
     return {
         "libraries" if device.type == "cpu" else "CUDA context": _libraries(device),
         "base": int(stored),
@@ -170,9 +176,43 @@ def _memory(
         # every agent's moments, and while one updates: its weights before and after, their moments before, gradients
         "optimizer": moments * sum(adapters.values()) + (4 * 3 + moments) * max(adapters.values()),
         **_sampling_memory(recipe, int(stored), rows * transcript * _cached_values(facts) * value, device),
-        "activations": int(tokens * (per_token * layers + kept)) + messages * facts.hidden_size * value,
-        "KL head chunk": chunk * facts.vocab_size * 4 * HEAD_COPIES,
     }
+
+
+def _update_shape(recipe: Recipe, transcript: int, messages: int, dtype: torch.dtype, device: torch.device) -> UpdateShape:
+    """The largest update: every message as long as it may be."""
+    rollout, training, loras = recipe.rollout, recipe.training, [agent.lora for agent in recipe.team.agents]
+    learned = Variants.of(recipe).reuse.learned_items(rollout.items_per_stage, len(loras))
+    per_episode = rollout.max_message_tokens * -(-messages // len(loras))
+    path = training_path(
+        device.type,
+        dtype.itemsize,
+        quantized=recipe.base.quantization != "none",
+        dora=any(lora.dora for lora in loras),
+        compiled=training.compile,
+    )
+    return UpdateShape(
+        tokens=transcript,
+        learned_tokens=learned * rollout.episodes_per_item * per_episode,
+        judged_tokens=recipe.trust_region.judging_episodes * per_episode,
+        rank=max(lora.rank for lora in loras),
+        value=dtype.itemsize,
+        path=path,
+        checkpointing=training.gradient_checkpointing,
+        head_chunk=training.head_chunk_tokens,
+    )
+
+
+def _tokens_per_microbatch(
+    recipe: Recipe, facts: BaseFacts, shape: UpdateShape, standing: dict[str, int], device: torch.device
+) -> int:
+    """As a run on this machine would choose, were the GPU its own."""
+    wanted = recipe.training.tokens_per_microbatch
+    if wanted != "auto" or device.type == "cpu":
+        return DEFAULT_TOKENS if wanted == "auto" else wanted
+    free = torch.cuda.get_device_properties(device).total_memory - sum(standing.values())
+    lendable = 0 if recipe.rollout.vllm.offload == "never" else standing.get("vLLM's share", 0)
+    return choose_tokens(facts, shape, free, lendable)
 
 
 def _cached_values(facts: BaseFacts) -> int:
@@ -193,9 +233,9 @@ def _sampling_memory(recipe: Recipe, base: int, cache: int, device: torch.device
 def _peak(memory: dict[str, int], *, engine: str, offload: str) -> int:
     """Rollouts and updates take turns: the cache of the trainer's own model is gone when an update begins, and an update's
     activations when a rollout does. vLLM keeps what it has, unless it always sleeps during updates."""
-    update = memory["activations"] + memory["KL head chunk"]
+    update = update_peak(memory)
     sampling = memory["KV cache"] + memory.get("vLLM's share", 0) + memory.get("vLLM's base", 0)
-    rest = sum(memory.values()) - update - sampling
+    rest = sum(memory.values()) - sum(memory[part] for part in UPDATE_PARTS) - sampling
     keeps = ENGINES[engine].memory == "copy" and not ("vLLM's share" in memory and offload == "always")
     return rest + (sampling + update if keeps else max(sampling, update))
 
@@ -211,11 +251,19 @@ def _engine_in_words(recipe: Recipe) -> str:
     return f"Engine: {facts.name}. A draw depends on {facts.seeds}; a resumed run ends {resumed} one that never stopped."
 
 
+def _per_token(recipe: Recipe) -> str:
+    """What the radius of a message means for its tokens."""
+    region, longest = recipe.trust_region, recipe.rollout.max_message_tokens
+    if not REDUCTIONS[region.reduction].whole:
+        return ""
+    return f" In a message of {longest} tokens, the longest allowed, that is {region.delta / longest:.1g} nats a token."
+
+
 def _in_words(recipe: Recipe) -> str:
     region = recipe.trust_region
     variants = Variants.of(recipe)
     _, played = stage_budget(recipe.training, recipe.rollout.items_per_stage, len(recipe.team.agents))
-    items = f"{variants.reuse.judging_items(played)} of {played} items"
+    items = variants.reuse.judges(played)
     if not variants.region.gates:
         return (
             f"Trust region: {variants.region.words}. No update is shortened or rejected; how far each one went is "
@@ -227,7 +275,7 @@ def _in_words(recipe: Recipe) -> str:
     unit = REDUCTIONS[region.reduction].words
     return (
         f"Trust region: an update is accepted only if the {region.estimator} KL from the agent it replaces, {unit}, is at most "
-        f"{region.delta:g} nats{share} with {region.confidence:.0%} confidence, on {items} held out from its gradient, and its "
-        f"surrogate gain there is positive. A step is {step}; if nothing fits it is rejected and the agent stays as it was, bit "
-        "for bit."
+        f"{region.delta:g} nats{share} with {region.confidence:.0%} confidence, on {items}.{_per_token(recipe)} Its surrogate "
+        f"gain: {variants.region.gain_rule.words}. A step is {step}; if nothing fits it is rejected and the agent stays as it "
+        "was, bit for bit."
     )

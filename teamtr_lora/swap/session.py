@@ -73,7 +73,7 @@ class Session:
     def batches(self, scorer: Scorer, probe: Probe, agent: str, *, with_context: bool = True) -> list[MessageBatch]:
         """The minibatches that `agent`'s successor learns from, and last the held-out half. `with_context`: what is learned from
         has tokens of the contexts themselves too."""
-        swap, limit = self.recipe.swap, self.recipe.training.tokens_per_microbatch
+        swap, limit = self.recipe.swap, scorer.tokens_per_microbatch
         fit, held = probe.halves(agent, swap.probe_contexts, self.recipe.seed)
         chunks = in_chunks(fit, swap.contexts_per_step)
         return [probe_batch(scorer, chunk, limit, with_context=with_context) for chunk in chunks] + [

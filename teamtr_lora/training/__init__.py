@@ -13,6 +13,7 @@ The loop:
 One update, in the order in which to read it; its formulas are in algorithm/, its variants in algorithm/variants/:
     update           the story: advantages, division, optimization, judgement, accept or put back
     batches          episodes to padded rows of tokens, the common prefix of a group once
+    microbatch_size  how many tokens a forward pass takes
     scoring          forward passes over one agent's messages
     optimize         the steps on the clipped surrogate, with penalty and early stop
     gate             KL and surrogate gain of a candidate on held-out messages

@@ -57,7 +57,7 @@ class OutsideStep:
         batch = message_batch(
             [sequence for sequence in agent_sequences(episodes, agent) if sequence.episode.group < kept],
             advantage_E,
-            tokens_per_microbatch=self._config.training.tokens_per_microbatch,
+            tokens_per_microbatch=scorer.tokens_per_microbatch,
             device=scorer.device,
             pack_width=scorer.pack_width,
         )

@@ -62,6 +62,7 @@ class Recorder:
         order: list[str],
         evaluation: dict[str, Any] | None,
         floors: dict[str, float] | None = None,
+        start_seconds: dict[str, float] | None = None,
     ) -> None:
         """`seconds` since the last checkpoint, which `state` has not counted yet."""
         counts: dict[str, Any] = dict(state.counts)
@@ -71,6 +72,7 @@ class Recorder:
             versions=self._context.playable.versions(),
             evaluation=evaluation,
             floors=floors,
+            start_seconds=start_seconds,
             items_seen=state.cursor,
             **counts,
             sampled_tokens=state.sampled_tokens,

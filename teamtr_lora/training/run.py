@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from teamtr_lora.algorithm.variants.chosen import Variants
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.versions import write_version
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.evaluation.returns import with_return
@@ -68,6 +69,8 @@ class TrainingRun:
         self.updater.scorer.tf32 = self.state.gate_tf32
         if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
             self.updater.scaler.load_state_dict(self.state.loss_scaler)
+        if self.state.tokens_per_microbatch:  # free memory may differ today: the run goes on with the sizes it began with
+            self.updater.scorer.tokens_per_microbatch = self.state.tokens_per_microbatch
         self.run_dir.metrics.truncate(self.state.metrics_bytes)
         self.events.state.global_step, self.events.state.epoch = self.state.counts["updates"], self.state.stage
 
@@ -83,19 +86,15 @@ class TrainingRun:
         region = self.config.trust_region
         speaker = next((m.agent for e in episodes for m in e.messages), self.agents[0])
         with self.playable.training_memory():
-            floors = measure_floors(
-                self.updater.scorer,
-                self.playable.bank,
-                speaker,
-                episodes,
-                tokens_per_microbatch=self.config.training.tokens_per_microbatch,
-                region=region,
-            )
+            floors = measure_floors(self.updater.scorer, self.playable.bank, speaker, episodes, region=region)
         check_floors(floors, least_radius(region), tf32=self.updater.scorer.tf32)
+        begun = {"process": self.context.process_seconds, **self.playable.opening_seconds}
         self.state.accuracy_before = self.state.accuracy_after = evaluation["avg_at_k"]
         self.state.reward_before = self.state.reward_after = evaluation["mean_reward"]
         self.state.started = True
-        self._recorder.stage(self.state, 0, self._since_checkpoint(), order=[], evaluation=evaluation, floors=floors)
+        self._recorder.stage(
+            self.state, 0, self._since_checkpoint(), order=[], evaluation=evaluation, floors=floors, start_seconds=begun
+        )
         self.checkpoint()
 
     def begin_stage(self, stage: int, order: list[str]) -> list[Item]:
@@ -107,7 +106,20 @@ class TrainingRun:
 
     def roll_out(self, items: list[Item], stage: int, place: int) -> Rollout:
         self.events.fire("on_step_begin")
-        return self.rollouts.roll_out(items, stage, place)
+        rollout = self.rollouts.roll_out(items, stage, place)
+        if not self.state.counts["updates"]:
+            self._tell_radius(rollout)
+        return rollout
+
+    def _tell_radius(self, rollout: Rollout) -> None:
+        """A radius is of a whole message; what it means depends on how long those are."""
+        region, messages = self.config.trust_region, sum(len(episode.messages) for episode in rollout.episodes)
+        tokens = sum(episode.tokens for episode in rollout.episodes) / max(1, messages)
+        if REDUCTIONS[region.reduction].whole and tokens:
+            logger.info(
+                "messages have %.0f tokens on average, so trust_region.delta = %g is about %.1g nats a token",
+                tokens, region.delta, region.delta / tokens,
+            )  # fmt: skip
 
     def update(self, agent: str, rollout: Rollout, stage: int, place: int) -> UpdateOutcome:
         self.diagnostics.before_update(self.state, agent, stage, place, lambda: self.rollouts.probe_items(self.state))
@@ -174,6 +186,7 @@ class TrainingRun:
         state.gate_tf32 = self.updater.scorer.tf32
         state.rates, state.rollouts = dict(self.updater.rates), self.rollouts.window.records()
         state.loss_scaler = self.updater.scaler.state_dict()
+        state.tokens_per_microbatch = self.updater.scorer.tokens_per_microbatch
         state.metrics_bytes = self.run_dir.metrics.size
         state.seconds += self._since_checkpoint()
         self._clock = time.monotonic()

@@ -21,6 +21,7 @@ class RunContext:
     run_dir: RunDir
     accelerator: Accelerator
     events: Events
+    process_seconds: float = 0.0  # from the start of the process until the base was asked for
     started: float | None = None  # monotonic; None: now. Lets the time that the user waited for the base to load count
 
     @property

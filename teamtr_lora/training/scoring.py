@@ -16,11 +16,13 @@ from teamtr_lora.algorithm.surrogate import sum_by_message
 from teamtr_lora.algorithm.token_kl import TokenScores, head_logits, message_kl, score_tokens
 from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.base.frozen_base import FrozenBase
+from teamtr_lora.base.memory_model import DEFAULT_TOKENS
 from teamtr_lora.base.precision import HALF_DTYPES, has_sliding_window, head_weight, strict_fp32
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import TokenSequence
 from teamtr_lora.training.batches import MessageBatch, Microbatch, message_batch
+from teamtr_lora.training.microbatch_size import microbatch_tokens
 
 Kept = Tensor | HeadStatistics  # of one policy at the message tokens: its hidden states, or what a training pass made of them
 
@@ -42,8 +44,10 @@ class Scorer:
         head_chunk_tokens: int,
         tf32: bool = False,
         compiled: bool = False,
+        tokens_per_microbatch: int = DEFAULT_TOKENS,
     ) -> None:
         self._compiled, self._training = compiled, False
+        self.tokens_per_microbatch = tokens_per_microbatch
         self._bank, self._temperature, self._chunk, self.tf32 = bank, temperature, head_chunk_tokens, tf32
         self.device = base.device
         self._head = head_weight(base.model).detach()
@@ -62,6 +66,7 @@ class Scorer:
             head_chunk_tokens=config.training.head_chunk_tokens,
             tf32=config.trust_region.gate_precision != "fp32" and playable.base.device.type == "cuda",
             compiled=config.training.compile,
+            tokens_per_microbatch=microbatch_tokens(playable, config),
         )
 
     @contextmanager
@@ -124,10 +129,16 @@ class Scorer:
         return torch.log_softmax(head_logits(hidden_ND, self._head) / self._temperature, dim=-1)
 
 
-def unweighted_batch(scorer: Scorer, sequences: Sequence[TokenSequence], tokens_per_microbatch: int) -> MessageBatch:
+def unweighted_batch(
+    scorer: Scorer, sequences: Sequence[TokenSequence], tokens_per_microbatch: int | None = None
+) -> MessageBatch:
     """Messages to be read, not learned from."""
     return message_batch(
-        sequences, None, tokens_per_microbatch=tokens_per_microbatch, device=scorer.device, pack_width=scorer.pack_width
+        sequences,
+        None,
+        tokens_per_microbatch=tokens_per_microbatch or scorer.tokens_per_microbatch,
+        device=scorer.device,
+        pack_width=scorer.pack_width,
     )
 
 

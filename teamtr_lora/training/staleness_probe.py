@@ -103,8 +103,7 @@ class StageProbe:
 
     def _ratios(self, agent: str, episodes: list[Episode], before: Snapshot) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
         """Log ratios of the agent's messages with their episodes, and summed by episode."""
-        limit, bank = self._config.training.tokens_per_microbatch, self._playable.bank
-        batch = unweighted_batch(self._scorer, agent_sequences(episodes, agent), limit)
+        bank, batch = self._playable.bank, unweighted_batch(self._scorer, agent_sequences(episodes, agent))
         bank.activate(agent)
         with gate_pass(self._scorer):
             log_M, episode_M = message_log_ratios(self._scorer, bank, agent, batch, before), batch.episode_M.numpy()
@@ -165,8 +164,7 @@ class StageProbe:
             if spoken and tokens < SHIFT_TOKENS:
                 chosen.append(episode)
                 tokens += spoken
-        limit = self._config.training.tokens_per_microbatch
-        return unweighted_batch(self._scorer, agent_sequences(chosen, agent), limit)
+        return unweighted_batch(self._scorer, agent_sequences(chosen, agent))
 
     def _fisher(self, agent: str, outcome: UpdateOutcome, seed: int) -> FisherReading | None:
         messages = self._config.diagnostics.fisher_messages

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
+from teamtr_lora.base.memory import process_age
 from teamtr_lora.base.source import beside
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.help_page import HelpPage
@@ -241,7 +242,7 @@ class TeamTRTrainer:
         `resume` the newest). KeyboardInterrupt and errors leave a run that can be resumed,
         and nothing where it had not begun.
         """
-        started = time.monotonic()
+        started, process = time.monotonic(), process_age()
         recipe = self.recipe
         if recipe.output_dir:
             run_dir = RunDir(Path(recipe.output_dir))
@@ -264,6 +265,7 @@ class TeamTRTrainer:
                 run_dir=run_dir,
                 accelerator=open_accelerator(recipe, playable, run_dir),
                 events=Events(callbacks, recipe, updates=recipe.training.stages * len(playable.team.names)),
+                process_seconds=process,
                 started=started,
             )
             self.run = TrainingRun(context)

@@ -1,10 +1,11 @@
 """The fused adapter layers against autograd in float64, and against PEFT's own modules."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -55,6 +56,47 @@ def test_float32_gradients_are_those_of_float64() -> None:
     wanted, exact = gradients(tiny(torch.float32).double(), ids, weight.double())
     assert distance(found, wanted) < 1e-6
     torch.testing.assert_close(hidden.detach().double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_one_layer_in_half_precision_has_the_gradients_of_float64() -> None:
+    """On the same rounded base and inputs; the GPU test below takes whole models."""
+    torch.manual_seed(3)
+    layer = nn.Linear(96, 80).half().requires_grad_(False)
+    a, b = torch.randn(8, 96) / 96**0.5, torch.randn(80, 8) * 0.02
+    x, weight = torch.randn(5, 40, 96).half(), torch.randn(5, 40, 80).half()
+    half = [tensor.clone().requires_grad_() for tensor in (x, a, b)]
+    (FusedLora(layer, half[1], half[2], 2.0)(half[0]) * weight).sum().backward()
+    exact = [tensor.double().requires_grad_() for tensor in (x, a, b)]
+    plain = nn.functional.linear(exact[0], layer.weight.double(), layer.bias.double())
+    ((plain + 2.0 * (exact[0] @ exact[1].t()) @ exact[2].t()) * weight.double()).sum().backward()
+    for found, wanted in zip(half, exact, strict=True):
+        assert found.grad is not None and wanted.grad is not None
+        assert float((found.grad.double() - wanted.grad).norm() / wanted.grad.norm()) < 1e-3
+    assert half[1].grad is not None and half[1].grad.dtype == torch.float32
+
+
+def test_what_fused_layers_have_trained_is_the_same_policy_in_plain_peft(tmp_path: Path) -> None:
+    """A step through fused layers, the export, and PEFT's own loader on a fresh base: the same log-probabilities."""
+    torch.manual_seed(2)
+    ids, model = torch.randint(0, 300, (3, 17)), tiny(torch.float32)
+    decoder: Any = model.get_base_model()  # type: ignore[operator]
+    trained = [p for name, p in model.named_parameters() if "lora_" in name]
+    start = [p.detach().clone() for p in trained]
+    optimizer = torch.optim.AdamW(trained, lr=0.01)
+    with fused(model, ADAPTER, compiled=False):
+        for _ in range(2):
+            optimizer.zero_grad()
+            decoder(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            here = decoder(input_ids=ids, use_cache=False).logits.log_softmax(-1)
+    assert all(bool((p != before).any()) for p, before in zip(trained, start, strict=True))
+    model.save_pretrained(str(tmp_path))  # type: ignore[operator]
+    fresh: Any = tiny(torch.float32).unload()  # type: ignore[operator]
+    loaded: Any = PeftModel.from_pretrained(fresh, str(tmp_path / ADAPTER))
+    with torch.no_grad():
+        there = loaded.eval()(input_ids=ids, use_cache=False).logits.log_softmax(-1)
+    torch.testing.assert_close(here, there, rtol=0, atol=1e-5)
 
 
 def test_peft_is_back_afterwards_whatever_was_raised() -> None:

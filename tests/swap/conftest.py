@@ -80,7 +80,8 @@ def without_times() -> Callable[[Any], Any]:
 
     def strip(value: Any) -> Any:
         if isinstance(value, dict):
-            return {k: strip(v) for k, v in value.items() if k not in ("seconds", "time", "team", "out", "peak_memory_bytes")}
+            moment = ("seconds", "start_seconds", "time", "team", "out", "peak_memory_bytes")
+            return {k: strip(v) for k, v in value.items() if k not in moment}
         return [strip(v) for v in value] if isinstance(value, list) else value
 
     return strip

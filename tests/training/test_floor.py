@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe import TrustRegionSection
 from teamtr_lora.team import agent_sequences
 from teamtr_lora.training.floor import check_floors, measure_floors
 from teamtr_lora.training.gate import gate_pass
@@ -15,7 +16,7 @@ from teamtr_lora.training.scoring import Scorer, keep_current, unweighted_batch
 
 def floors_of(playable, episodes, agent: str = "left", reduction: str = "message_sum") -> dict[str, float]:
     scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=64)
-    return measure_floors(scorer, playable.bank, agent, episodes, tokens_per_microbatch=2000, reduction=reduction)
+    return measure_floors(scorer, playable.bank, agent, episodes, region=TrustRegionSection(reduction=reduction))
 
 
 def test_fp32_resolves_far_below_any_usable_delta(make_team, episodes, state_of) -> None:
@@ -86,9 +87,15 @@ def test_a_gate_of_fewer_digits_has_their_noise_for_a_floor(make_team, episodes,
     for tf32 in (False, True):
         scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=64, tf32=tf32)
         floors[tf32] = measure_floors(
-            scorer, playable.bank, "left", episodes[:6], tokens_per_microbatch=2000, reduction="message_sum"
+            scorer, playable.bank, "left", episodes[:6], region=TrustRegionSection(gate_precision="tf32")
         )
-    assert floors[False]["gate"] < 1e-9 < 1e-8 < floors[True]["gate"] < floors[True]["training"]
+    coarse = floors[True]["gate"]
+    assert floors[False]["gate"] < 1e-9 < 1e-8 < coarse < floors[True]["training"]
+    for share, kept in ((4.9, False), (5.1, True)):  # auto: TF32 where the radius is five times what it can resolve
+        scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=64, tf32=True)
+        region = TrustRegionSection(gate_precision="auto", delta=share * coarse)
+        floor = measure_floors(scorer, playable.bank, "left", episodes[:6], region=region)["gate"]
+        assert scorer.tf32 == kept and floor == pytest.approx(coarse if kept else floors[False]["gate"])
 
 
 def test_the_floor_is_of_the_recipes_reduction(make_team, episodes, move) -> None:

@@ -155,6 +155,13 @@ def hashes(run: TrainingRun) -> dict[str, str]:
     return {agent: run.playable.bank.version(agent).content_hash for agent in run.agents}
 
 
+def test_a_resumed_run_keeps_the_size_of_its_micro_batches(start: Start, tmp_path: Path) -> None:
+    run = start(tmp_path / "sizes", tokens_per_microbatch="auto")
+    run.updater.scorer.tokens_per_microbatch = 384  # as if that was all that fitted on the day
+    run.begin()
+    assert start(tmp_path / "sizes", resume=True, tokens_per_microbatch="auto").updater.scorer.tokens_per_microbatch == 384
+
+
 def test_gain_weighted_radii_share_one_total_and_survive_a_resume(start: Start, tmp_path: Path) -> None:
     weighted = {"radii": "gain_weighted", "stages": 3}
     whole = start(tmp_path / "whole", **weighted)
@@ -187,13 +194,15 @@ def test_rows_are_the_documented_ones(finished: TrainingRun) -> None:
     assert {r.agent for r in updates} == {"left", "right"} and [r.update for r in updates] == [1, 2, 1, 2]
     assert any(r.decision in ("accepted", "shrunk") for r in updates)
     for row in updates:
-        assert row.episodes == 24 and row.messages == 24 and row.groups == 6
+        assert row.episodes == 24 and row.groups == 6 and (row.window_episodes > 0) is (row is not updates[0])
+        assert row.messages == 24 + row.window_episodes, "one of the agent's in every episode"
         assert set(row.kl) == {"exact", "k1", "k3"}
         assert row.out_of_region is False
         if row.alpha is not None:
-            assert row.alpha in row.alphas_tried and row.kl["exact"].bound <= row.delta and row.surrogate_gain > 0
+            assert row.alpha in row.alphas_tried and row.kl["exact"].bound <= row.delta
+            assert row.surrogate_gain_in_sample > 0 and row.learning_rate == 2e-3 and row.probing_steps == 0
             assert (row.decision == "shrunk") == (row.alpha < 1)
-        assert {"rollout", "optimize", "gate", "publish", "diagnostics"} == set(row.seconds)
+        assert {"rollout", "optimize", "gate", "in_sample", "publish", "diagnostics"} == set(row.seconds)
         assert row.sampler_gap["max_abs"] < 1e-3
     last = rows[-1]
     assert isinstance(last, StageRow) and last.updates == 4

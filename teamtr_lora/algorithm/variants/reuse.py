@@ -50,6 +50,14 @@ class Reuse(ABC):
         """How many of a rollout's `items` judge where there is no earlier rollout to learn from, as in a run's first update."""
         return round(items * self.settings.holdout)
 
+    def learned_items(self, items: int, agents: int) -> int:
+        """The most items that an update of a team of `agents` learns from, with `items` in a rollout."""
+        return max(items - self.judging_items(items), self.window(agents) * items)
+
+    def judges(self, items: int) -> str:
+        """What an update is measured on, in words."""
+        return f"{self.judging_items(items)} of {items} items held out from its gradient"
+
     @abstractmethod
     def divide(self, newest: Sequence[Played], informative: Collection[int], earlier: bool, seed: int) -> Division:
         """`informative`: the groups of the newest rollout whose episodes differ in return. `earlier`: whether the window holds
@@ -90,6 +98,9 @@ class Window(HoldOut):
     def window(self, agents: int) -> int:
         return agents - 1
 
+    def judges(self, items: int) -> str:
+        return f"the {items} items of the newest rollout, from which it has not learned"
+
     def divide(self, newest: Sequence[Played], informative: Collection[int], earlier: bool, seed: int) -> Division:
         if not earlier:
             return super().divide(newest, informative, earlier, seed)
@@ -100,6 +111,12 @@ class WindowAndNewest(Window):
     """As the window, and the gradient also comes from the newest rollout, less what is held out to judge."""
 
     words = "as window, and from the newest rollout too, less trust_region.holdout of its items, which judge it"
+
+    def learned_items(self, items: int, agents: int) -> int:
+        return items - self.judging_items(items) + self.window(agents) * items
+
+    def judges(self, items: int) -> str:
+        return HoldOut.judges(self, items)
 
     def divide(self, newest: Sequence[Played], informative: Collection[int], earlier: bool, seed: int) -> Division:
         return HoldOut.divide(self, newest, informative, earlier, seed)

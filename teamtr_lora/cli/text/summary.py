@@ -79,6 +79,11 @@ def print_plan(plan: Plan) -> None:
         console.print(f"Such a run will not measure {escape('; '.join(plan.unmeasured))}.")
     console.print(plan.trust_region)
     console.print(plan.engine)
+    if not plan.fits:
+        console.print(
+            f"This will not fit: the GPU has {_size(plan.device_bytes or 0)}. Set training.gradient_checkpointing=true, lower "
+            "training.tokens_per_microbatch or rollout.vllm.memory_share, or set rollout.vllm.offload=always."
+        )
 
 
 def _plan_tables(plan: Plan) -> dict[str, list[tuple[str, str]]]:
@@ -108,6 +113,7 @@ def _plan_tables(plan: Plan) -> dict[str, list[tuple[str, str]]]:
         "memory, estimated": [
             *((name, _size(size)) for name, size in plan.memory_bytes.items()),
             ("peak", _size(plan.memory_total_bytes)),
+            ("with tokens per micro-batch", f"{plan.tokens_per_microbatch:,}"),
         ],
     }
 

@@ -40,7 +40,9 @@ class VllmSampler(SamplerBase):
         self._message_tokens = 0.0  # of a usual message, by those that finished
         self._parts: EngineParts | None = start_engine(base, bank, rollout, context_tokens=context_tokens, lora=lora)
         offload = rollout.vllm.offload if self._parts.engine.model_config.enable_sleep_mode else "never"
-        self.memory = SharedMemory(self._parts.engine, base.device, offload, before_sleep=self._drain)
+        self.memory = SharedMemory(
+            self._parts.engine, base.device, offload, share=rollout.vllm.memory_share, before_sleep=self._drain
+        )
 
     @property
     def parts(self) -> EngineParts:
@@ -63,6 +65,12 @@ class VllmSampler(SamplerBase):
 
     def training_memory(self) -> AbstractContextManager[None]:
         return self.memory.lent()
+
+    def start_seconds(self) -> dict[str, float]:
+        return self.parts.start_seconds
+
+    def lendable_bytes(self) -> int:
+        return self.memory.lendable
 
     def close(self) -> None:
         """Ends the engine and gives its memory back."""

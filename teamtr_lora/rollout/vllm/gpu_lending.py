@@ -21,10 +21,17 @@ class SharedMemory:
     """
 
     def __init__(
-        self, engine: Any, device: torch.device, offload: Literal["auto", "never", "always"], before_sleep: Callable[[], None]
+        self,
+        engine: Any,
+        device: torch.device,
+        offload: Literal["auto", "never", "always"],
+        *,
+        share: float = 0.0,
+        before_sleep: Callable[[], None],
     ) -> None:
         self._engine, self._device, self._before_sleep = engine, device, before_sleep
         self._offload = offload if device.type == "cuda" else "never"
+        self._share = share  # of the GPU that the engine has
         self._needed: int | None = None
         self.asleep = False
 
@@ -44,6 +51,13 @@ class SharedMemory:
             needed = torch.cuda.max_memory_allocated(self._device) - before
             if needed > SKIPPED_BYTES:
                 self._needed = max(self._needed or 0, needed)
+
+    @property
+    def lendable(self) -> int:
+        """Bytes that a sleeping engine leaves to the trainer; 0 where it never sleeps."""
+        if self._offload == "never":
+            return 0
+        return int(self._share * torch.cuda.get_device_properties(self._device).total_memory)
 
     def wake(self) -> None:
         if self.asleep:

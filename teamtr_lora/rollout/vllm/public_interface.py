@@ -109,6 +109,7 @@ class EngineParts:
     queue: PublicQueue
     adapters: Adapters
     patches: tuple[str, ...] = ()  # the names of those that were applied
+    start_seconds: dict[str, float] = field(default_factory=dict)  # by phase
     before_close: list[Callable[[Any], None]] = field(default_factory=list)  # called with the engine
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -90,7 +91,9 @@ def check_quantization(where: str, quantization: str, device: str, otherwise: st
 def _start(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, context_tokens: int, lora: bool) -> EngineParts:
     on_gpu = base.device.type == "cuda"
     _set_environment(rollout, on_gpu, base.dtype)
+    began = time.monotonic()
     in_own_thread(_import_vllm)
+    imported = time.monotonic()
     from vllm import EngineArgs, LLMEngine, __version__
 
     patches = [p for p in chosen(rollout.vllm.patches, __version__, base.device.type) if lora or not p.for_adapters]
@@ -103,6 +106,8 @@ def _start(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, context
         options |= lora_options(len(bank.agents) + 1, max(bank.config(agent)["r"] for agent in bank.agents))
         modules = {name.split(".")[-3] for agent in bank.agents for name in bank.parameters(agent)}
         options["lora_target_modules"] = sorted(modules)
+        if on_gpu:  # no request comes without an adapter, so graphs for such steps would be captured for nothing
+            options["compilation_config"]["cudagraph_specialize_lora"] = False
         if on_gpu and base.dtype == torch.float32:
             _check_fp32(options, any(patch.name == "lora_layers" for patch in patches))
     try:
@@ -120,6 +125,7 @@ def _start(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, context
     except BaseException:
         close_parts(parts)
         raise
+    parts.start_seconds = {"engine import": imported - began, "engine start": time.monotonic() - imported}
     # every step makes thousands of small objects: the collector must not walk the libraries' millions each time
     gc.collect()
     gc.freeze()

@@ -1,0 +1,47 @@
+"""tools/bench_update.py: its counts, and that it goes on from what it has."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def bench(tool: Callable[[str], ModuleType]) -> ModuleType:
+    return tool("bench_update")
+
+
+def test_operations_are_those_of_the_products(bench: ModuleType) -> None:
+    linear = SimpleNamespace(in_features=10, out_features=20)
+    facts = SimpleNamespace(linears=[linear, linear], heads=2, head_dim=4, layers=1, vocab_size=50, hidden_size=8)
+    rows = SimpleNamespace(ids_B_T=torch.zeros(3, 6))
+    batch = SimpleNamespace(microbatches=[SimpleNamespace(rows=rows)], tokens=7)
+    weights, adapters, pairs = 400, 2 * 30 * 2, 3 * 36 / 2
+    wanted = 18 * (4 * weights + 12 * adapters) + 3.5 * 4 * pairs * 8 + 7 * 4 * 50 * 8
+    assert bench.operations(facts, batch, 2) == wanted
+
+
+def test_a_part_is_measured_once(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--prompts", "2", "--group", "2", "--repeats", "1", "--rank", "2", "--sizes", "60", "--message-tokens", "6"]
+    monkeypatch.setattr(sys, "argv", [bench.__file__, *sizes, "--out", str(tmp_path)])
+    assert bench.main() == 0
+    found = json.loads((tmp_path / "passes.json").read_text())
+    assert set(found) == {"auto", "60"}
+    assert found["auto"]["tokens_per_microbatch"] == 8192 and found["auto"]["microbatches"] == 1
+    assert found["60"]["microbatches"] > 1 and found["60"]["tokens"] == found["auto"]["tokens"] == 4 * (32 + 6)
+    capsys.readouterr()
+    args = argparse.Namespace(child="passes:auto;60", budget=None)
+    monkeypatch.setattr(bench, "drawn_episodes", lambda *_: [])
+    monkeypatch.setattr(bench, "opened", lambda _: SimpleNamespace(base=SimpleNamespace(folder=None, device=torch.device("cpu"))))
+    monkeypatch.setattr(bench, "recipe_of", lambda *_, **__: None)
+    monkeypatch.setattr(bench, "base_facts", lambda _: None)
+    args.__dict__ |= {"prompts": 1, "message_tokens": 1, "prompt_tokens": 1, "sizes": [60]}
+    bench.child(args)
+    assert capsys.readouterr().out == ""

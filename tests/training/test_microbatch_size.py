@@ -1,0 +1,79 @@
+"""How many tokens a pass takes, on a CPU, on a GPU that is made up, and after a resume; and which rows share a prefix there."""
+
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from teamtr_lora.base.frozen_base import base_facts
+from teamtr_lora.base.memory_model import SIZES, update_memory, update_peak
+from teamtr_lora.team import Episode, Message, agent_sequences
+from teamtr_lora.training.batches import ATTENTION_COSTS, Numbered, Row, fill, pack
+from teamtr_lora.training.microbatch_size import microbatch_tokens, update_shape
+
+GIB = 2**30
+
+
+def test_on_a_cpu_auto_is_a_constant(make_team, config) -> None:
+    playable = make_team()
+    assert microbatch_tokens(playable, config(tokens_per_microbatch="auto")) == 8192
+    assert microbatch_tokens(playable, config(tokens_per_microbatch=77)) == 77
+
+
+@pytest.fixture
+def on_gpu(make_team, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A team whose base says that it is on a GPU, which has as much memory as the test says."""
+    memory = SimpleNamespace(free=0, lendable=0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (memory.free, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    playable = make_team()
+    playable.base = replace(playable.base, device=torch.device("cuda"), dtype=torch.float16)
+    playable.sampler = SimpleNamespace(lendable_bytes=lambda: memory.lendable)
+    return SimpleNamespace(playable=playable, memory=memory)
+
+
+def test_on_a_gpu_it_fits_into_what_is_free(on_gpu: Any, config, caplog: pytest.LogCaptureFixture) -> None:
+    settings = config(tokens_per_microbatch="auto")
+    playable, memory = on_gpu.playable, on_gpu.memory
+    facts, shape = base_facts(playable.base.folder), update_shape(playable, settings)
+    assert shape.path == "compiled" and shape.value == 2
+    memory.free = 60 * GIB
+    assert microbatch_tokens(playable, settings) == SIZES[-1]  # so small a base is never enough work
+    memory.free = int(1.3 * update_peak(update_memory(facts, replace(shape, tokens=4096))))
+    assert microbatch_tokens(playable, settings) == 4096 and not caplog.records
+    memory.lendable = 10 * GIB
+    assert microbatch_tokens(playable, settings) == 8192  # an engine that sleeps lends its memory
+    memory.free, memory.lendable = 1, 0
+    with caplog.at_level(logging.WARNING):
+        assert microbatch_tokens(playable, settings) == SIZES[0]
+    assert "training.gradient_checkpointing=true" in caplog.text
+
+
+def group_of(prompt: int, message: int, count: int = 8, group: int = 0) -> list[Numbered]:
+    """`count` messages after one prompt, of these many tokens."""
+    episodes = [Episode("", group, "", 0) for _ in range(count)]
+    for number, episode in enumerate(episodes):
+        said = [1000 + number] * message
+        episode.messages = [Message("a", 0, list(range(prompt)), said, [0.0] * message, "", "stop", "")]
+    return [Numbered(sequence, i) for i, sequence in enumerate(agent_sequences(episodes, "a"))]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message", "cpu", "cuda"),
+    [(512, 32, True, True), (128, 256, True, False), (512, 1024, False, False), (32, 256, False, False)],
+)
+def test_a_shared_prefix_has_to_pay_for_its_mask(prompt: int, message: int, cpu: bool, cuda: bool) -> None:
+    for device, shared in (("cpu", cpu), ("cuda", cuda)):
+        rows = pack(group_of(prompt, message), longest=10**6, hidden_size=2048, cost=ATTENTION_COSTS[device])
+        assert (len(rows) == 1) == shared, device
+
+
+def test_rows_with_a_mask_stay_apart_where_that_is_asked_for() -> None:
+    alone = [Row([member]) for member in group_of(10, 30, 3)]
+    shared = [Row(group_of(20, 5, 4, group=1), 20)]  # as long as each of the others
+    assert [len(part) for part in fill(alone + shared, 10**6)] == [4]
+    assert [len(part) for part in fill(alone + shared, 10**6, apart=True)] == [3, 1]
