@@ -223,10 +223,14 @@ def test_an_interrupted_run_is_named_and_goes_on_as_told(
     with monkeypatch.context() as patched:
         patched.setattr("teamtr_lora.training.trainer.train", interrupt)
         assert main(["train", "recipe.yaml"]) == 130
+    assert capsys.readouterr().err.endswith("; the run had not begun: start it again\n") and not any((work / "runs").iterdir())
+    with monkeypatch.context() as patched:
+        patched.setattr("teamtr_lora.training.stage.train_stage", interrupt)
+        assert main(["train", "recipe.yaml"]) == 130
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.endswith("; go on with: teamtr-lora train runs/recipe --resume\n")
+    assert error.count("\n") == 1 and error.endswith(f"; go on with: teamtr-lora train runs/{work.name} --resume\n")
     assert main(error.rpartition("teamtr-lora ")[2].split()) == 0
-    assert hashes(work / "runs" / "recipe") == hashes(trained)
+    assert hashes(work / "runs" / work.name) == hashes(trained)
 
 
 # --- train
@@ -258,12 +262,12 @@ def test_train_shows_progress_and_next_steps(
     text = capsys.readouterr().out
     for part in (
         "stage 1/1", "planner", "solver", "reward", "KL", "of 0.05", "tokens/s", "left", "held-out accuracy before training",
-        "held-out accuracy after stage 1", "run directory: runs/recipe", "teamtr-lora ask", "teamtr-lora eval",
+        "held-out accuracy after stage 1", f"run directory: runs/{work.name}", "teamtr-lora ask", "teamtr-lora eval",
     ):  # fmt: skip
         assert part in text, part
     assert main(["train", "recipe.yaml"]) == 0
-    assert "run directory: runs/recipe-2" in capsys.readouterr().out, "a taken folder is never written into"
-    assert hashes(work / "runs" / "recipe") == hashes(work / "runs" / "recipe-2"), "one recipe, one result"
+    assert f"run directory: runs/{work.name}-2" in capsys.readouterr().out, "a taken folder is never written into"
+    assert hashes(work / "runs" / work.name) == hashes(work / "runs" / f"{work.name}-2"), "one recipe, one result"
 
 
 def test_overrides_may_stand_after_options(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -692,7 +696,8 @@ def test_ask_prints_the_transcript(trained: Path, capsys: pytest.CaptureFixture[
     assert main(["ask", str(trained), "What is [bold]this[/]?"]) == 0
     text = capsys.readouterr().out
     assert "What is [bold]this[/]?" in text, "markup in a question is text"
-    assert text.index("planner") < text.index("solver")
+    assert text.index("planner") < text.index("solver") < text.index("the team's answer: ")
+    assert record["answer"] == record["messages"][-1]["text"].strip() and record["answer"] in text.rpartition("answer: ")[2]
     assert main(["ask", str(trained), "What is [bold]this[/]?", "--seed", "1", "--json"]) == 0
     other = json.loads(capsys.readouterr().out)
     assert [m["text"] for m in other["messages"]] != [m["text"] for m in record["messages"]]

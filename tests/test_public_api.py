@@ -14,7 +14,6 @@ import pytest
 
 import teamtr_lora
 from teamtr_lora import EvalOptions, TeamSpec, TeamTRConfig, TeamTRTrainer, ask_team, evaluate_team, load_recipe
-from teamtr_lora.recipe.words import OTHER_NAMES, key_paths
 
 RECIPE = """\
 base: {{source: {base}, device: cpu}}
@@ -66,14 +65,6 @@ def test_help_of_the_settings_names_every_key() -> None:
     assert len(page.splitlines()) < 60 and max(map(len, page.splitlines())) <= 135
     spec = pydoc.plain(pydoc.render_doc(TeamSpec))
     assert [key for key in ("rank", "quantization", "reasoning_tags", "judge", *TeamSpec.model_fields) if key not in spec] == []
-
-
-def test_other_libraries_names_lead_to_keys_that_exist() -> None:
-    assert set(OTHER_NAMES.values()) <= set(key_paths())
-    assert not set(OTHER_NAMES) & {path.rsplit(".", 1)[-1] for path in key_paths()}, "a key of ours is never another's name"
-    for name in OTHER_NAMES:
-        with pytest.raises(teamtr_lora.RecipeError, match="did you mean|to TeamSpec"):
-            TeamTRConfig(**{name: 1})
 
 
 def test_a_team_is_asked_and_evaluated_after_training(tiny_base: Path, tmp_path: Path, capsys: Any) -> None:

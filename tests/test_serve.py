@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import teamtr_lora
-from teamtr_lora import TeamTRTrainer
+from teamtr_lora import TeamTRTrainer, ask_team
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import load_base
 from teamtr_lora.base.versions import read_version
@@ -95,11 +95,12 @@ def test_the_base_and_every_agent_are_served(team: Path, for_cpu: None, monkeypa
     assert option(command, "--max-loras") == ["4"] and option(command, "--max-lora-rank") == ["8"]
     assert option(command, "--logprobs-mode") == ["processed_logprobs"] and option(command, "--max-model-len") == ["1024"]
     assert option(command, "--host") == ["127.0.0.1"] and option(command, "--port") == ["8123"]
-    assert option(command, "--middleware") == [f"{serve.MIDDLEWARE}RequireKey"] and "--trust-remote-code" not in command
+    middleware = [command[place + 1] for place, word in enumerate(command) if word == "--middleware"]
+    assert middleware == [serve.TEAM_MODEL, f"{serve.MIDDLEWARE}RequireKey"] and "--trust-remote-code" not in command
     assert launch.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "False", "off, whatever the shell says"
     assert launch.environment["VLLM_API_KEY"] == KEY
     assert KEY not in " ".join(command) + launch.greeting, "other users can read a command line"
-    assert "http://127.0.0.1:8123/v1/chat/completions" in launch.greeting and '"model": "planner"' in launch.greeting
+    assert "http://127.0.0.1:8123/v1/chat/completions" in launch.greeting and '"model": "team"' in launch.greeting
     assert "Bearer $TEAM_API_KEY" in launch.greeting
 
 
@@ -116,9 +117,9 @@ def test_the_middleware_is_where_vllm_looks_for_it(name: str) -> None:
     assert isinstance(getattr(importlib.import_module(serve.MIDDLEWARE.removesuffix(".")), name), type)
 
 
-def test_without_a_key_or_uploads_nothing_is_added(team: Path, for_cpu: None) -> None:
+def test_without_a_key_or_uploads_only_the_team_is_added(team: Path, for_cpu: None) -> None:
     launch = plan_launch(stored(team), ServeOptions())
-    assert "--middleware" not in launch.command and launch.environment["VLLM_API_KEY"] == ""
+    assert option(launch.command, "--middleware") == [serve.TEAM_MODEL] and launch.environment["VLLM_API_KEY"] == ""
 
 
 def test_an_agent_called_like_the_base_keeps_its_name(team: Path, for_cpu: None, tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def run(sampler: Sampler, requests: list[Request]) -> list[Completion]:
 def check_the_client(url: str, greedy: list[Completion], prompts: list[list[int]]) -> None:
     """Every agent by its name, with the adapter that was trained."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
-    assert [model.id for model in client.models.list()] == ["nano", *AGENTS]
+    assert [model.id for model in client.models.list()] == ["nano", *AGENTS, "team"]
     chat = client.chat.completions.create(model="planner", messages=[{"role": "user", "content": "12+34"}], max_tokens=6)
     assert chat.model == "planner" and chat.choices[0].message.content is not None
     for agent, prompt, wanted in zip(AGENTS, prompts, greedy, strict=True):
@@ -274,6 +275,32 @@ def check_the_client(url: str, greedy: list[Completion], prompts: list[list[int]
         with pytest.raises(urllib.error.HTTPError) as caught:  # vLLM's own check comes after ours, or not at all
             urllib.request.urlopen(upload, timeout=10)
         assert caught.value.code == 401, path
+
+
+def check_the_team(url: str, team: Path) -> None:
+    """One request plays the protocol: greedy, it is what `ask` plays here."""
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+    asked: Any = {"model": "team", "messages": [{"role": "user", "content": "347+285"}], "temperature": 0}
+    wanted = ask_team(team, "347+285", temperature=0)
+    made: Any = client.chat.completions.create(**asked)
+    said = "\n\n".join(f"{m.agent}: {m.text}" for m in wanted.messages)
+    assert made.model == "team" and made.choices[0].message.content == wanted.answer
+    assert made.choices[0].message.reasoning_content == made.choices[0].message.reasoning == said
+    read = sum(len(m.prompt_ids) for m in wanted.messages)
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (read, wanted.tokens)
+    assert made.usage.total_tokens == read + wanted.tokens
+
+    chunks: list[Any] = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    reasoning = [delta.reasoning_content for delta in deltas if getattr(delta, "reasoning_content", None)]
+    assert "".join(reasoning) == said and len(reasoning) > 2 * len(wanted.messages), "in pieces, as they are sampled"
+    assert "".join(delta.content or "" for delta in deltas) == wanted.answer
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop" and chunks[-1].usage == made.usage
+    for wrong in ({"n": 2}, {"messages": []}, {"temperature": -1}, {"messages": [{"role": "user", "content": "9" * 4000}]}):
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(**{**asked, **wrong})
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).chat.completions.create(**asked)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
@@ -296,6 +323,7 @@ def test_a_real_server_to_its_end(team: Path, real: tuple[subprocess.Popen[bytes
     trained = run(here, greedy)
     wait_until_ready(process, url)
     check_the_client(url, trained, prompts)
+    check_the_team(url, team)
 
     section = {"urls": [url], "api_key_variable": "TEAM_API_KEY"}
     rollout = RolloutSection.model_validate({"engine": "vllm_server", "temperature": 1.5, "server": section})

@@ -109,7 +109,7 @@ def load_base(
     if progress is not None:
         progress(f"loading {source}")
     model = _load_model(folder, source, config, dtype, place, quantization, wanted)
-    eos_ids = _eos_ids(tokenizer, model, source)
+    eos_ids = _eos_ids(tokenizer, getattr(getattr(model, "generation_config", None), "eos_token_id", None), source)
     _check_finite(model, tokenizer, dtype)
     return FrozenBase(
         name=source, folder=folder, model=model, tokenizer=tokenizer, device=place, dtype=dtype,
@@ -335,8 +335,19 @@ def _keep_4bit_unpacked(model: nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
-def _eos_ids(tokenizer: PreTrainedTokenizerBase, model: Any, source: str) -> tuple[int, ...]:
-    generation = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+def stored_end_ids(folder: Path, tokenizer: PreTrainedTokenizerBase, source: str) -> tuple[int, ...]:
+    """The ids that end a message, for those who do not load the model."""
+    from transformers import GenerationConfig
+
+    try:
+        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except OSError:  # without the file, transformers takes them from the model's config too
+        generation = GenerationConfig.from_model_config(_read_config(folder, source))
+    return _eos_ids(tokenizer, generation.eos_token_id, source)
+
+
+def _eos_ids(tokenizer: PreTrainedTokenizerBase, generation: Any, source: str) -> tuple[int, ...]:
+    """`generation`: what generation stops at, one id or several."""
     others = generation if isinstance(generation, list) else [generation]
     ids = [token for token in (tokenizer.eos_token_id, *others) if token is not None]
     if not ids:

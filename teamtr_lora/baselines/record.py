@@ -32,6 +32,8 @@ class BaselineState:
     out_of_region: int = 0
     accuracy_before: float | None = None
     accuracy_after: float | None = None
+    reward_before: float | None = None
+    reward_after: float | None = None
     episodes_evaluated: int = 0
 
     def adapter_version(self, agent: str) -> AdapterVersion:
@@ -87,6 +89,8 @@ def summary(path: Path, recipe: Recipe, state: BaselineState) -> TrainSummary:
         out_of_region_accepted=state.out_of_region,
         accuracy_before=state.accuracy_before,
         accuracy_after=state.accuracy_after,
+        reward_before=state.reward_before,
+        reward_after=state.reward_after,
         episodes_evaluated=state.episodes_evaluated,
         tokens=state.sampled_tokens,
         seconds=round(state.seconds, 3),

@@ -160,7 +160,7 @@ class BaselineRun:
     def _begin(self, algorithm: Algorithm) -> None:
         self.run_dir.metrics.truncate(0)
         evaluation = self._evaluate()
-        self.state.accuracy_before = evaluation.avg_at_k
+        self.state.accuracy_before, self.state.reward_before = evaluation.avg_at_k, evaluation.mean_reward
         settings = group_settings(algorithm, self.recipe)
         steps = batch_settings(self.recipe, longest=self._longest, iterations=settings["num_iterations"])
         self.state.settings = settings | steps  # kept, so that a resumed run steps as it began
@@ -302,6 +302,7 @@ class BaselineRun:
         write_version(self.run_dir.adapters, version, bank.tensors(self.agent), bank.config(self.agent))
         if evaluation:
             state.accuracy_after, state.episodes_evaluated = evaluation.avg_at_k, evaluation.episodes
+            state.reward_after = evaluation.mean_reward
         now = time.monotonic()
         state.seconds, self._clock = state.seconds + now - self._clock, now
         row = self._stage_row(stage, evaluation)

@@ -33,7 +33,9 @@ from teamtr_lora import __version__
 from teamtr_lora.cli.arguments import keep_stdout_for_json, trusting
 from teamtr_lora.cli.examples import examples
 from teamtr_lora.cli.parser import Parser
+from teamtr_lora.common.consoles import console
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.program import command_line
 from teamtr_lora.common.visible import visible_streams
 
 _PATH_ERRORS = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.EACCES, errno.EPERM}
@@ -64,18 +66,18 @@ def _main(argv: Sequence[str] | None) -> int:
     if getattr(args, "json", False):
         keep_stdout_for_json()
     try:
-        with trusting(args):
+        with trusting(args), command_line():
             return int(args.run(args) or 0)
     except UserError as error:
         if args.debug:
             traceback.print_exc()
         # only a recipe's list of problems has several lines
         text = str(error) if hasattr(error, "problems") else " ".join(str(error).split())
-        print(f"teamtr-lora: {text}", file=sys.stderr)
+        _complain(text)
         return 2
     except KeyboardInterrupt as stop:
         notes = getattr(stop, "__notes__", ["eval goes on by itself, train and baseline with --resume"])
-        print(f"teamtr-lora: interrupted; what was saved is intact; {'; '.join(notes)}", file=sys.stderr)
+        _complain(f"interrupted; what was saved is intact; {'; '.join(notes)}")
         return 130
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):  # rich exits when the program that reads our output has ended
@@ -86,13 +88,13 @@ def _main(argv: Sequence[str] | None) -> int:
         return 0
     except Exception as error:
         if (wrong := _wrong_path(error)) and not args.debug:
-            print(f"teamtr-lora: {wrong}", file=sys.stderr)
+            _complain(wrong)
             return 2
         if args.debug:
             traceback.print_exc()  # here, where the terminal is guarded, and not by the interpreter
         what = " ".join(f"{type(error).__name__}: {error}".split())
         hint = "" if args.debug else "; run again with --debug for the traceback"
-        print(f"teamtr-lora: crashed: {what}{hint}", file=sys.stderr)
+        _complain(f"crashed: {what}{hint}")
         return 1
 
 
@@ -103,6 +105,11 @@ def _wrong_path(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename and error.errno in _PATH_ERRORS:
         return " ".join(f"{os.fsdecode(error.filename)}: no file can be here ({error.strerror}); give another path".split())
     return ""
+
+
+def _complain(text: str) -> None:
+    """One line; a terminal that is too narrow for it gets its words unbroken."""
+    console(stderr=True).print(f"teamtr-lora: {text}", markup=False)
 
 
 def build_parser() -> Parser:

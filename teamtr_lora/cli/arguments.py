@@ -37,8 +37,10 @@ def recipe_words(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def run_name(recipes: list[str]) -> str:
-    """What a run of these recipe files is called where its user names no folder."""
-    return "-".join(Path(recipe).stem for recipe in recipes)
+    """What a run of these recipe files is called where its user names no folder. A file that is called recipe, as `init` writes
+    it, goes by its folder's name."""
+    files = [Path(recipe) for recipe in recipes]
+    return "-".join((file.resolve().parent.name if file.stem == "recipe" else "") or file.stem for file in files)
 
 
 def add_overrides(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from teamtr_lora import __version__
 from teamtr_lora.baselines.algorithms import WHAT_THEY_ARE
 from teamtr_lora.cli.arguments import RUNS_CODE, add_recipe, recipe_words, run_name, show
+from teamtr_lora.common.consoles import console
 
 
 def add_commands(command: Any) -> None:
@@ -33,17 +34,16 @@ def _baseline(args: argparse.Namespace) -> None:
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
     from teamtr_lora.baselines.trl_baseline import train_baseline
-    from teamtr_lora.cli.text.console import Console
     from teamtr_lora.cli.text.summary import print_next_steps
-    from teamtr_lora.report.live import LiveView
+    from teamtr_lora.training.live_view import LiveView
 
-    console = Console(stderr=args.json, highlight=False, soft_wrap=True)
-    console.print(f"teamtr-lora {__version__}: {args.algorithm} by TRL on {' '.join(recipes)}", markup=False)
-    view = LiveView(console)
+    out = console(stderr=args.json)
+    out.print(f"teamtr-lora {__version__}: {args.algorithm} by TRL on {' '.join(recipes)}")
+    view = LiveView(out)
     try:
         name = f"{run_name(recipes)}-{args.algorithm}"
         summary = train_baseline(recipe, args.algorithm, agent=args.agent, resume=args.resume, name=name, callbacks=[view])
     finally:
         view.close()
     test_items = lambda: recipe.task.build(recipe.folder).items("test")  # noqa: E731
-    show(args, summary, lambda summary: print_next_steps(console, summary, test_items()[0].prompt))
+    show(args, summary, lambda summary: print_next_steps(out, summary, test_items()[0].prompt))

@@ -10,6 +10,7 @@ from typing import Any
 
 from teamtr_lora import __version__
 from teamtr_lora.cli.arguments import RUNS_CODE, RUNS_ITEMS_ONLY, add_recipe, add_trust, print_json, recipe_words, run_name, show
+from teamtr_lora.common.consoles import console
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import program
 
@@ -34,9 +35,12 @@ def add_commands(command: Any) -> None:
     keys = command("keys", _keys, text, json="print the keys as JSON")
     keys.add_argument("word", nargs="?", default="", metavar="WORD", help="only a section, a key, or keys this word occurs in")
 
-    text = "What a recipe will cost, without loading weights: episodes, tokens, updates, memory."
+    text = "What a recipe will cost, without loading weights: episodes, tokens, updates, memory; time, where speeds are known."
     plan = command("plan", _plan, text, RUNS_ITEMS_ONLY, json="print the plan as JSON")
     add_recipe(plan)
+    speeds = plan.add_mutually_exclusive_group()
+    speeds.add_argument("--calibrate", action="store_true", help="measure this machine's speeds by a short run of the recipe")
+    speeds.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="take the speeds of an earlier run")
 
     init = command("init", _init, "Write a commented recipe, a small dataset and a reward function to start from.")
     init.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
@@ -55,27 +59,25 @@ def _train(args: argparse.Namespace) -> None:
         check_programs(recipe, args.recipe)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
-    from teamtr_lora.cli.text.console import Console
     from teamtr_lora.cli.text.summary import print_next_steps
-    from teamtr_lora.report.live import LiveView
+    from teamtr_lora.training.live_view import LiveView
     from teamtr_lora.training.trainer import TeamTRTrainer
 
-    console = Console(stderr=args.json, highlight=False, soft_wrap=True)
-    console.print(f"teamtr-lora {__version__}: {' '.join(recipes)}", markup=False)
+    out = console(stderr=args.json)
+    out.print(f"teamtr-lora {__version__}: {' '.join(recipes)}")
     if args.resume and args.run_dir is not None and not args.run_dir.exists():  # no run yet, or killed before it wrote anything
-        console.print(f"--resume: there is no run in {args.run_dir} yet; starting one", style="yellow", markup=False)
-    view = LiveView(console)
-    trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[view])
+        out.print(f"--resume: there is no run in {args.run_dir} yet; starting one", style="yellow", markup=False)
+    trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[LiveView(out)])
     try:
         summary = trainer.train(resume=args.resume, name=run_name(recipes))
     except KeyboardInterrupt as stop:
-        if trainer.run is not None:
-            stop.add_note(f"go on with: {program()} train {shlex.quote(str(trainer.run.run_dir.path))} --resume")
+        begun = trainer.run is not None and trainer.run.run_dir.path.exists()
+        where = shlex.quote(str(trainer.run.run_dir.path)) if trainer.run is not None else ""
+        stop.add_note(f"go on with: {program()} train {where} --resume" if begun else "the run had not begun: start it again")
         raise
     finally:
-        view.close()
         trainer.close()
-    show(args, summary, lambda summary: print_next_steps(console, summary, trainer.task.items("test")[0].prompt))
+    show(args, summary, lambda summary: print_next_steps(out, summary, trainer.task.items("test")[0].prompt))
 
 
 def _validate(args: argparse.Namespace) -> None:
@@ -107,9 +109,18 @@ def _plan(args: argparse.Namespace) -> None:
     recipe = load_recipe(recipes, overrides)  # before the imports of torch: most mistakes show here
     check_named(recipe, " + ".join(recipes))
     from teamtr_lora.cli.text.summary import print_plan
+    from teamtr_lora.study.expected_time import speeds_of, speeds_of_run
     from teamtr_lora.study.plan import make_plan
 
-    show(args, make_plan(recipe), print_plan)
+    speeds = speeds_of_run(args.earlier, recipe) if args.earlier else None
+    if args.calibrate:
+        from teamtr_lora.training.calibrate import calibrate
+
+        make_plan(recipe)  # what is wrong with the recipe shows before anything is run
+        console(stderr=True).print("calibrating: one short stage of the recipe, on this machine")
+        short, rows = calibrate(recipe)
+        speeds = speeds_of(rows, short, "a short run on this machine")
+    show(args, make_plan(recipe, speeds), print_plan)
 
 
 def _init(args: argparse.Namespace) -> None:

@@ -9,5 +9,6 @@ Modules:
     settings    the strict base of every section of a recipe
     trust       what the user has said about programs of a dataset
     visible     text from elsewhere on a terminal: what would steer it is shown
-    program     what to type to run this program again
+    program     what to type to run this program again, and what settings are called there
+    consoles    where the program prints
 """

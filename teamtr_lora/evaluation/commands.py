@@ -12,13 +12,13 @@ from typing import Any
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
-from teamtr_lora.evaluation.compare import Comparison, compare
+from teamtr_lora.evaluation.compare import Comparison, check_comparable, compare
 from teamtr_lora.evaluation.contents import base_hash, code_hashes
 from teamtr_lora.evaluation.evaluate import evaluation_items, evaluation_purpose
 from teamtr_lora.evaluation.inference import Played, Policy
 from teamtr_lora.evaluation.inference_baselines import BaselineOptions, open_baseline, resolve_baseline
 from teamtr_lora.evaluation.outcome import Outcome, judge, problem_digest
-from teamtr_lora.evaluation.result import EvaluationResult, make_result
+from teamtr_lora.evaluation.result import EvaluationResult, Problems, make_result
 from teamtr_lora.recipe import Recipe, RecipeError, ScriptSettings
 from teamtr_lora.recipe.engine_facts import DEFAULT_ENGINE, ENGINES
 from teamtr_lora.recipe.problems import check
@@ -28,7 +28,7 @@ from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
 from teamtr_lora.runs.evaluations import EvaluationStore, evaluation_name, is_evaluation, read_evaluation
 from teamtr_lora.runs.transcripts import episode_record
-from teamtr_lora.tasks import Item, Task
+from teamtr_lora.tasks import AskedTask, Item, Task
 from teamtr_lora.tasks.machinery.task import Split
 from teamtr_lora.team import Episode
 
@@ -97,17 +97,9 @@ def evaluate_team(source: str | Path, options: EvalOptions | None = None, progre
     the folder it was written to. An evaluation that was interrupted goes on where it stopped when it is called again.
     """
     options = options or EvalOptions()
-    stored = find_team(source, options.registry, recipes=True)
-    if isinstance(stored.recipe.task, ScriptSettings):
-        raise UserError(f"{source}: this run's items and rewards live in a Python script; use TeamTRTrainer.evaluate() there")
-    if options.engine:
-        stored = _on_engine(stored, options.engine)
-    recipe, versions = stored.recipe, stored.versions
-    task = recipe.task.build(recipe.folder)
-    items = evaluation_items(task, options.split, options.limit or recipe.evaluation.items)
-    settings = _settings(recipe, versions, task, items, options)
+    stored, task, items, settings = _planned(source, options)
     store = EvaluationStore(options.out or stored.evaluations / evaluation_name(settings), settings, Outcome.from_dict)
-    with store.claimed(), fits(recipe):
+    with store.claimed(), fits(stored.recipe):
         if store.finished and not options.reuse:
             store.forget()
         _play_missing(stored, store, task, items, options, progress)
@@ -115,6 +107,19 @@ def evaluate_team(source: str | Path, options: EvalOptions | None = None, progre
         result = make_result(outcomes, settings, str(store.folder))
         store.finish(result.as_dict())
     return result
+
+
+def _planned(source: str | Path, options: EvalOptions) -> tuple[StoredTeam, Task, list[Item], dict[str, Any]]:
+    """The team, and what an evaluation of it plays, before a base is loaded: its task, items and settings."""
+    stored = find_team(source, options.registry, recipes=True)
+    if isinstance(stored.recipe.task, ScriptSettings):
+        raise UserError(f"{source}: this run's items and rewards live in a Python script; use TeamTRTrainer.evaluate() there")
+    if options.engine:
+        stored = _on_engine(stored, options.engine)
+    recipe = stored.recipe
+    task = recipe.task.build(recipe.folder)
+    items = evaluation_items(task, options.split, options.limit or recipe.evaluation.items)
+    return stored, task, items, _settings(recipe, stored.versions, task, items, options)
 
 
 def the_one_team(team: Path | None, compared: list[Path] | None) -> Path | None:
@@ -128,10 +133,17 @@ def compare_runs(sources: list[Path], options: EvalOptions, progress: Progress |
     """Each source is a run, evaluated here unless it was with the same settings, or the folder of a finished evaluation."""
     if options.out is not None:
         raise UserError("--out is for one evaluation; with --compare each run keeps its own")
-    options = replace(options, reuse=True)
-    results = [_finished(s) if is_evaluation(s) else evaluate_team(s, options, progress) for s in sources]
-    names = [str(s) for s in sources]
+    options, names = replace(options, reuse=True), [str(source) for source in sources]
+    finished = {source: _finished(source) for source in sources if is_evaluation(source)}
+    first, second = (finished[s].problems if s in finished else _problems(s, options) for s in sources)
+    check_comparable(first, second, names)  # before anything is played
+    results = [finished[s] if s in finished else evaluate_team(s, options, progress) for s in sources]
     return compare(results[0], results[1], names)
+
+
+def _problems(source: Path, options: EvalOptions) -> Problems:
+    _, _, items, settings = _planned(source, options)
+    return Problems(settings["k"], [(item.id, problem_digest(item)) for item in items])
 
 
 def _finished(folder: Path) -> EvaluationResult:
@@ -219,7 +231,8 @@ def _open_policy(stored: StoredTeam, task: Task, options: EvalOptions, settings:
 def ask_team(
     folder: str | Path, question: str, *, temperature: float | None = None, seed: int = 0, registry: Path = DEFAULT_ROOT
 ) -> Episode:
-    """Plays one episode of a team on your own question and returns it; `episode.messages` are what the agents said.
+    """Plays one episode of a team on your own question and returns it; `episode.messages` are what the agents said, and
+    `episode.answer` is the team's answer, as its router and its task define it.
 
     `folder`: a run directory, or a team of the registry (a bare name is looked up in `registry`). `temperature`: None takes the
     recipe's, 0 is greedy. Another `seed` gives another answer. Nothing is scored, so the task's items and reward functions need
@@ -237,4 +250,7 @@ def ask_team(
             max_message_tokens=rollout.max_message_tokens,
             purpose=f"ask/{seed}",
         )
-        return playable.play(Task(), plan)[0]
+        reader = recipe.task.reader()
+        episode = playable.play(AskedTask(reader), plan)[0]
+        episode.answer = reader.team_answer(episode)
+        return episode

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.evaluation.result import EvaluationResult
+from teamtr_lora.evaluation.result import EvaluationResult, Problems
 from teamtr_lora.evaluation.statistics import PairedTest, paired_test
 
 
@@ -28,27 +28,27 @@ class Comparison:
 
 def compare(first: EvaluationResult, second: EvaluationResult, names: Sequence[str]) -> Comparison:
     """Paired by item: differences of the items' own means, so that hard and easy items cancel out."""
-    k = first.evaluation.k
-    if k != second.evaluation.k:
-        raise UserError(f"{names[0]} was sampled {k} times an item and {names[1]} {second.evaluation.k} times; give --k")
-    _check_items(first, second, names)
+    check_comparable(first.problems, second.problems, names)
     measures = [name for name in first.rows[0].measures if name in second.rows[0].measures]
     tests = {
         name: paired_test([row.measures[name] for row in first.rows], [row.measures[name] for row in second.rows])
         for name in measures
     }
     temperatures = (first.evaluation.temperature, second.evaluation.temperature)
-    return Comparison(names[0], names[1], items=len(first.rows), k=k, temperatures=temperatures, tests=tests)
+    return Comparison(names[0], names[1], items=len(first.rows), k=first.evaluation.k, temperatures=temperatures, tests=tests)
 
 
-def _check_items(first: EvaluationResult, second: EvaluationResult, names: Sequence[str]) -> None:
-    for place, (a, b) in enumerate(zip(first.rows, second.rows, strict=False)):
-        if (a.item, a.digest) != (b.item, b.digest):
-            what = f"item {place} is {a.item!r} in {names[0]} and {b.item!r} in {names[1]}"
-            what = what if a.item != b.item else f"item {a.item!r} is not the same problem in {names[0]} and {names[1]}"
+def check_comparable(first: Problems, second: Problems, names: Sequence[str]) -> None:
+    """Refuses two evaluations that are not of the same items, each sampled as often; done or still to be played."""
+    if first.k != second.k:
+        raise UserError(f"{names[0]} is sampled {first.k} times an item and {names[1]} {second.k} times; give --k")
+    for place, ((a, problem), (b, other)) in enumerate(zip(first.items, second.items, strict=False)):
+        if (a, problem) != (b, other):
+            what = f"item {place} is {a!r} in {names[0]} and {b!r} in {names[1]}"
+            what = what if a != b else f"item {a!r} is not the same problem in {names[0]} and {names[1]}"
             raise UserError(f"a paired test needs the same items, but {what}; evaluate both on one task and split")
-    if len(first.rows) != len(second.rows):
+    if len(first.items) != len(second.items):
         raise UserError(
-            f"a paired test needs the same items, but {names[0]} has {len(first.rows)} and {names[1]} has {len(second.rows)}; "
+            f"a paired test needs the same items, but {names[0]} has {len(first.items)} and {names[1]} has {len(second.items)}; "
             "give --limit"
         )

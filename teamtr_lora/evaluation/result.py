@@ -47,6 +47,14 @@ class ItemRow:
 
 
 @dataclass(frozen=True)
+class Problems:
+    """What an evaluation is of: its items, each a name and a digest of the problem, and how often each is sampled."""
+
+    k: int
+    items: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
 class EvaluationResult:
     """What `eval` reports of one evaluation."""
 
@@ -56,6 +64,10 @@ class EvaluationResult:
     categories: dict[str, dict[str, tuple[int, dict[str, Estimate]]]]  # column -> value -> items, measures
     rows: list[ItemRow]
     folder: str = ""
+
+    @property
+    def problems(self) -> Problems:
+        return Problems(self.evaluation.k, [(row.item, row.digest) for row in self.rows])
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON data: the evaluation's own fields, and the others of this class with the rows as `by_item`."""

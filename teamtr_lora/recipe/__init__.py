@@ -12,6 +12,7 @@ Modules:
     yaml_text            YAML as recipes use it
     problems             every problem of a recipe at once
     words                a problem in words
+    elsewhere            what other libraries call our keys
     config               what `TeamTRConfig(stages=2)` does with its keywords
     named                files and functions that a recipe names
     memory_keys          which keys make a run smaller, where a GPU is full

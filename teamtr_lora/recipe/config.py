@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from teamtr_lora.common.program import OF_THE_TRAINER, in_a_script
 from teamtr_lora.common.settings import Section, nearest
+from teamtr_lora.recipe.elsewhere import NAMES
 from teamtr_lora.recipe.problems import check_settings
 from teamtr_lora.recipe.recipe import Recipe, TeamTRConfig
-from teamtr_lora.recipe.words import MISSING, OTHER_NAMES, Problem, RecipeError, key_paths, key_text
-
-# Settings that a recipe file has in its task section and that a script passes to the trainer itself.
-_OF_THE_TRAINER = ("reward_range", "on_reward_error", "on_overlap", "success_at_least")
+from teamtr_lora.recipe.words import MISSING, Problem, RecipeError, key_paths, key_text
 
 
 class _Config(TeamTRConfig):
@@ -59,14 +58,19 @@ def _section_of(key: str) -> str | None:
 
 def _unknown(key: str, value: Any) -> Problem:
     shown, hidden = key_text((key,)), MISSING if isinstance(value, (dict, list)) else value
-    if key in _OF_THE_TRAINER:
+    if key in OF_THE_TRAINER:
         return Problem(shown, hidden, "is no setting of the config", f"give it to TeamTRTrainer, as {key}=")
     if key in Recipe.model_fields:
         return Problem(shown, MISSING, "is no setting of the config", "give the team and the data to TeamTRTrainer")
+    theirs = NAMES.get(key)
     teams = [path for path in key_paths() if path.startswith(("base.", "team."))]
-    owned = next((path for path in teams if path == OTHER_NAMES.get(key) or path.endswith(f".{key}")), None)
-    if owned:
-        return Problem(shown, hidden, "is no setting of the config", f"give {owned} to TeamSpec")
+    owned = theirs.key if theirs else next((path for path in teams if path.endswith(f".{key}")), None)
+    note = theirs.words(in_a_script) if theirs else ""
+    if owned and owned.startswith(("base.", "team.", "task.")):
+        whom = "TeamTRTrainer" if owned.startswith("task.") else "TeamSpec"
+        fix = f"give {in_a_script(owned)} to {whom}" + (f" ({note})" if note and whom == "TeamSpec" else "")
+        return Problem(shown, hidden, "is no setting of the config", fix)
     bare = [*TeamTRConfig.model_fields, *(name for section in _sections().values() for name in section.model_fields)]
-    suggestion = OTHER_NAMES.get(key, "").rpartition(".")[2] or nearest(key, bare)
-    return Problem(shown, hidden, "unknown key", "" if suggestion else "`teamtr-lora keys` lists the keys", suggestion=suggestion)
+    suggestion = in_a_script(owned) if owned else None if theirs else nearest(key, bare)
+    fix = note or ("" if suggestion else "`teamtr-lora keys` lists the keys")
+    return Problem(shown, hidden, "unknown key", fix, suggestion=suggestion)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from operator import attrgetter
 
 from teamtr_lora.common.code_paths import misnamed, undefined
 from teamtr_lora.common.settings import nearest
-from teamtr_lora.recipe.recipe import Recipe
+from teamtr_lora.recipe.recipe import Recipe, TeamTRConfig
 from teamtr_lora.recipe.words import Problem, RecipeError
 from teamtr_lora.tasks.custom import CustomSettings
 from teamtr_lora.tasks.dataset import DatasetSettings
@@ -28,10 +29,19 @@ PATHS_OR_NAMES = machine_keys("path or name")  # a hub's name is the same everyw
 
 
 def check_named(recipe: Recipe, source: str) -> None:
-    """Refuses a recipe whose files or functions are not there, or whose success is out of its reward's reach; all at once."""
-    problems = [*_files(recipe), *_functions(recipe), *_success(recipe)]
+    """Refuses a recipe whose files or functions are not there, whose success is out of its reward's reach, or whose
+    trackers are not installed; all at once."""
+    problems = [*_files(recipe), *_functions(recipe), *_success(recipe), *missing_trackers(recipe)]
     if problems:
         raise RecipeError(problems, source)
+
+
+def missing_trackers(recipe: TeamTRConfig) -> list[Problem]:
+    """Trackers that are not installed here."""
+    missing = [tracker for tracker in recipe.tracking.trackers if importlib.util.find_spec(tracker) is None]
+    fix = f"pip install {' '.join(missing)}, or leave it out"
+    wrong = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed"
+    return [Problem("tracking.trackers", missing, wrong, fix)] if missing else []
 
 
 def _files(recipe: Recipe) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ from teamtr_lora.algorithm.variants.region import REGIONS
 from teamtr_lora.algorithm.variants.resampling import RESAMPLING
 from teamtr_lora.algorithm.variants.reuse import REUSE
 from teamtr_lora.common.help_page import HelpPage, list_keys
+from teamtr_lora.common.program import in_a_recipe, in_a_script
 from teamtr_lora.common.settings import FOLDER, Mistake, Section, Text, refuse
 from teamtr_lora.recipe.choices import OneOf
 from teamtr_lora.recipe.measuring_sections import DiagnosticsSection, EvaluationSection, SwapSection
@@ -118,6 +119,11 @@ class TrainingSection(Section):
         ge=1,
         description="Fewest groups with reward variance among those of the gradient; with fewer an update is skipped.",
     )
+    stop_after_idle_stages: int = Field(
+        default=2,
+        ge=0,
+        description="End the run after this many stages in a row in which every update was skipped; 0 never does.",
+    )
     head_chunk_tokens: int = Field(
         default=1024, ge=1, description="Tokens per chunk of the output head; bounds memory for logits."
     )
@@ -193,8 +199,15 @@ class TrustRegionSection(Section):
 class TrackingSection(Section):
     """Experiment trackers, beside the run directory's own metrics."""
 
-    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list, description="Trackers to report to.")
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
+        default_factory=list,
+        description="Trackers to report to, each installed by its own name (pip install wandb): some 40 numbers by agent, the "
+        "recipe as flat keys, and sample transcripts.",
+    )
     project: str = Field(default="teamtr-lora", min_length=1, description="Project name shown in the trackers.")
+    run_name: Text | None = Field(default=None, description="The run's name there; null takes the run directory's.")
+    group: Text | None = Field(default=None, description="Group that the run is shown in, where the tracker has groups.")
+    tags: list[Text] = Field(default_factory=list, description="Tags of the run, where the tracker has tags.")
 
 
 class TeamTRConfig(Section, metaclass=HelpPage):
@@ -234,6 +247,22 @@ class TeamTRConfig(Section, metaclass=HelpPage):
             raise config_error(placed, twice) from error
         if twice:
             raise config_error(placed, twice)
+
+    def unmeasured(self) -> list[str]:
+        """What `certify`, `diagnose` and reports will not show of a run with these settings, each with the setting."""
+        looked, evaluated = self.diagnostics, self.evaluation.every_stages
+        left_out = (
+            ("staleness, importance weights, token shift", "diagnostics.probe_every_stages", not looked.probe_every_stages),
+            ("the largest gain in the region", "diagnostics.fisher_messages", not looked.fisher_messages),
+            ("spread of the KL, monitors, drift of contexts", "diagnostics.from_updates", not looked.from_updates),
+            ("gain and slack of each stage, stability", "evaluation.every_stages", evaluated != 1 and self.training.stages > 1),
+            ("transcripts", "diagnostics.save_episodes", looked.save_episodes in ("none", 0)),
+        )
+        return [f"{what} ({self.written(key)})" for what, key, missing in left_out if missing]
+
+    def written(self, key: str, value: Any = None) -> str:
+        """A key, such as rollout.temperature, as the user of these settings writes it, for advice."""
+        return in_a_script(key, value)
 
     @model_validator(mode="after")
     def _gate_has_groups(self) -> Self:
@@ -305,7 +334,16 @@ class Recipe(TeamTRConfig):
             wrong = f"matched: stage gives each of the {rollouts} rollouts {share} items, too few for two held out and one left"
         return [(("rollout", "items_per_stage"), items, wrong, fix)]
 
+    def written(self, key: str, value: Any = None) -> str:
+        return (in_a_script if self._of_a_script else in_a_recipe)(key, value)
+
     _folder: Path = PrivateAttr(default_factory=Path)
+    _of_a_script: bool = PrivateAttr(default=False)
+
+    def of_a_script(self) -> Self:
+        """The same recipe, of which advice speaks as of a script's settings."""
+        self._of_a_script = True
+        return self
 
     @property
     def folder(self) -> Path:

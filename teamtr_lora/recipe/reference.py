@@ -6,15 +6,19 @@ from dataclasses import replace
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import nearest
+from teamtr_lora.recipe.elsewhere import NAMES
 from teamtr_lora.recipe.recipe_files import recipe_schema
 from teamtr_lora.recipe.words import Key, walk
 
 
 def recipe_keys(word: str = "") -> list[Key]:
-    """In the order of a recipe; with a word, the keys in whose name it occurs (all of a section it names), else those in whose
-    meaning it does."""
-    keys = _merge([*walk(recipe_schema())])
-    found = [key for key in keys if word.lower() in key.name] or [key for key in keys if word.lower() in key.meaning.lower()]
+    """In the order of a recipe; with a word, the keys in whose name it occurs (all of a section it names), else the key that
+    another library calls so, else those in whose values or meaning it occurs."""
+    keys, theirs, sought = _merge([*walk(recipe_schema())]), NAMES.get(word), word.lower()
+    found = [key for key in keys if sought in key.name] or [key for key in keys if theirs and key.name == theirs.key]
+    if not found and theirs:
+        raise UserError(f"{word}: there is no such key here: {theirs.words(str)}")
+    found = found or [key for key in keys if sought in f"{key.takes} {key.meaning}".lower()]
     if not found:
         meant = nearest(word, [part for key in keys for part in (key.name, key.name.rsplit(".", 1)[-1])])
         raise UserError(f"no recipe key has {word!r} in its name or meaning" + (f"; did you mean {meant!r}?" if meant else ""))

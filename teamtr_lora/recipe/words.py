@@ -15,6 +15,7 @@ from typing import Any
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import PATTERN_WORDS, nearest
 from teamtr_lora.common.visible import visible_line
+from teamtr_lora.recipe.elsewhere import NAMES
 from teamtr_lora.recipe.recipe import Recipe
 from teamtr_lora.tasks.table import SCRIPT
 
@@ -41,25 +42,6 @@ _ABSENT = {
     "team.agents.*.name": ("the agent has no name", "add one, for example name: planner"),
     "task.callable": ("a custom task needs a function or class that makes it", _FIX["task.callable"]),
     "task.reward": ("a dataset task needs a reward function", _FIX["task.reward"]),
-}
-# What TRL and transformers call our keys, for people who come from there.
-OTHER_NAMES = {
-    "beta": "trust_region.beta_initial",
-    "bf16": "base.precision",
-    "epsilon": "training.clip_ratio",
-    "fp16": "base.precision",
-    "gamma": "training.discount",
-    "lr": "training.learning_rate",
-    "max_completion_length": "rollout.max_message_tokens",
-    "max_new_tokens": "rollout.max_message_tokens",
-    "max_steps": "training.stages",
-    "num_generations": "rollout.episodes_per_item",
-    "num_iterations": "training.inner_epochs",
-    "num_train_epochs": "training.stages",
-    "optim": "training.optimizer",
-    "report_to": "tracking.trackers",
-    "target_kl": "trust_region.delta",
-    "use_vllm": "rollout.engine",
 }
 _BOUNDS = {"minimum": "at least", "exclusiveMinimum": "greater than", "maximum": "at most", "exclusiveMaximum": "less than"}
 _BOUND_ERRORS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
@@ -228,11 +210,14 @@ def _choices(node: Node) -> list[str]:
 
 def _unknown_key(loc: Loc, value: Any, parent: Node) -> Problem:
     word, known = str(loc[-1]), list(parent.get("properties", {}))
-    elsewhere = {path.rsplit(".", 1)[-1]: path for path in key_paths()}
-    # Three guesses, the best first: the right name in the wrong section, a misspelt key of this section, one of another section.
-    misspelt = nearest(word, known) or elsewhere.get(nearest(word, elsewhere) or "")
-    suggestion, fix = elsewhere.get(word) or OTHER_NAMES.get(word) or misspelt, ""
-    if suggestion is None:
+    ours, theirs = own_names(), NAMES.get(word)
+    # The best guess first: the right name in the wrong section, another library's name, a misspelt key of this section, then one
+    # of another section.
+    misspelt = nearest(word, known) or ours.get(nearest(word, ours) or "")
+    suggestion, fix = ours.get(word) or misspelt, ""
+    if theirs and ours.get(word, "task.").startswith("task."):
+        suggestion, fix = theirs.key, theirs.words(str)
+    elif suggestion is None:
         section = key_text(loc[:-1])
         fix = f"the keys {'of ' + section if section else 'here'} are {', '.join(known)}"
     elif loc[0] == "task" and suggestion == f"task.{word}":
@@ -275,6 +260,14 @@ def _walk_key(name: str, node: Node) -> Iterator[Key]:
         yield from walk(node, f"{name}.")
     else:
         yield Key(name, describe(node), json.dumps(node["default"]) if "default" in node else "", meaning)
+
+
+@cache
+def own_names() -> dict[str, str]:
+    """Each key by its last part; where several have it, that of a section all recipes have wins over a task's, the first over
+    later ones."""
+    paths = sorted(key_paths(), key=lambda path: path.startswith("task."))
+    return {path.rsplit(".", 1)[-1]: path for path in reversed(paths)}
 
 
 @cache

@@ -1,7 +1,5 @@
 """What shows runs.
 
-Modules:
-    live         while a run trains: a line an update, a line a stage, a progress bar
 The page of `report` and `view`, in the order in which to read it:
     run_data     one run, as its own files tell it: what figures and words are made of
     figures      (a folder) one function a figure, and the table of them

@@ -10,5 +10,6 @@ Modules:
     vllm_server          vLLM servers by URL
     server_client        one of them, over HTTP
     adapter_upload       a server's middleware that takes adapters over HTTP
+    team_model           a server's middleware that offers the whole team as a model
     serve                `serve`: an OpenAI server for a team
 """

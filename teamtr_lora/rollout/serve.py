@@ -1,4 +1,4 @@
-"""`teamtr-lora serve`: a vLLM OpenAI server for a team, the base and every agent a model of it."""
+"""`teamtr-lora serve`: a vLLM OpenAI server for a team: the whole team, the base and every agent a model of it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from typing import Any, NoReturn
 
 import torch
 
-from teamtr_lora.base.frozen_base import base_facts, load_tokenizer, resolve_device, resolve_dtype
+from teamtr_lora.base.frozen_base import base_facts, load_tokenizer, resolve_device, resolve_dtype, stored_end_ids
 from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import AdapterVersion, read_version, version_folder
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.recipe.engine_facts import ENGINES
+from teamtr_lora.rollout.team_model import served_team, team_name
 from teamtr_lora.rollout.vllm.start import check_quantization, common_options, default_environment, lora_options
 
 logger = logging.getLogger(__name__)
 
 MIDDLEWARE = "teamtr_lora.rollout.adapter_upload."
+TEAM_MODEL = "teamtr_lora.rollout.team_model.TeamModel"
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def plan_launch(team: ServedTeam, options: ServeOptions) -> Launch:
     key = _api_key(options)
     on_gpu = _on_gpu(options.device)
     folder = resolve(beside(recipe.base.source, recipe.folder), recipe.base.revision)
-    load_tokenizer(folder, recipe.base.source)  # refuses a base without a chat template
+    tokenizer = load_tokenizer(folder, recipe.base.source)  # refuses a base without a chat template
     facts = base_facts(folder)
     quantization = recipe.base.quantization if facts.stored_quantization == "none" else facts.stored_quantization
     device = "cuda" if on_gpu else "cpu"
@@ -102,14 +104,20 @@ def plan_launch(team: ServedTeam, options: ServeOptions) -> Launch:
     )  # fmt: skip
     http = {"served_model_name": name, "host": options.host, "port": options.port, "disable_uvicorn_access_log": True}
     flags = _flags(engine | lora_options(slots, rank) | http)
-    if options.accept_adapters or key:
+    environment = _environment(default_environment(recipe.rollout, on_gpu, dtype), options, key)
+    models = list(adapters)
+    if adapters:
+        end_ids = stored_end_ids(folder, tokenizer, recipe.base.source)
+        environment |= served_team(recipe, folder, name, context_tokens=context, end_ids=end_ids)
+        flags += ["--middleware", TEAM_MODEL]
+        models = [team_name(agents), *models]
+    if options.accept_adapters or key:  # the last one is asked first, so nothing gets past it
         flags += ["--middleware", MIDDLEWARE + ("AdapterUpload" if options.accept_adapters else "RequireKey")]
     if adapters:
         flags += ["--lora-modules", *(json.dumps({"name": agent, "path": path}) for agent, path in adapters.items())]
     # -P keeps the current folder off Python's path, so that no file there is imported in place of vLLM
     command = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server", *flags]
-    greeting = _greeting(name, list(adapters), options, key, on_gpu)
-    return Launch(command, _environment(default_environment(recipe.rollout, on_gpu, dtype), options, key), greeting)
+    return Launch(command, environment, _greeting(name, models, options, key, on_gpu))
 
 
 def _read_adapters(team: ServedTeam, options: ServeOptions) -> tuple[dict[str, str], int]:
@@ -203,12 +211,12 @@ def _environment(defaults: Mapping[str, str], options: ServeOptions, key: str) -
     return environment
 
 
-def _greeting(base: str, agents: list[str], options: ServeOptions, key: str, on_gpu: bool) -> str:
+def _greeting(base: str, models: list[str], options: ServeOptions, key: str, on_gpu: bool) -> str:
     variable = options.api_key_variable or "VLLM_API_KEY"
-    body = json.dumps({"model": (agents or [base])[0], "messages": [{"role": "user", "content": "Hello"}]})
+    body = json.dumps({"model": (models or [base])[0], "messages": [{"role": "user", "content": "Hello"}]})
     authorization = f' -H "Authorization: Bearer ${variable}"' if key else ""
     lines = [
-        f"serving {', '.join([base, *agents])} at {options.url}/v1 (ready when it says: Application startup complete)",
+        f"serving {', '.join([base, *models])} at {options.url}/v1 (ready when it says: Application startup complete)",
         f"  curl {options.url}/v1/chat/completions -H 'Content-Type: application/json'{authorization} -d {shlex.quote(body)}",
         f'  python: openai.OpenAI(base_url="{options.url}/v1", api_key='
         + (f'os.environ["{variable}"])' if key else '"none")')

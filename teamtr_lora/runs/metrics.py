@@ -72,7 +72,7 @@ class UpdateRow(_Row):
     decision: Literal["accepted", "shrunk", "rejected", "skipped"] = Field(description="shrunk: accepted at alpha < 1")
     reason: str = Field(
         default="",
-        description="why the whole step was not taken, in words: out of region, no gain, nothing to learn from; else empty",
+        description="why the whole step was not taken, in words: out of region, no gain or nothing to learn from; else empty",
     )
     version: str = Field(description="the agent's version after the update")
     content_hash: str = Field(description="sha256 of that version's weights and scaling")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from teamtr_lora.base.versions import AdapterVersion, stored_versions
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import disk_errors, dump_json, remove_temporaries, write_atomic
 from teamtr_lora.common.locks import acquire
+from teamtr_lora.common.program import said
 from teamtr_lora.recipe import Recipe, dump_recipe, first_difference, load_recipe
 from teamtr_lora.runs import layout
 from teamtr_lora.runs.layout import is_baseline, read_own_json, refuse_links
@@ -30,12 +32,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ELSEWHERE = "choose another --run-dir (in Python: output_dir)"
+
+def elsewhere() -> str:
+    return f"choose another {said(cli='--run-dir', python='output_dir')}"
+
 
 # A resumed run may train longer, look at other things and live elsewhere; everything else decides what it learns.
 MAY_CHANGE = (
     "training.stages", "output_dir", "tracking", "base.device", "rollout.server", "rollout.vllm", "rollout.requests_per_batch",
-    "swap", "diagnostics", "evaluation.every_stages",
+    "swap", "diagnostics", "evaluation.every_stages", "training.stop_after_idle_stages",
     "training.tokens_per_microbatch", "training.gradient_checkpointing",  # the same sums in other parts: what a full GPU needs
 )  # fmt: skip
 
@@ -72,6 +77,11 @@ class RunDir:
         return self.path / layout.SWAP_WORK
 
     @property
+    def script_rows(self) -> Path:
+        """The folder of the rows that a script trained on."""
+        return self.path / layout.SCRIPT_ROWS
+
+    @property
     def metrics(self) -> MetricsLog:
         """The log of metric rows."""
         return MetricsLog(self.path / layout.METRICS)
@@ -91,21 +101,19 @@ class RunDir:
             refuse_links(self.path, layout.OWN_NAMES)
             saved = (self.path / layout.RECIPE).exists()
         if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path}: is a file; {ELSEWHERE}")
+            raise UserError(f"{self.path}: is a file; {elsewhere()}")
         if is_baseline(self.path):
-            raise UserError(f"{self.path}: holds a run of `teamtr-lora baseline`; {ELSEWHERE}")
+            raise UserError(f"{self.path}: holds a run of `teamtr-lora baseline`; {elsewhere()}")
         if saved and CheckpointReader(self.path).exists():
             self.check_same(recipe)
             if not resume:
-                raise UserError(
-                    f"{self.path}: already holds a run of this recipe; add --resume to go on (in Python: train(resume=True)), "
-                    f"or {ELSEWHERE}"
-                )
+                go_on = said(cli="add --resume to go on", python="go on with train(resume=True)")
+                raise UserError(f"{self.path}: already holds a run of this recipe; {go_on}, or {elsewhere()}")
             return
         ours = (self.path / layout.ORIGIN).exists()  # claimed by a run that did not come to its first checkpoint
         if not ours and self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):
             holds = "a recipe but no run" if saved else "no run"
-            raise UserError(f"{self.path}: is not empty and holds {holds}; {ELSEWHERE}")
+            raise UserError(f"{self.path}: is not empty and holds {holds}; {elsewhere()}")
 
     def check_same(self, recipe: Recipe) -> None:
         """Refuses to go on with another recipe than the run's own."""
@@ -113,12 +121,12 @@ class RunDir:
         difference = first_difference(saved, self.with_swaps(recipe), ignore=MAY_CHANGE)
         if difference:
             key, old, new = difference
-            raise UserError(f"{self.path}: holds another recipe's run: {key} is {old!r} there and {new!r} here; {ELSEWHERE}")
+            raise UserError(f"{self.path}: holds another recipe's run: {key} is {old!r} there and {new!r} here; {elsewhere()}")
 
     def lock(self) -> FileLock:
         """Held by whoever changes the run; the system releases it with the process, however that ends."""
         refuse_links(self.path, layout.OWN_NAMES)
-        lock = acquire(self.path / layout.LOCK, self.path, f"another process is training here; wait for it or {ELSEWHERE}")
+        lock = acquire(self.path / layout.LOCK, self.path, f"another process is training here; wait for it or {elsewhere()}")
         remove_temporaries(self.path, apart=layout.EVALUATIONS)  # each evaluation has a lock of its own
         return lock
 
@@ -136,6 +144,10 @@ class RunDir:
             )  # fmt: skip
         self.write_recipe(recipe, contents)
         return lock
+
+    def remove(self) -> None:
+        """Of a run that has not begun: whoever calls this has made the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def write_recipe(self, recipe: Recipe, contents: Mapping[str, str] | None = None) -> None:
         """The recipe and where it came from. origin.json is first: with it the folder is a run's."""
@@ -245,7 +257,8 @@ def latest_run_dir(name: str, root: Path = Path("runs")) -> Path:
     alike = re.compile(re.escape(name) + r"(-\d+)?")
     folders = [path for path in root.iterdir() if alike.fullmatch(path.name) and path.is_dir()] if root.is_dir() else []
     if not folders:
-        raise UserError(f"--resume: there is no run in {root / name}; leave --resume out to start one")
+        resume = said(cli="--resume", python="resume=True")
+        raise UserError(f"{resume}: there is no run in {root / name}; leave {resume} out to start one")
     return max(folders, key=_last_started)
 
 

@@ -73,11 +73,14 @@ class RunState:
     gate_tf32: bool = False  # the precision of gate passes, once the floors have been measured
     tokens_per_microbatch: int = 0  # what `auto` came to; 0 before the first update
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    idle_updates: int = 0  # skipped updates in a row, up to the last one made
     sampled_tokens: int = 0
     seconds: float = 0.0
     metrics_bytes: int = 0
     accuracy_before: float | None = None
     accuracy_after: float | None = None
+    reward_before: float | None = None  # mean rewards of the same evaluations
+    reward_after: float | None = None
     episodes_evaluated: int = 0
     started: bool = False  # stage 0 (floors and the evaluation before training) is done
     loras: dict[str, dict[str, Any]] = field(default_factory=dict)  # of swapped agents, whose `lora` in the recipe is older

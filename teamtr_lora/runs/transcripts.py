@@ -43,6 +43,7 @@ def episode_record(episode: Episode, *, scored: bool = True, marks: EpisodeMarks
         "success": episode.success if scored else None,
         "ended": episode.ended,
         "answer_turn": episode.answer_turn,
+        **({} if scored else {"answer": episode.answer}),
         "messages": [
             {
                 "agent": m.agent,

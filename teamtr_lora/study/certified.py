@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from teamtr_lora.algorithm.calibration import Calibration
@@ -91,6 +91,7 @@ class RunCertificates:
     update_calibration: Calibration | None  # the same of single updates
     update_by_turns_calibration: Calibration | None
     replacements: list[Replacement]
+    verdict: list[str] = field(default_factory=list)  # in plain words, what to do next last
 
     @property
     def since(self) -> str:

@@ -30,6 +30,7 @@ from teamtr_lora.runs.layout import RECIPE
 from teamtr_lora.runs.metrics import CertificateTerms, MetricsRow, StageRow, SwapRow, UpdateRow
 from teamtr_lora.runs.stored_run import StoredRun, read_run
 from teamtr_lora.study.certified import Certified, Replacement, RunCertificates, StageCertificate, UpdateCertificate
+from teamtr_lora.study.verdict import certify_verdict
 from teamtr_lora.team import most_messages
 
 
@@ -94,7 +95,7 @@ def certify_rows(stored: StoredRun, rows: Sequence[MetricsRow], block: int = 1, 
     last_swap = max((row.stage for row in swaps), default=-1)
     of_stages, of_stages_by_turns = _calibrations([s for s in stages if s.stage > last_swap])
     of_updates, of_updates_by_turns = _calibrations([u for u in single if u.stage > last_swap])
-    return RunCertificates(
+    found = RunCertificates(
         gamma=gamma,
         confidence=recipe.trust_region.confidence,
         advantage_bound=whole.advantage_bound,
@@ -108,6 +109,7 @@ def certify_rows(stored: StoredRun, rows: Sequence[MetricsRow], block: int = 1, 
         update_by_turns_calibration=of_updates_by_turns,
         replacements=[_replacement(row) for row in swaps],
     )
+    return replace(found, verdict=certify_verdict(found, recipe.rollout.items_per_stage))
 
 
 def _check_range(folder: Path, updates: Sequence[UpdateRow], low: float, high: float) -> None:

@@ -18,6 +18,7 @@ from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, UpdateRow
 from teamtr_lora.runs.stored_run import StoredRun, read_run
 from teamtr_lora.study.certified import StageCertificate
 from teamtr_lora.study.certify import certify_rows
+from teamtr_lora.study.verdict import diagnose_verdict
 
 HALF_NORMAL = math.sqrt(2 / math.pi)  # E|x| of x ~ N(0, 1)
 PROBE = "not measured; set diagnostics.probe_every_stages"
@@ -45,6 +46,7 @@ class RunDiagnosis:
     local_gain: list[dict[str, Any]]  # thm:info-lower-stage, by probed update
     cost: dict[str, Any]
     missing: dict[str, str]
+    verdict: list[str]  # in plain words, what to do next last
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,6 +98,7 @@ def diagnose_rows(stored: StoredRun, rows: Sequence[MetricsRow]) -> RunDiagnosis
         local_gain=known("local_gain", f"{PROBE} and diagnostics.fisher_messages", lambda: _local_gain(updates)),
         cost=_cost(made, stages[-1] if stages else None, recipe.training.matched),
         missing=missing,
+        verdict=diagnose_verdict(updates, stages),
     )
 
 

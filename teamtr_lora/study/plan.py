@@ -29,6 +29,7 @@ from teamtr_lora.base.source import beside, describe
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.recipe.engine_facts import ENGINES
+from teamtr_lora.study.expected_time import ExpectedTime, Speeds, expected_time
 from teamtr_lora.team import Team, build_team
 
 SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
@@ -59,6 +60,8 @@ class Plan:
     tokens_per_microbatch: int
     trust_region: str
     engine: str
+    unmeasured: list[str]
+    expected_time: ExpectedTime | None = None  # None: no speeds are known
 
     @property
     def fits(self) -> bool:
@@ -68,7 +71,7 @@ class Plan:
         return asdict(self)
 
 
-def make_plan(recipe: Recipe) -> Plan:
+def make_plan(recipe: Recipe, speeds: Speeds | None = None) -> Plan:
     folder = describe(beside(recipe.base.source, recipe.folder), recipe.base.revision)
     facts = base_facts(folder)
     device = resolve_device(recipe.base.device)
@@ -110,6 +113,10 @@ def make_plan(recipe: Recipe) -> Plan:
         tokens_per_microbatch=tokens,
         trust_region=_in_words(recipe),
         engine=_engine_in_words(recipe),
+        unmeasured=recipe.unmeasured(),
+        expected_time=None
+        if speeds is None
+        else expected_time(speeds, recipe, rollouts=rollouts, episodes=episodes, messages=messages),
     )
 
 

@@ -184,9 +184,10 @@ class RunPlace:
         known = row.evaluation
         if record.how == "undo":  # the last evaluation was of the team that went
             known = _evaluation_of(row.versions, read_rows(run.path)) if state.started else None
-            state.accuracy_after, state.episodes_evaluated = None, 0
+            state.accuracy_after, state.reward_after, state.episodes_evaluated = None, None, 0
         if known:
             state.accuracy_after, state.episodes_evaluated = known["avg_at_k"], known["episodes"]
+            state.reward_after = known["mean_reward"]
         if state.started:
             run.metrics.append(row)
         state.metrics_bytes = run.metrics.size

@@ -11,6 +11,6 @@ Modules:
 
 from teamtr_lora.tasks.machinery.order import DataOrder
 from teamtr_lora.tasks.machinery.rewards import RewardError, Rewards
-from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Items, Task
+from teamtr_lora.tasks.machinery.task import AskedTask, Feedback, Interaction, Item, Items, Task
 
-__all__ = ["DataOrder", "Feedback", "Interaction", "Item", "Items", "RewardError", "Rewards", "Task"]
+__all__ = ["AskedTask", "DataOrder", "Feedback", "Interaction", "Item", "Items", "RewardError", "Rewards", "Task"]

@@ -67,7 +67,10 @@ class ScriptSettings(TaskSettings):
     name: Literal["script"] = Field(description="Written by TeamTRTrainer; a recipe file cannot run it.")
 
     def make(self, folder: Path) -> Task:
-        raise UserError("task.name = 'script': this run's items and rewards live in a Python script; go on from there")
+        raise UserError(
+            "task.name = 'script': this run's items and rewards live in a Python script; go on from there (rewards in a file of "
+            "their own beside the script can be used from here)"
+        )
 
 
 def checked_task(task: Any, said: str) -> Task:

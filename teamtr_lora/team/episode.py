@@ -40,6 +40,7 @@ class Episode:
     ended: Literal["router", "task", "overflow"] = "router"
     success: bool = False
     credit: dict[str, list[float]] = field(default_factory=dict)  # by agent, where the task says who earned what: as `rewards`
+    answer: str | None = None  # the team's answer in words, of a question that a user asked
     answer_turn: int | None = None  # the message that is the team's answer, by the router's rule; None: nobody spoke
 
     @property

@@ -8,6 +8,8 @@ The loop:
     window           earlier rollouts that are learned from again, and their weights
     run_context      what all parts of a run work with
     events           callbacks at the loop's natural points
+    live_view        while a run trains: a line an update, a line a stage, a progress bar
+    idle_stage       what to say of a stage that taught nothing
 One update, in the order in which to read it; its formulas are in algorithm/, its variants in algorithm/variants/:
     update           the story: advantages, division, optimization, judgement, accept or put back
     batches          episodes to padded rows of tokens, the common prefix of a group once
@@ -19,9 +21,12 @@ Around it:
     optimizers       building the optimizers, and their state as plain tensors
     floor            the smallest KL that a pass can measure
     outside_step     a step of somebody else's trainer, measured as the gate measures ours
+    script_run       a script's own rows and rewards, as a recipe would name them
+    calibrate        a short run that is thrown away, for this machine's speeds
 What is kept:
     recording        rows, callbacks, trackers, transcripts and counts
-    rows             from an update's outcome to its row
+    rows             from an update's outcome to its row, and why it was not taken
+    tracking         what experiment trackers are given
     token_marks      what transcripts show of single tokens
     certificate_terms  an accepted candidate's terms of its certificate
 Diagnostics:

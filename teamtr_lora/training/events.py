@@ -4,6 +4,8 @@
     on_step_begin, on_step_end            one agent's update   on_log (logs=row)                each metrics row
     on_evaluate (metrics=...)             an evaluation        on_save                          a checkpoint
 
+`args` is the run's TeamTRConfig, with the few of TrainingArguments' names that say the same of a team. `metrics` is the
+evaluation, its accuracy once more as `eval_accuracy`, which transformers' EarlyStoppingCallback goes by.
 `control.should_training_stop` ends the run after the update in progress. A callback may also define `on_progress(phase, done,
 total, tokens)`, called during rollouts.
 """
@@ -15,23 +17,81 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import TeamTRConfig
+
+# What transformers' own callbacks read of TrainingArguments and has one meaning for a team.
+_ALSO = {
+    "metric_for_best_model": "eval_accuracy",
+    "greater_is_better": True,
+    "eval_strategy": "epoch",
+    "load_best_model_at_end": True,  # no warning: every version stays in the run directory
+    "logging_strategy": "epoch",
+    "disable_tqdm": False,
+}
+_TRACKED = {"TensorBoardCallback": "tensorboard", "WandbCallback": "wandb", "TrackioCallback": "trackio"}
+
+
+def checked_callback(callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback:
+    """The callback, made of its class where that was given. Refused by name where it cannot work here."""
+    made = callback() if isinstance(callback, type) else callback
+    name, home = type(made).__name__, type(made).__module__
+    if name in _TRACKED and home.startswith("transformers."):
+        tracker = _TRACKED[name]
+        raise UserError(
+            f"callbacks: {name} logs one model and its TrainingArguments, which a team has not; leave it out and set "
+            f"trackers=[{tracker!r}] in TeamTRConfig, which logs every agent"
+        )
+    if home.startswith("transformers.integrations"):
+        raise UserError(
+            f"callbacks: {name} logs one model and its TrainingArguments, which a team has not; write a TrainerCallback whose "
+            "on_log takes each row (logs=), or use trackers= in TeamTRConfig"
+        )
+    return made
+
+
+class CallbackArgs:
+    """A run's settings as callbacks see them."""
+
+    def __init__(self, config: TeamTRConfig) -> None:
+        self._config = config
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ALSO:
+            return _ALSO[name]
+        if name != "_config" and hasattr(self._config, name):
+            return getattr(self._config, name)
+        raise AttributeError(f"args.{name}: a team run has no such setting", name=name, obj=self)
 
 
 class Events:
     def __init__(self, callbacks: Sequence[TrainerCallback], config: TeamTRConfig, updates: int) -> None:
-        self._callbacks, self._config = list(callbacks), config
+        self._callbacks, self._args = list(callbacks), CallbackArgs(config)
         self.state = TrainerState(max_steps=updates, num_train_epochs=config.training.stages)
         self.control = TrainerControl()
 
     def fire(self, event: str, **details: Any) -> None:
         for callback in self._callbacks:
-            result = getattr(callback, event)(self._config, self.state, self.control, **details)
+            try:
+                result = getattr(callback, event)(self._args, self.state, self.control, **details)
+            except AttributeError as error:
+                if error.obj is not self._args:
+                    raise
+                raise UserError(
+                    f"callbacks: {type(callback).__name__} reads args.{error.name}, a setting of transformers' TrainingArguments "
+                    "that a team run has not; leave the callback out, or let it read the sections of TeamTRConfig"
+                ) from error
             self.control = result if isinstance(result, TrainerControl) else self.control
 
     def log(self, row: dict[str, Any]) -> None:
         self.state.log_history.append(row)
         self.fire("on_log", logs=row)
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        accuracy = record["avg_at_k"]
+        self.fire("on_evaluate", metrics={**record, "eval_accuracy": accuracy})
+        if self.state.best_metric is None or accuracy > self.state.best_metric:
+            self.state.best_metric = accuracy
 
     def progress(self, phase: str, done: int, total: int, tokens: int) -> None:
         for callback in self._callbacks:

@@ -16,6 +16,7 @@ from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
 from teamtr_lora.training.stage_rollouts import Rollout
 from teamtr_lora.training.token_marks import episode_marks
+from teamtr_lora.training.tracking import log_transcripts, stage_scalars, update_scalars
 from teamtr_lora.training.update import UpdateOutcome
 
 
@@ -39,6 +40,7 @@ class Recorder:
         counts["out_of_region_accepted"] += row.out_of_region
         for kind in ("shrunk", "rejected", "skipped"):
             counts[kind] += outcome.decision == kind
+        state.idle_updates = state.idle_updates + 1 if outcome.decision == "skipped" else 0
         state.update = place + 1
         if rollout.fresh:
             state.sampled_tokens += row.sampled_tokens
@@ -47,7 +49,11 @@ class Recorder:
             self._write_episodes(name, rollout, outcome)
             row.seconds["transcripts"] = time.monotonic() - started
         self._context.events.state.global_step = counts["updates"]
-        self._write(row, f"{row.agent}/", counts["updates"])
+        scalars = update_scalars(row, self._context.config.trust_region.estimator)
+        self._write(row, scalars, counts["updates"])
+        if place + 1 == len(self._context.agents):
+            accelerator, step = self._context.accelerator, counts["updates"]
+            log_transcripts(accelerator, rollout.episodes, stage=stage, agent=row.agent, step=step)
         self._context.events.fire("on_step_end")
 
     def _write_episodes(self, name: str, rollout: Rollout, outcome: UpdateOutcome) -> None:
@@ -83,20 +89,9 @@ class Recorder:
             peak_memory_bytes=peak_memory(self._context.playable.base.device),
             time=time.time(),
         )
-        self._write(row, "team/", state.counts["updates"])
+        self._write(row, stage_scalars(row), state.counts["updates"])
 
-    def _write(self, row: UpdateRow | StageRow, prefix: str, step: int) -> None:
+    def _write(self, row: UpdateRow | StageRow, scalars: dict[str, float], step: int) -> None:
         self._context.run_dir.metrics.append(row)
         self._context.events.log(row.model_dump())
-        self._context.accelerator.log(_numbers(row.model_dump(), prefix), step=step)
-
-
-def _numbers(row: dict[str, Any], prefix: str) -> dict[str, float]:
-    """A metrics row as a tracker takes it: flat names, numbers only."""
-    flat: dict[str, float] = {}
-    for key, value in row.items():
-        if isinstance(value, dict):
-            flat |= _numbers(value, f"{prefix}{key}/")
-        elif isinstance(value, (bool, int, float)):
-            flat[prefix + key] = float(value)
-    return flat
+        self._context.accelerator.log(scalars, step=step)

@@ -1,4 +1,4 @@
-"""From an update's outcome to its metrics row."""
+"""From an update's outcome to its metrics row, and to words."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import time
 from collections import defaultdict
 
+from teamtr_lora.algorithm.advantage import GroupAdvantages
 from teamtr_lora.evaluation.statistics import standard_error
 from teamtr_lora.runs.metrics import KLReading, UpdateRow
 from teamtr_lora.team import Episode
@@ -23,6 +24,7 @@ def update_row(outcome: UpdateOutcome, rollout: Rollout, *, stage: int, update: 
         update=update,
         agent=outcome.version.agent,
         decision=outcome.decision,
+        reason=decision_reason(outcome),
         version=outcome.version.name,
         content_hash=outcome.version.content_hash,
         team_versions=rollout.versions,
@@ -68,6 +70,34 @@ def update_row(outcome: UpdateOutcome, rollout: Rollout, *, stage: int, update: 
         tokens_per_second=tokens / max(rollout.seconds, 1e-9) if rollout.fresh else 0.0,
         time=time.time(),
     )
+
+
+def decision_reason(outcome: UpdateOutcome) -> str:
+    """Why the whole step was not taken, in words: out of region, no gain, or nothing to learn from. Empty where it was."""
+    if outcome.decision == "skipped":
+        return _nothing_to_learn(outcome.version.agent, outcome.messages, outcome.advantages)
+    tried = outcome.step.readings
+    if outcome.decision == "accepted" or not tried:
+        return ""
+    judged = tried[0] if outcome.decision == "shrunk" else tried[-1]  # what the whole step, or the last resort, was short of
+    gain, error, in_sample = judged.gain.mean, judged.gain.standard_error, outcome.optimized.gain
+    if not math.isfinite(judged.kl.mean) or not math.isfinite(gain):
+        return "broken: its KL or its gain is not a finite number"
+    if judged.kl.bound > outcome.delta:
+        whole = "the whole step was out of region" if outcome.decision == "shrunk" else "out of region"
+        return f"{whole}: KL bound {judged.kl.bound:.4f} above {outcome.delta:g}"
+    spread = f" ± {error:.4f}" if math.isfinite(error) else ""
+    whole = "the whole step had no gain" if outcome.decision == "shrunk" else "no gain"
+    fitted = f"; {in_sample:+.4f} on those it was fitted to" if in_sample is not None else ""
+    return f"{whole}: {gain:+.4f}{spread} on held-out episodes{fitted}"
+
+
+def _nothing_to_learn(agent: str, messages: int, advantages: GroupAdvantages) -> str:
+    if not messages:
+        return f"nothing to learn from: {agent} said nothing"
+    equal, groups = advantages.zero_variance_groups, advantages.groups
+    left = "" if equal == groups else ", too few are left"
+    return f"nothing to learn from: in {equal} of {groups} groups all rewards are equal{left}"
 
 
 def _kl(reading: CandidateReading | None) -> dict[str, KLReading]:

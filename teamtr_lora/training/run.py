@@ -18,6 +18,7 @@ from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.tasks import Item
 from teamtr_lora.team import Episode
 from teamtr_lora.training.floor import check_floors, least_radius, measure_floors
+from teamtr_lora.training.idle_stage import idle_warning
 from teamtr_lora.training.optimizers import flatten_state, restore_state
 from teamtr_lora.training.recording import Recorder
 from teamtr_lora.training.run_context import RunContext
@@ -38,6 +39,7 @@ class TrainingRun:
         self.rollouts = StageRollouts(context, self.variants)
         self.diagnostics = RunDiagnostics(context, self.updater)
         self._recorder = Recorder(context, self.diagnostics, self.updater.discount)
+        self._last_played: list[Episode] = []
         self._clock = time.monotonic() if context.started is None else context.started
         self.task.check_agents(self.agents, self.playable.team.router.max_messages)
         self.task.check_router(self.playable.team.router)
@@ -91,6 +93,7 @@ class TrainingRun:
         check_floors(floors, least_radius(region), tf32=self.updater.scorer.tf32)
         begun = {"process": self.context.process_seconds, **self.playable.opening_seconds}
         self.state.accuracy_before = self.state.accuracy_after = evaluation["avg_at_k"]
+        self.state.reward_before = self.state.reward_after = evaluation["mean_reward"]
         self.state.started = True
         self._recorder.stage(
             self.state, 0, self._since_checkpoint(), order=[], evaluation=evaluation, floors=floors, start_seconds=begun
@@ -139,6 +142,7 @@ class TrainingRun:
         outcome.seconds["publish"] = time.monotonic() - started
 
     def record_update(self, stage: int, place: int, rollout: Rollout, outcome: UpdateOutcome) -> None:
+        self._last_played = rollout.episodes
         self._recorder.update(self.state, stage, place, rollout, outcome)
         self.rollouts.keep(f"stage-{stage:04d}-update-{place + 1:03d}", rollout, outcome)
         self.checkpoint()
@@ -146,10 +150,11 @@ class TrainingRun:
     def end_stage(self, stage: int, order: list[str]) -> None:
         """Closes the stage: evaluation where due, the stage's row, the next stage's radii and place in the data."""
         self.variants.publishing.catch_up(self.playable)
-        every, last = self.config.evaluation.every_stages, stage >= self.config.training.stages
+        self._end_if_idle(stage)
+        every, last = self.config.evaluation.every_stages, stage >= self.config.training.stages or self.stopping
         evaluation = self._evaluate()[0] if last or (every and stage % every == 0) else None
         if evaluation:
-            self.state.accuracy_after = evaluation["avg_at_k"]
+            self.state.accuracy_after, self.state.reward_after = evaluation["avg_at_k"], evaluation["mean_reward"]
         self.updater.share_radii()
         self.state.stage, self.state.update = stage, 0
         self.state.cursor += self.config.rollout.items_per_stage
@@ -157,6 +162,17 @@ class TrainingRun:
         self.checkpoint()
         self.events.state.epoch = stage
         self.events.fire("on_epoch_end")
+
+    def _end_if_idle(self, stage: int) -> None:
+        """Tells at once of a stage that taught nothing, and ends the run after as many as the recipe says."""
+        idle, limit = self.state.idle_updates // len(self.agents), self.config.training.stop_after_idle_stages
+        if not idle:
+            return
+        stops = 0 < limit <= idle and stage < self.config.training.stages
+        if self._last_played:
+            logger.warning(idle_warning(self._last_played, self.config, stage=stage, idle=idle, stops=stops))
+        if stops:
+            self.events.control.should_training_stop = True
 
     def end(self) -> None:
         self.variants.publishing.catch_up(self.playable)
@@ -196,5 +212,5 @@ class TrainingRun:
         self.state.episodes_evaluated = evaluation.episodes
         self.state.sampled_tokens += evaluation.sampled_tokens
         record = with_return(evaluation, episodes, self.updater.discount)
-        self.events.fire("on_evaluate", metrics=record)
+        self.events.evaluated(record)
         return record, episodes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -10,14 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from accelerate import Accelerator
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from transformers.trainer_callback import TrainerCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from teamtr_lora.base.memory import process_age
 from teamtr_lora.base.source import beside
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.help_page import HelpPage
+from teamtr_lora.common.program import in_a_script
 from teamtr_lora.evaluation.contents import code_hashes, data_hashes
 from teamtr_lora.evaluation.evaluate import Evaluation, evaluate
 from teamtr_lora.recipe import (
@@ -29,9 +28,9 @@ from teamtr_lora.recipe import (
     RouterSection,
     TeamSection,
     TeamTRConfig,
-    dump_recipe,
     problems,
 )
+from teamtr_lora.recipe.named import missing_trackers
 from teamtr_lora.registry.programs import trust_programs
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
@@ -39,12 +38,17 @@ from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
 from teamtr_lora.tasks import Rewards, Task
 from teamtr_lora.tasks.custom import checked_task
 from teamtr_lora.tasks.dataset import DatasetTask
-from teamtr_lora.training.events import Events
+from teamtr_lora.training.events import Events, checked_callback
+from teamtr_lora.training.live_view import LiveView
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.run_context import RunContext
+from teamtr_lora.training.script_run import ScriptData, script_data
 from teamtr_lora.training.stage import train
+from teamtr_lora.training.tracking import open_accelerator
 
 logger = logging.getLogger(__name__)
+
+Callbacks = Sequence[TrainerCallback | type[TrainerCallback]]
 
 
 class TeamSpec(BaseModel, metaclass=HelpPage):
@@ -82,6 +86,7 @@ class TrainSummary:
     rejected, skipped   updates that the gate refused; those that had nothing to learn from
     out_of_region_accepted             accepted updates whose measured KL was above the radius
     accuracy_before, accuracy_after    on held-out items, before and after training (None: not evaluated)
+    reward_before, reward_after        mean rewards of the same evaluations
     episodes_evaluated  episodes of the last evaluation
     tokens, seconds     sampled tokens and wall-clock time of the whole run
     adapters            the content hash of each agent's adapter
@@ -97,6 +102,8 @@ class TrainSummary:
     out_of_region_accepted: int
     accuracy_before: float | None
     accuracy_after: float | None
+    reward_before: float | None
+    reward_after: float | None
     episodes_evaluated: int
     tokens: int
     seconds: float
@@ -116,6 +123,8 @@ class TeamTRTrainer:
     `train_dataset`, `eval_dataset`: a `datasets.Dataset` or a list of dicts with a `prompt` column; without `eval_dataset` a
     tenth of the prompts is held out.
     `callbacks`: transformers' TrainerCallbacks, or classes of them.
+    `progress`: show a line an update and a bar while it trains, in terminals and notebooks; False: silent. A ProgressCallback or
+    PrinterCallback among the callbacks takes its place.
     `task`: an environment of your own (a teamtr_lora.Task), in place of datasets and reward functions and of all that follows,
     which describes those.
     `on_reward_error`: a reward that raises, is NaN or has the wrong length stops the run, or counts as 0.
@@ -132,8 +141,9 @@ class TeamTRTrainer:
         args: TeamTRConfig | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
-        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
+        callbacks: Callbacks | None = None,
         *,
+        progress: bool = True,
         task: Task | None = None,
         on_reward_error: Literal["stop", "zero"] = "stop",
         on_overlap: Literal["refuse", "drop", "allow"] = "refuse",
@@ -158,31 +168,38 @@ class TeamTRTrainer:
         data = args.model_dump() | {"base": base, "team": section, "task": {"name": "script", "reward_range": reward_range}}
         recipe = _checked_recipe(data)
         if task is not None:
-            self._set_up(recipe, task, callbacks)
+            self._set_up(recipe, task, callbacks, progress)
             return
         within = recipe.task.reward_range
-        rewards = Rewards(functions, on_reward_error, within)
+        rewards = Rewards(functions, on_reward_error, within, in_a_script)
+        same = eval_dataset is train_dataset
+        used = {"success_at_least": success_at_least, "reward_range": within, "on_reward_error": on_reward_error}
+        used["on_overlap"] = "allow" if same else on_overlap
+        script = script_data(functions, train_dataset, eval_dataset, recipe.folder, used)
         rows = DatasetTask(train_dataset, eval_dataset, rewards, success_at_least=success_at_least, reward_range=within)
-        if eval_dataset is train_dataset:
+        if same:
             logger.warning("eval_dataset is train_dataset: accuracies are those on the prompts that are trained on")
         elif eval_dataset is not None:
             rows.settle_overlap(on_overlap, "pass on_overlap='drop'")
-        self._set_up(recipe, rows, callbacks)
+        self._set_up(recipe, rows, callbacks, progress, script)
 
     @classmethod
-    def from_recipe(
-        cls, recipe: Recipe, callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None
-    ) -> TeamTRTrainer:
+    def from_recipe(cls, recipe: Recipe, callbacks: Callbacks | None = None, *, progress: bool = True) -> TeamTRTrainer:
         """A trainer for a recipe file: `TeamTRTrainer.from_recipe(load_recipe("recipe.yaml"))`. Team, task and rewards are the
         recipe's; one that a script's run has saved is refused, since its rewards are in the script."""
         trainer = cls.__new__(cls)
         trainer._start_from = None
-        trainer._set_up(recipe, recipe.task.build(recipe.folder), callbacks)
+        trainer._set_up(recipe, recipe.task.build(recipe.folder), callbacks, progress)
         return trainer
 
-    def _set_up(self, recipe: Recipe, task: Task, callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None) -> None:
-        self.recipe, self.task = recipe, task
-        self._callbacks = [callback() if isinstance(callback, type) else callback for callback in callbacks or ()]
+    def _set_up(
+        self, recipe: Recipe, task: Task, callbacks: Callbacks | None, progress: bool, script: ScriptData | None = None
+    ) -> None:
+        self.recipe, self.task, self._progress = recipe, task, progress
+        self._script = script
+        if missing := missing_trackers(recipe):
+            raise RecipeError(missing, "TeamTRTrainer")
+        self._callbacks = [checked_callback(callback) for callback in callbacks or ()]
         self.playable: PlayableTeam | None = None
         self.run: TrainingRun | None = None
         self._broken_off: RunDir | None = None  # a run that was interrupted; its checkpoint has the last whole team
@@ -196,7 +213,11 @@ class TeamTRTrainer:
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         """Adds a callback, or a class of them, to those that the next `train` calls."""
-        self._callbacks.append(callback() if isinstance(callback, type) else callback)
+        self._callbacks.append(checked_callback(callback))
+
+    def _with_progress(self) -> list[TrainerCallback]:
+        shown = any(isinstance(callback, (LiveView, ProgressCallback, PrinterCallback)) for callback in self._callbacks)
+        return self._callbacks if shown or not self._progress else [LiveView(), *self._callbacks]
 
     def open(self) -> PlayableTeam:
         """Loads the base and the adapters, once, and returns the team as it is now; `train` and `evaluate` do it themselves."""
@@ -219,7 +240,8 @@ class TeamTRTrainer:
 
         `resume` goes on from the newest checkpoint of the run directory, exactly where it stopped; the settings must be the
         same, `stages` may be more. The directory is `output_dir`, or runs/NAME with `name` (the first that is free, or with
-        `resume` the newest). KeyboardInterrupt and errors leave a run that can be resumed.
+        `resume` the newest). KeyboardInterrupt and errors leave a run that can be resumed,
+        and nothing where it had not begun.
         """
         with fits(self.recipe, self._tokens):
             return self._train(resume, name)
@@ -235,10 +257,15 @@ class TeamTRTrainer:
             run_dir = RunDir(Path(recipe.output_dir))
         else:
             run_dir = RunDir(latest_run_dir(name) if resume else default_run_dir(name))
+        if self._script is not None:
+            recipe = self._script.recipe_for(recipe, run_dir)
         run_dir.check(recipe, resume=resume)
         trust_programs(recipe)
+        new, callbacks = not run_dir.path.exists(), self._with_progress()
         recipe = self.recipe = run_dir.with_stages_done(run_dir.with_swaps(recipe))
         playable = self.open()
+        if self._script is not None:
+            self._script.write(run_dir)
         lock = run_dir.claim(recipe, {**code_hashes(recipe), **data_hashes(recipe)})
         try:
             context = RunContext(
@@ -246,8 +273,8 @@ class TeamTRTrainer:
                 task=self.task,
                 config=recipe,
                 run_dir=run_dir,
-                accelerator=_accelerator(recipe, playable, run_dir),
-                events=Events(self._callbacks, recipe, updates=recipe.training.stages * len(playable.team.names)),
+                accelerator=open_accelerator(recipe, playable, run_dir),
+                events=Events(callbacks, recipe, updates=recipe.training.stages * len(playable.team.names)),
                 process_seconds=process,
                 started=started,
             )
@@ -257,9 +284,14 @@ class TeamTRTrainer:
             train(self.run)
         except BaseException:
             self._broken_off = run_dir if run_dir.checkpoints.exists() else None
+            if new and self._broken_off is None:
+                run_dir.remove()  # a start that failed leaves no empty run behind
             raise
         finally:
             lock.release()
+            for view in callbacks:
+                if isinstance(view, LiveView):
+                    view.close()
         return self._summary(self.run)
 
     def close(self) -> None:
@@ -295,6 +327,8 @@ class TeamTRTrainer:
             **state.counts,
             accuracy_before=state.accuracy_before,
             accuracy_after=state.accuracy_after,
+            reward_before=state.reward_before,
+            reward_after=state.reward_after,
             episodes_evaluated=state.episodes_evaluated,
             tokens=state.sampled_tokens,
             seconds=round(state.seconds, 3),
@@ -362,27 +396,4 @@ def _checked_recipe(data: dict[str, Any]) -> Recipe:
     found = problems(data)
     if found:
         raise RecipeError(found, "TeamTRTrainer")
-    return Recipe(**data).placed_in(Path.cwd())
-
-
-def _accelerator(recipe: Recipe, playable: PlayableTeam, run_dir: RunDir) -> Accelerator:
-    trackers = list(recipe.tracking.trackers)
-    for tracker in trackers:
-        if importlib.util.find_spec(tracker) is None:
-            raise UserError(f"tracking.trackers: {tracker} is not installed; pip install {tracker}, or leave it out")
-    try:
-        accelerator = Accelerator(
-            cpu=playable.base.device.type == "cpu",
-            log_with=trackers or None,
-            project_dir=str(run_dir.path),
-            # Set here, or environment variables would decide. The recipe chooses precision and accumulation.
-            mixed_precision="no",
-            gradient_accumulation_steps=1,
-        )
-        if trackers:
-            accelerator.init_trackers(recipe.tracking.project, config={"recipe": dump_recipe(recipe)})
-    except (ImportError, ValueError) as error:
-        raise UserError(
-            f"tracking.trackers = {trackers}: cannot be started ({error}); install the tracker or leave it out"
-        ) from error
-    return accelerator
+    return Recipe(**data).placed_in(Path.cwd()).of_a_script()

@@ -212,3 +212,10 @@ def test_with_json_nothing_else_reaches_stdout() -> None:
 def test_a_reader_who_leaves_is_no_crash() -> None:
     command = f"set -o pipefail; {shlex.quote(sys.executable)} -m teamtr_lora keys | head -1"
     assert subprocess.run(["bash", "-c", command], capture_output=True).returncode == 0
+
+
+def test_a_run_of_a_file_called_recipe_goes_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my-team").mkdir()
+    monkeypatch.chdir(tmp_path / "my-team")
+    assert run_name(["recipe.yaml"]) == run_name([str(tmp_path / "my-team" / "recipe.yaml")]) == "my-team"
+    assert run_name(["recipes/quickstart.yaml"]) == "quickstart" and run_name(["a.yaml", "my/recipe.yml"]) == "a-my"

@@ -13,7 +13,7 @@ import pytest
 from rich.progress import Progress
 from rich.text import Text
 
-from teamtr_lora.cli.text.console import Console
+from teamtr_lora.common.consoles import Console
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.visible import VisibleStream, json_escaped, visible, visible_line, visible_streams
 

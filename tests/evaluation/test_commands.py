@@ -131,6 +131,21 @@ def test_one_process_at_a_time(recipe: Path, tmp_path: Path) -> None:
         evaluate_team(recipe, option)
 
 
+def test_runs_that_cannot_be_compared_are_refused_before_anything_is_played(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = played(monkeypatch)
+    short = evaluate_team(recipe, EvalOptions(k=1, limit=3))
+    played_before = len(seen)
+    with pytest.raises(UserError, match="has 6 and .* has 3; give --limit"):
+        compare_runs([recipe, Path(short.folder)], EvalOptions(k=1, limit=6))
+    with pytest.raises(UserError, match="is sampled 2 times an item and .* 1 times; give --k"):
+        compare_runs([recipe, Path(short.folder)], EvalOptions(k=2, limit=3))
+    with pytest.raises(UserError, match="a paired test needs the same items, but item 0 is"):
+        compare_runs([recipe, Path(short.folder)], EvalOptions(k=1, limit=3, split="train"))
+    assert len(seen) == played_before
+
+
 def test_comparing_runs_and_folders(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A team against itself and against a baseline of its base, on the same items."""
     option = EvalOptions(k=1, limit=6)

@@ -125,7 +125,7 @@ def test_comparing_needs_the_same_items() -> None:
     first = result("aa", "ab")
     with pytest.raises(UserError, match="A has 2 and B has 3; give --limit"):
         compare(first, result("aa", "ab", "ab"), ["A", "B"])
-    with pytest.raises(UserError, match="A was sampled 2 times an item and B 1 times; give --k"):
+    with pytest.raises(UserError, match="A is sampled 2 times an item and B 1 times; give --k"):
         compare(first, result("a", "b"), ["A", "B"])
     other = replace(first, rows=[first.rows[0], replace(first.rows[1], item="x")])
     with pytest.raises(UserError, match="item 1 is 'i1' in A and 'x' in B"):

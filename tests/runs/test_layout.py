@@ -29,6 +29,7 @@ FOLDERS = {
     layout.EVALUATIONS,
     layout.TRL,
     layout.ROLLOUTS,
+    layout.SCRIPT_ROWS,
     layout.SWAP_WORK,
 }
 FILES = (layout.OWN_NAMES - FOLDERS - {layout.LOCK}) | {

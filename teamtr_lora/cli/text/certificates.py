@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
-from teamtr_lora.cli.text.console import Console
-from teamtr_lora.cli.text.tables import known, table_of
+from teamtr_lora.cli.text.tables import known, print_table, table_of
+from teamtr_lora.common.consoles import Console
 from teamtr_lora.study.certified import Calibration, Certificate, Certified, RunCertificates, StageCertificate, UpdateCertificate
 
 
@@ -23,13 +24,15 @@ def print_certificates(run: RunCertificates, *, updates: bool = False) -> None:
         bound = r.certificate
         shown = (_signed(bound.surrogate), known(bound.penalty), _signed(bound.bound), _signed(r.high_probability.bound))
         _add(table, r, shown, bound, (r.return_improvement, r.return_improvement_standard_error, r.slack))
-    console = Console(markup=False)
-    console.print(table)
+    console = Console(highlight=False)
+    for sentence in run.verdict:
+        console.print(f"[bold]{escape(sentence)}[/]")
+    print_table(console, table)
     console.print(_legend(run, certain, updates))
     for r in rows:
         console.print(f"{_what(r)}: {_penalties(r)}")
     if any(r.by_turns for r in rows):
-        console.print(_by_turns(rows))
+        print_table(console, _by_turns(rows))
     if updates:
         _print_calibrations(console, run, run.update_calibration, run.update_by_turns_calibration, "update")
         return
@@ -83,8 +86,9 @@ def _signed(value: float | None) -> str:
 
 def _legend(run: RunCertificates, certain: str, updates: bool) -> str:
     words = (
-        f"bound = L - penalty; {certain}: with the sampling error of L charged too, by its standard error. A bound of "
-        f"-{run.return_range:.4g} or less is vacuous: nothing is excluded."
+        "L: what the updates promise, their surrogate gain on held-out episodes; penalty: what they risk, by how far they moved "
+        f"the agents; bound = L - penalty; {certain}: with the sampling error of L charged too, by its standard error. A bound "
+        f"of -{run.return_range:.4g} or less is vacuous: nothing is excluded."
     )
     if updates:
         words += (
@@ -92,9 +96,11 @@ def _legend(run: RunCertificates, certain: str, updates: bool) -> str:
             "the accepted updates that learned from episodes of their own; others are certified with their stage."
         )
     elif all(s.improvement is None for s in run.stages):
-        words += " No stage was evaluated at both of its ends, so no gain is known; train with evaluation.every_stages=1."
+        words += (
+            " gain, error and slack are empty: no stage was evaluated at both of its ends, as evaluation.every_stages=1 does."
+        )
     elif run.gamma < 1:
-        words += " gain: measured mean discounted return, after less before"
+        words += " gain: measured mean discounted return, after less before, with its error; slack: how far it is above the bound"
         words += "." if run.end_discount is None else f"; every reward counts {run.end_discount:.4g}."
     return words
 

@@ -8,8 +8,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from teamtr_lora.cli.text.console import Console
-from teamtr_lora.cli.text.tables import known, table_of
+from teamtr_lora.cli.text.tables import known, print_table, table_of
+from teamtr_lora.common.consoles import Console
 from teamtr_lora.study.diagnose import RunDiagnosis
 
 TITLES = {
@@ -29,13 +29,15 @@ LEFT_OUT = {"delta_stale value", "d_occ value", "mean_standard_error", "smallest
 
 
 def print_diagnosis(found: RunDiagnosis) -> None:
-    console = Console()
+    console = Console(highlight=False)
+    for sentence in found.verdict:
+        console.print(f"[bold]{escape(sentence)}[/]")
     for name, title in TITLES.items():
         rows = getattr(found, name)
         if rows:
-            console.print(_table(title, [_flat(row) for row in rows]))
+            print_table(console, _table(title, [_flat(row) for row in rows]))
     if found.token_shift:
-        console.print(_token_shift(found.token_shift))
+        print_table(console, _token_shift(found.token_shift))
     for name in ("kl_spread", "clipping", "stability", "coordination", "order", "cost"):
         values = getattr(found, name)
         if values:

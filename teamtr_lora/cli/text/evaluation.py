@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.markup import escape
 
-from teamtr_lora.cli.text.console import Console
 from teamtr_lora.cli.text.tables import known, table_of
+from teamtr_lora.common.consoles import Console
 from teamtr_lora.common.visible import visible_line
 from teamtr_lora.evaluation.compare import Comparison
 from teamtr_lora.evaluation.evaluate import Measure

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from teamtr_lora.cli.text.console import Console
+from teamtr_lora.common.consoles import Console
 from teamtr_lora.recipe.words import Key
 
 

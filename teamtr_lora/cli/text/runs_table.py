@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from teamtr_lora.common.consoles import Console
 from teamtr_lora.report.in_words import short
 
 _COLOURS = {"training": "cyan", "starting": "cyan", "finished": "green", "stopped": "yellow", "damaged": "red"}

@@ -12,12 +12,13 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from teamtr_lora.cli.text.console import Console
 from teamtr_lora.cli.text.tables import known
+from teamtr_lora.common.consoles import Console
 from teamtr_lora.common.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall
 
 if TYPE_CHECKING:  # what trains takes seconds to import, and `ask` needs none of it
+    from teamtr_lora.study.expected_time import ExpectedTime
     from teamtr_lora.study.plan import Plan
     from teamtr_lora.training.trainer import TrainSummary
 
@@ -27,16 +28,18 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
     console.print()
     measured = f"on {summary.episodes_evaluated} episodes" if summary.episodes_evaluated else "(this team was not evaluated)"
     before, after = (known(accuracy, ".3f") for accuracy in (summary.accuracy_before, summary.accuracy_after))
-    console.print(f"[bold]held-out accuracy {before} -> {after}[/] {measured}, in {minutes} min {seconds} s")
+    rewards = " -> ".join(known(reward, ".3f") for reward in (summary.reward_before, summary.reward_after))
+    console.print(
+        f"[bold]held-out accuracy {before} -> {after}, mean reward {rewards}[/] {measured}, in {minutes} min {seconds} s"
+    )
     console.print(
         f"{summary.updates} updates: {summary.accepted} accepted ({summary.shrunk} of them shrunk), {summary.rejected} rejected, "
         f"{summary.skipped} skipped; accepted outside the trust region: {summary.out_of_region_accepted}"
     )
     if summary.updates and summary.skipped == summary.updates:
         console.print(
-            "[yellow]nothing was learned: in too many groups all episodes earned the same, so none was better than another; read "
-            f"{escape(summary.run_dir)}/episodes, check task.reward and rollout.max_message_tokens, or raise "
-            "rollout.items_per_stage[/]"
+            "[yellow]nothing was learned: in too many groups all episodes earned the same, so none was better than another; the "
+            f"warnings above say what to change, {escape(summary.run_dir)}/episodes has every transcript[/]"
         )
     run = shlex.quote(summary.run_dir)
     console.print(f"run directory: {escape(summary.run_dir)}\n\nnext:")
@@ -55,6 +58,7 @@ def print_transcript(record: dict[str, Any]) -> None:
         cut = " [yellow](cut off by the token limit)[/]" if message["finish"] == "length" else ""
         console.print(f"\n[bold]{message['agent']}[/] [dim]{message['version']}, {message['tokens']} tokens[/]{cut}")
         console.print(escape(message["text"]))
+    console.print(f"\n[bold]the team's answer: {escape(record['answer'])}[/]")
 
 
 def print_plan(plan: Plan) -> None:
@@ -66,6 +70,13 @@ def print_plan(plan: Plan) -> None:
         for name, value in rows:
             table.add_row(escape(name), escape(value))
         console.print(table)
+    if plan.expected_time is None:
+        console.print("Expected time: not known; --calibrate measures it by a short run here, --from RUN takes an earlier run's.")
+    else:
+        console.print(f"Expected time: by {escape(plan.expected_time.source)}, for messages of "
+                      f"{plan.expected_time.tokens_per_message:.0f} tokens as there.")  # fmt: skip
+    if plan.unmeasured:
+        console.print(f"Such a run will not measure {escape('; '.join(plan.unmeasured))}.")
     console.print(plan.trust_region)
     console.print(plan.engine)
     if not plan.fits:
@@ -98,12 +109,31 @@ def _plan_tables(plan: Plan) -> dict[str, list[tuple[str, str]]]:
             (agent, f"{count:,} parameters, {_size(plan.adapter_bytes[agent])}")
             for agent, count in plan.adapter_parameters.items()
         ],
+        **({"time, expected": _times(plan.expected_time)} if plan.expected_time else {}),
         "memory, estimated": [
             *((name, _size(size)) for name, size in plan.memory_bytes.items()),
             ("peak", _size(plan.memory_total_bytes)),
             ("with tokens per micro-batch", f"{plan.tokens_per_microbatch:,}"),
         ],
     }
+
+
+def _times(time: ExpectedTime) -> list[tuple[str, str]]:
+    return [
+        ("a stage", _clock(time.stage_seconds)),
+        ("of that, rollouts", _clock(time.rollouts_seconds)),
+        ("of that, updates", _clock(time.updates_seconds)),
+        ("an evaluation", _clock(time.evaluation_seconds)),
+        ("the start", _clock(time.start_seconds)),
+        ("the run", _clock(time.run_seconds)),
+    ]
+
+
+def _clock(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{int(seconds) // 60} min {int(seconds) % 60} s"
 
 
 def _size(count: float) -> str:

@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from teamtr_lora.cli.arguments import print_json
-from teamtr_lora.cli.text.console import Console
 from teamtr_lora.common.code_paths import offered_tasks
+from teamtr_lora.common.consoles import Console
 from teamtr_lora.common.visible import visible_line
 from teamtr_lora.recipe.words import walk
 from teamtr_lora.tasks.machinery.score import Scores
@@ -23,7 +23,7 @@ from teamtr_lora.tasks.table import BY_NAME, SCRIPT
 def task_rows() -> list[dict[str, str]]:
     """Every task: its name, where its items come from, and a line about it; those that trusted packages offer come last."""
     rows = [
-        {"name": name, "items": family.items_from, "about": (family.__doc__ or "").split("\n")[0]}
+        {"name": name, "items": family.items_from, "about": family.in_words(name)}
         for name, family in BY_NAME.items()
         if name != SCRIPT
     ]
@@ -50,7 +50,7 @@ def task_keys(family: type[TaskSettings]) -> list[dict[str, Any]]:
 def print_task(name: str) -> None:
     family = BY_NAME[name]
     console = Console(highlight=False)
-    console.print(f"{name}: {family.__doc__}\n{family.model_fields['name'].description}\n", markup=False)
+    console.print(f"{name}: {family.in_words(name)}\n{family.model_fields['name'].description}\n", markup=False)
     table = Table("key", "default", "about", box=None, pad_edge=False)
     for row in task_keys(family):
         table.add_row(*(escape(cell) for cell in (row["key"], json.dumps(row["default"]), row["about"])))

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -153,6 +153,8 @@ def _programs(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 class AutoLogiSettings(ItemsOrGenerated):
     """Open puzzles checked by programs, in a sandbox; AutoLogi's items, or generated ones with at least one solution."""
+
+    reads_alone: ClassVar[bool] = True
 
     name: Literal["autologi"] = Field(
         description="Rows need prompt and code {Inputs_Check_code, Constraint_List_code}; without path or hub, items are made."

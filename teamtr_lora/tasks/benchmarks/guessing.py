@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -115,6 +115,8 @@ class GuessingTask(BenchTask):
 
 class GuessingSettings(ItemsOrGenerated):
     """Guess a secret of four different digits from feedback; AR-Bench's items, or generated ones."""
+
+    reads_alone: ClassVar[bool] = True
 
     name: Literal["arbench_gn"] = Field(description="Rows need number; without path or hub, items are generated.")
     turns: int = Field(default=25, ge=1, description="Guesses with feedback; one final guess follows. A message is a turn.")

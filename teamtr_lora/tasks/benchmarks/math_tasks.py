@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -125,6 +125,15 @@ def _reward_model(row: Mapping[str, Any]) -> dict[str, Any]:
 
 class MathSettings(ItemSource):
     """Problems with one answer, in a box or after the benchmark's marker; compared symbolically by math-verify."""
+
+    reads_alone: ClassVar[bool] = True
+    about: ClassVar[Mapping[str, str]] = {
+        "gsm8k": "GSM8K: grade-school word problems; the answer is a number in a box or after ####, compared by math-verify.",
+        "math500": "MATH-500: competition problems; the answer is in a box and is compared symbolically by math-verify.",
+        "aime24": "AIME 2024: thirty olympiad problems; the answer is an integer from 0 to 999, in a box.",
+        "aime25": "AIME 2025: thirty olympiad problems; the answer is an integer from 0 to 999, in a box.",
+        "dapo_math": "DAPO-Math-17k: problems with integer answers, in a box or on an Answer: line.",
+    }
 
     name: Literal["gsm8k", "math500", "aime24", "aime25", "dapo_math"] = Field(
         description="gsm8k: a number in a box or after ####; math500, aime24, aime25: in a box; dapo_math: in a box or on an "

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -258,6 +258,11 @@ def _same(action: Mapping[str, Any], call: ToolCall) -> bool:
 
 class Tau2Settings(ConversationSettings):
     """Serve a customer, whom the responder plays, with tools over a database; tau2-bench's tasks and rewards."""
+
+    about: ClassVar[Mapping[str, str]] = {
+        "tau2_retail": "tau2-bench, retail: serve a shop's customer, whom the responder plays, with tools over orders and users.",
+        "tau2_airline": "tau2-bench, airline: serve a traveller, whom the responder plays, with tools over flights and bookings.",
+    }
 
     name: Literal["tau2_retail", "tau2_airline"] = Field(
         description="path is the domain's tasks file; database, policy and split are looked for beside it."

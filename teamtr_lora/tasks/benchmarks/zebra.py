@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -132,6 +132,12 @@ def _as_text(solution: Mapping[str, Any]) -> dict[str, Any]:
 
 class ZebraSettings(ItemsOrGenerated):
     """Logic grids answered with a JSON table, scored as in ZeroEval; ZebraLogic's items, or generated ones with one solution."""
+
+    reads_alone: ClassVar[bool] = True
+    about: ClassVar[Mapping[str, str]] = {
+        "zebralogic": "ZebraLogic: logic grids answered with a JSON table, scored as in ZeroEval; its items or generated ones.",
+        "zebra": "Logic grids with one solution, made to a size of your choice; answered and scored as in ZebraLogic.",
+    }
 
     name: Literal["zebralogic", "zebra"] = Field(
         description="Rows need puzzle and solution {header, rows}; without path or hub, items are generated."

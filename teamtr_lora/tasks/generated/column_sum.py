@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -89,6 +89,14 @@ class ColumnSum(Task):
         totals = self._totals(episode.as_answered())
         return None if None in totals else " ".join(map(str, totals))
 
+    def team_answer(self, episode: Episode) -> str:
+        """The sum that the columns make: each gives its last digit, the leftmost its whole total."""
+        totals = self._totals(episode.as_answered())
+        if None in totals:
+            return super().team_answer(episode)
+        *right, left = [int(total) for total in totals if total is not None]
+        return str(left) + "".join(str(total % 10) for total in reversed(right))
+
     def success(self, reward: float) -> bool:
         return reward >= 1
 
@@ -113,6 +121,8 @@ class ColumnSum(Task):
 
 class ColumnSumSettings(TaskSettings):
     """Add two numbers column by column: generated, seeded, and solved only if every agent's message is right."""
+
+    reads_alone: ClassVar[bool] = True
 
     name: Literal["column_sum"] = Field(default="column_sum", description="The generated addition task of the quickstart.")
     digits: int = Field(default=3, ge=1, le=8, description="Digits per number.")

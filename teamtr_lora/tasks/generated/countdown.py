@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -141,6 +141,8 @@ def _question(numbers: Sequence[int], target: int) -> str:
 
 class CountdownSettings(TaskSettings):
     """Reach a target with the given numbers, each once, by + - * /; generated, checked exactly."""
+
+    reads_alone: ClassVar[bool] = True
 
     name: Literal["countdown"] = Field(description="The last expression in the last message is the answer.")
     numbers: int = Field(default=3, ge=2, le=6, description="Numbers per item; more are harder.")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -101,6 +101,14 @@ class SmallTask(Task):
 
 class SmallSettings(TaskSettings):
     """Generated questions with a number for an answer, a few solved examples before each; the last message answers."""
+
+    reads_alone: ClassVar[bool] = True
+    about: ClassVar[Mapping[str, str]] = {
+        "arithmetic": "Sums of three numbers up to 20; generated, a few solved examples before each.",
+        "products": "Products of a number up to 12 and one up to 99; generated, a few solved examples before each.",
+        "largest": "The largest of four numbers below 100; generated, a few solved examples before each.",
+        "letter_count": "How often a letter is in a made-up word; generated, a few solved examples before each.",
+    }
 
     name: Literal["arithmetic", "products", "largest", "letter_count"] = Field(
         description="arithmetic: sums of three numbers; products: of a small and a two-digit number; largest: of four numbers; "

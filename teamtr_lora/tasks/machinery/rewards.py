@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 from teamtr_lora.common.code_paths import raised, user_code
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.program import in_a_recipe
 from teamtr_lora.tasks.machinery.task import item_of, settled
 from teamtr_lora.team import Episode
 
 logger = logging.getLogger(__name__)
 
 RewardFunction = Callable[..., Any]
+Form = Callable[[dict[str, Any]], dict[str, Any]]  # columns of a batch as a function wants to read them
 LARGEST = 1e100  # sums of squares of larger ones are infinite
 
 # What TRL also passes; a run's own log is metrics.jsonl, so these take what they are given and keep nothing.
@@ -31,7 +33,9 @@ class Rewards:
     """Sums reward functions `f(prompts, completions, completion_ids, **columns) -> list[float | None]` (None: no opinion).
 
     As in TRL, a string prompt gives string completions (the team's last message) and a conversational one gives lists of
-    messages. `messages` holds the whole transcript, `episodes` the Episode objects, for rewards that look at the team.
+    messages. A function that cannot read them so is called with the other form, once it has raised on the first batch: it works
+    as it is, whatever the dataset's prompts are. `messages` holds the whole transcript, `episodes` the Episode objects, for
+    rewards that look at the team.
     """
 
     def __init__(
@@ -39,8 +43,11 @@ class Rewards:
         functions: Sequence[RewardFunction],
         on_error: Literal["stop", "zero"] = "stop",
         within: tuple[float, float] = (-math.inf, math.inf),
+        written: Callable[..., str] = in_a_recipe,
     ) -> None:
-        self._functions, self._on_error, self._within = list(functions), on_error, within
+        """`written`: how those who gave the functions write settings, for advice."""
+        self._functions, self._on_error, self._within, self._written = list(functions), on_error, within, written
+        self._forms: dict[int, Form] = {}  # by the function's place: the form that it was seen to read
 
     def needed_columns(self) -> dict[str, str]:
         """Columns of the dataset that a function cannot be called without, and which function that is."""
@@ -60,8 +67,8 @@ class Rewards:
             return []
         columns = _columns(episodes)
         totals: list[list[float]] = [[] for _ in episodes]
-        for function in self._functions:
-            for index, value in enumerate(self._call(function, columns, episodes)):
+        for place, function in enumerate(self._functions):
+            for index, value in enumerate(self._call(place, function, columns, episodes)):
                 if value is not None:
                     totals[index].append(value)
         silent = next((i for i, values in enumerate(totals) if not values), None)
@@ -69,12 +76,15 @@ class Rewards:
             self._fail(f"every reward function returned None for item {episodes[silent].item_id!r}")
         return [self._noted(sum(values), episode) for values, episode in zip(totals, episodes, strict=True)]
 
-    def _call(self, function: RewardFunction, columns: dict[str, Any], episodes: Sequence[Episode]) -> list[float | None]:
+    def _call(
+        self, place: int, function: RewardFunction, columns: dict[str, Any], episodes: Sequence[Episode]
+    ) -> list[float | None]:
         name = _name(function)
         try:
-            values = _called(function, columns)
+            values = self._values(place, function, columns)
         except Exception as error:
-            return self._one_by_one(name, function, columns, episodes, error)
+            form = self._forms.get(place, _as_given)
+            return self._one_by_one(name, function, form(columns), episodes, error)
         if not isinstance(values, (list, tuple)) and hasattr(values, "tolist"):
             values = values.tolist()  # a tensor or array is fine as long as its length is
         if not isinstance(values, (list, tuple)) or len(values) != len(episodes):
@@ -82,6 +92,22 @@ class Rewards:
             self._fail(f"reward {name} returned {got} for {len(episodes)} episodes (items {episodes[0].item_id!r} ...)")
             return [0.0] * len(episodes)
         return [self._number(name, value, episode) for value, episode in zip(values, episodes, strict=True)]
+
+    def _values(self, place: int, function: RewardFunction, columns: dict[str, Any]) -> Any:
+        """What the function returns for the form of prompts and completions that it reads. Until it has read one: for the given
+        form, and where it raises on that as code does that wants another, for the others."""
+        known = self._forms.get(place)
+        raised_first: Exception | None = None
+        for form in FORMS if known is None else (known,):
+            try:
+                values = _called(function, form(columns))
+            except MISREAD as error:
+                raised_first = raised_first or error
+                continue
+            self._forms[place] = form
+            return values
+        assert raised_first is not None
+        raise raised_first
 
     def _one_by_one(
         self, name: str, function: RewardFunction, columns: dict[str, Any], episodes: Sequence[Episode], first: Exception
@@ -120,16 +146,37 @@ class Rewards:
         slack = 1e-9 * max(1.0, abs(low), abs(high))
         if not low - slack <= reward <= high + slack:
             logger.warning(
-                "item %r got reward %g, outside task.reward_range = [%g, %g]: training goes on, certificates need the true range",
-                episode.item_id, reward, low, high,
+                "item %r got reward %g, outside %s = [%g, %g]: training goes on, certificates need the true range",
+                episode.item_id, reward, self._written("task.reward_range"), low, high,
             )  # fmt: skip
             self._within = (-math.inf, math.inf)  # said once
         return reward
 
     def _fail(self, line: str, error: Exception | None = None) -> None:
         if self._on_error == "stop":
-            raise RewardError(f"{line}; fix the reward, or set task.on_reward_error=zero to count such episodes as 0") from error
-        logger.warning("%s; counted as 0 (task.on_reward_error=zero)", line)
+            zero = self._written("task.on_reward_error", "zero")
+            raise RewardError(f"{line}; fix the reward, or set {zero} to count such episodes as 0") from error
+        logger.warning("%s; counted as 0 (%s)", line, self._written("task.on_reward_error", "zero"))
+
+
+def _as_given(columns: dict[str, Any]) -> dict[str, Any]:
+    return columns
+
+
+def _flipped(*names: str) -> Form:
+    """The columns with texts as lists of messages, and the other way round."""
+
+    def other(value: Any, role: str) -> Any:
+        if isinstance(value, str):
+            return [{"role": role, "content": value}]
+        return "\n\n".join(str(turn.get("content", "")) for turn in value) if isinstance(value, list) else value
+
+    roles = {"prompts": "user", "completions": "assistant"}
+    return lambda columns: {**columns, **{name: [other(v, roles[name]) for v in columns[name]] for name in names}}
+
+
+MISREAD = (TypeError, AttributeError, LookupError)  # what code raises on a text that it takes for messages, or the reverse
+FORMS = (_as_given, _flipped("completions"), _flipped("prompts", "completions"))
 
 
 def _name(function: RewardFunction) -> str:

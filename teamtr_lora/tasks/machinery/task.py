@@ -209,6 +209,12 @@ class Task:
         """The episode's answer for majority votes. Equal answers must be equal texts."""
         return self.answer(episode.as_answered().messages[-1].text) if episode.messages else None
 
+    def team_answer(self, episode: Episode) -> str:
+        """The team's answer, to be read by a person: what the message that answers states, or all of that message where no answer
+        can be read in it."""
+        text = episode.as_answered().messages[-1].text.strip() if episode.messages else ""
+        return self.answer(text) or text
+
     def categories(self, item: Item) -> dict[str, str]:
         """What results are also reported by, such as {"subject": "Algebra", "level": "5"}."""
         return {name: str(item.data[name]) for name in CATEGORIES if isinstance(item.data.get(name), (str, int))}
@@ -248,6 +254,23 @@ class Task:
                 f"team.router.kind = 'debate': {self.name or 'this task'} reads no answers from messages, so there is nothing to "
                 "vote over; name a team.router.judge"
             )
+
+
+class AskedTask(Task):
+    """A question of the user's own: nothing is scored, and `reader` reads the answers that a router counts."""
+
+    def __init__(self, reader: Task) -> None:
+        self._reader = reader
+
+    @property
+    def reads_answers(self) -> bool:
+        return self._reader.reads_answers
+
+    def answer(self, text: str) -> str | None:
+        return self._reader.answer(text)
+
+    def vote(self, episode: Episode) -> str | None:
+        return self._reader.vote(episode)
 
 
 def item_of(episode: Episode) -> Item:

@@ -6,6 +6,7 @@ documentation (they are the JSON schema's text), so each one names its unit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -22,6 +23,8 @@ class TaskSettings(Section):
     """Keys that every task has. A subclass adds `name`, a Literal of the names that select it, its own keys, and `make`."""
 
     items_from: ClassVar[str] = "generated"  # what `tasks list` says
+    about: ClassVar[Mapping[str, str]] = {}  # by name, what it says of each where a family has several
+    reads_alone: ClassVar[bool] = False  # answers are read out of messages without items, files or servers
     if TYPE_CHECKING:
         name: str
 
@@ -45,6 +48,16 @@ class TaskSettings(Section):
     def names(cls) -> tuple[str, ...]:
         """The values of `task.name` that select this family; errors and schemas know the family by the first."""
         return get_args(cls.model_fields["name"].annotation)
+
+    @classmethod
+    def in_words(cls, name: str) -> str:
+        """One line about the task of that name."""
+        return cls.about.get(name) or (cls.__doc__ or "").split("\n")[0]
+
+    def reader(self) -> Task:
+        """A task that reads the answer out of what a team says, for questions of the user's own; where that needs more than the
+        messages, the message that answers is the answer."""
+        return self.make(Path()) if self.reads_alone else Task()
 
     def make(self, folder: Path) -> Task:
         """The task with its verifier, before it has read any items. `folder` is the recipe's: files are looked up beside it."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from teamtr_lora.common.program import in_a_script
 from teamtr_lora.tasks import Item, RewardError, Rewards
 from teamtr_lora.team import Episode, Message
 
@@ -233,3 +234,71 @@ def test_a_reward_outside_its_range_is_told_once(caplog: pytest.LogCaptureFixtur
     caplog.clear()
     Rewards([five], within=(-1.0, 5.0))(EPISODES)
     assert not caplog.records
+
+
+CHATS = [episode(n, f"last {n}", prompt=[{"role": "user", "content": f"p{n}"}]) for n in range(2)]
+
+
+def test_trls_own_rewards_work_whatever_the_prompts_are() -> None:
+    """They read completions as lists of messages, also where prompts are texts."""
+    from trl.rewards import think_format_reward
+
+    said = "<think>\nwhy\n</think>\nbecause"
+    for prompt in ("text", [{"role": "user", "content": "text"}]):
+        assert Rewards([think_format_reward])([episode(0, said, prompt=prompt), episode(1, "no", prompt=prompt)]) == [1.0, 0.0]
+
+
+def test_a_reward_on_texts_works_with_conversations_and_the_reverse() -> None:
+    calls: list[Any] = []
+
+    def on_text(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+        calls.append(completions)
+        return [float(prompt.upper() == f"P{text.strip()[-1]}") for prompt, text in zip(prompts, completions, strict=True)]
+
+    def on_messages(prompts: Any, completions: Any, **_: Any) -> list[float]:
+        return [float(c[0]["content"][-1] == p[-1]["content"][-1]) for p, c in zip(prompts, completions, strict=True)]
+
+    def mixed(prompts: Any, completions: Any, **_: Any) -> list[float]:
+        return [float(c[0]["content"][-1] == p.strip()[-1]) for p, c in zip(prompts, completions, strict=True)]
+
+    for episodes in (EPISODES, CHATS):
+        assert Rewards([on_text])(episodes) == [1.0] * len(episodes)
+        assert Rewards([on_messages])(episodes) == [1.0] * len(episodes)
+    assert Rewards([mixed])(EPISODES) == [1.0] * 3
+    calls.clear()
+    rewards = Rewards([on_text])
+    rewards(CHATS), rewards(CHATS)
+    assert calls[-1] == ["last 0", "last 1"] and len(calls) == 4  # two forms were tried in vain, once
+
+
+def test_a_form_that_was_read_once_is_never_changed() -> None:
+    """A mistake in a later batch is the function's own, not a matter of the form."""
+    seen: list[type] = []
+
+    def reward(completions: Any, **_: Any) -> list[float]:
+        seen.append(type(completions[0]))
+        if len(seen) > 1:
+            raise TypeError("oops")
+        return [0.0] * len(completions)
+
+    rewards = Rewards([reward])
+    rewards(EPISODES)
+    with pytest.raises(RewardError, match="raised TypeError: oops"):
+        rewards(EPISODES)
+    assert set(seen) == {str}
+
+
+def test_a_reward_that_reads_no_form_is_named_with_its_line_and_cause() -> None:
+    def reward(completions: Any, **_: Any) -> list[float]:
+        return [c.nothing for c in completions]
+
+    with pytest.raises(RewardError, match=r"reward reward raised AttributeError: 'str' object .* \(test_rewards.py line \d+\)"):
+        Rewards([reward])(EPISODES)
+
+
+def test_advice_is_written_as_in_a_recipe_or_as_in_a_script() -> None:
+    broken = lambda completions, **_: [math.nan] * len(completions)  # noqa: E731
+    with pytest.raises(RewardError, match="set task.on_reward_error=zero to count"):
+        Rewards([broken])(EPISODES)
+    with pytest.raises(RewardError, match="set on_reward_error='zero' to count"):
+        Rewards([broken], written=in_a_script)(EPISODES)

@@ -1,4 +1,4 @@
-"""The console of every command: rich's, through which no text from elsewhere can steer the terminal."""
+"""Where the program prints: rich's console, through which no text from elsewhere can steer the terminal."""
 
 from __future__ import annotations
 
@@ -46,3 +46,10 @@ class Console(rich_console.Console):
     def clear_live(self) -> None:
         super().clear_live()
         end_above()
+
+
+def console(*, stderr: bool = False) -> Console:
+    """On a terminal and in a notebook lines wrap between words; in a file or a pipe a line is a line, however long."""
+    made = Console(stderr=stderr, highlight=False, emoji=False)
+    made.soft_wrap = not (made.is_terminal or made.is_jupyter)
+    return made

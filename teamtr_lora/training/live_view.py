@@ -5,23 +5,28 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from transformers.trainer_callback import TrainerCallback
 
+from teamtr_lora.common.consoles import Console
+from teamtr_lora.common.consoles import console as default_console
+
 COLOURS = {"accepted": "green", "shrunk": "yellow", "rejected": "red", "skipped": "dim"}
+NOTEBOOK_SECONDS = 0.5  # between two changes of the line in a notebook, each of which is a message to the browser
 
 
 class LiveView(TrainerCallback):
-    """A callback like any other; on a terminal the bar moves, elsewhere only the lines are printed."""
+    """A callback like any other. On a terminal the bar moves, in a notebook a line of text does; elsewhere only the lines are
+    printed."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = default_console() if console is None else console
         self._progress = Progress(
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"),
-            console=console, transient=True,
+            console=self._console, transient=True,
         )  # fmt: skip
+        self._notebook = _NotebookLine() if self._console.is_jupyter else None
         self._bar: Any = None
         self._started = 0.0
         self._done_at_start = 0
@@ -35,7 +40,10 @@ class LiveView(TrainerCallback):
         self._bar = self._progress.add_task("starting", total=max(1, state.max_steps), completed=state.global_step, note="")
         stages = args.training.stages
         if state.epoch and state.epoch >= stages:  # updates are no measure: a stage that a swap cut short has more
-            self._console.print(f"already finished ({stages} of {stages} stages); to go on, add training.stages={2 * stages}")
+            more = args.written("training.stages", 2 * stages)
+            self._console.print(f"already finished ({stages} of {stages} stages); to go on, add {more}")
+        elif run_dir and (left_out := args.unmeasured()):
+            self._console.print(f"this run will not measure {'; '.join(left_out)}", style="dim")
         if self._console.is_terminal:
             self._progress.start()
 
@@ -43,6 +51,8 @@ class LiveView(TrainerCallback):
         if self._bar is not None:
             note = f"{done}/{total} episodes" if total > 1 else ""
             self._progress.update(self._bar, description=phase, note=note)
+            if self._notebook:
+                self._notebook.show(f"{phase} {note}")
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, order: list[str] | None = None, **kwargs: Any) -> None:
         self._console.print(f"[bold]stage {int(state.epoch) + 1}/{args.training.stages}[/]  order: {' -> '.join(order or [])}")
@@ -51,7 +61,7 @@ class LiveView(TrainerCallback):
         if logs and logs["kind"] == "update":
             self._update_line(logs, state)
         elif logs:
-            self._stage_line(logs)
+            self._stage_line(logs, args)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()
@@ -60,38 +70,60 @@ class LiveView(TrainerCallback):
         """Gives the terminal back; also called when the run ends by an error or an interrupt."""
         if self._console.is_terminal:
             self._progress.stop()
+        if self._notebook:
+            self._notebook.close()
 
     def _update_line(self, row: dict[str, Any], state: Any) -> None:
         done = state.global_step - self._done_at_start
         left = (time.monotonic() - self._started) / max(1, done) * (state.max_steps - state.global_step)
         kl = row["kl"].get(self._estimator)
         bound = f"KL {_number(kl['mean'])} (bound {_number(kl['bound'])}) of {row['delta']:g}" if kl else "KL -"
-        decision = f"{row['decision']} {_why(row)}" if row["alpha"] is None else f"{row['decision']} x{row['alpha']:.2f}"
+        decision = row["decision"] if row["alpha"] is None else f"{row['decision']} x{row['alpha']:.2f}"
+        why = f" ({escape(row['reason'])})" if row["reason"] else ""
         self._progress.update(self._bar, completed=state.global_step)
         self._console.print(
             f"  {row['agent']:<12} reward {row['reward_mean']:.3f}  {bound}  [{COLOURS[row['decision']]}]{decision:<14}[/]"
-            f"  {row['tokens_per_second']:,.0f} tokens/s  {_clock(left)} left"
+            f"  {row['tokens_per_second']:,.0f} tokens/s  {_clock(left)} left{why}"
         )
 
-    def _stage_line(self, row: dict[str, Any]) -> None:
+    def _stage_line(self, row: dict[str, Any], args: Any) -> None:
         if row["floors"]:
             floors = "  ".join(f"{name} {value:.1e}" for name, value in row["floors"].items())
-            self._console.print(f"KL floors of this machine's passes (nats, as trust_region.reduction counts): {floors}")
+            counted = args.written("trust_region.reduction")
+            self._console.print(f"KL floors of this machine's passes (nats, as {counted} counts): {floors}")
         evaluation = row["evaluation"]
         if evaluation:
             error = evaluation["standard_error"]
             label = "before training" if row["stage"] == 0 else f"after stage {row['stage']}"
             spread = f" ± {error:.3f}" if error is not None else ""
-            self._console.print(f"  [bold]held-out accuracy {label}: {evaluation['avg_at_k']:.3f}{spread}[/]")
+            self._console.print(
+                f"  [bold]held-out accuracy {label}: {evaluation['avg_at_k']:.3f}{spread}[/], mean reward "
+                f"{evaluation['mean_reward']:.3f}"
+            )
 
 
-def _why(row: dict[str, Any]) -> str:
-    if row["decision"] != "skipped":
-        return ""
-    if not row["messages"]:
-        return f"({row['agent']} said nothing to learn from)"
-    left = "" if row["zero_variance_groups"] == row["groups"] else ": too few are left"
-    return f"({row['zero_variance_groups']} of {row['groups']} groups had equal rewards{left})"
+class _NotebookLine:
+    """One line of a notebook's output that changes. It needs nothing but IPython, which every notebook has."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._shown = 0.0
+
+    def show(self, text: str) -> None:
+        from IPython.display import display
+
+        now = time.monotonic()
+        if self._handle is None:
+            self._handle = display({"text/plain": text}, raw=True, display_id=True)
+        elif now - self._shown >= NOTEBOOK_SECONDS:
+            self._handle.update({"text/plain": text}, raw=True)
+        else:
+            return
+        self._shown = now
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.update({"text/plain": ""}, raw=True)
 
 
 def _number(value: float | None) -> str:

@@ -1,0 +1,180 @@
+"""What TRL, transformers, PEFT, verl and LLaMA-Factory call things: our key for it, or why there is none.
+
+A name that means the same under the same name (learning_rate, temperature, ...) needs no line here. In notes, {key} is a key of
+ours, which is shown as its reader writes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """`key`: ours of that meaning; None: there is none, and `note` says why. A note with a key says what differs."""
+
+    key: str | None
+    note: str = ""
+
+    def words(self, written: Callable[[str], str]) -> str:
+        return re.sub(r"\{([\w.*]+)\}", lambda match: written(match[1]), self.note)
+
+
+_EACH_AGENT = "each agent has its own"
+_STAGES = "counts stages: in each, every agent is updated once on {rollout.items_per_stage} items"
+_TOKENS = "counts tokens, for memory; an update learns from {rollout.items_per_stage} times {rollout.episodes_per_item} episodes"
+_EVERY_UPDATE = "every update is checkpointed, always"
+_CONSTANT = "there is no schedule: {training.learning_rate} is constant, or found for each agent (auto)"
+_ADAM = "AdamW's betas and epsilon are torch's defaults"
+_NO_REFERENCE = "the KL is from the agent as it was before the update; there is no reference model"
+_NO_CRITIC = "there is no value model: advantages come from the episodes of one item"
+_ONE_PROCESS = "one process trains; more GPUs sample as servers, see {rollout.server.urls}"
+_PARALLEL = "one GPU trains and samples; a server may have several: start one and name it in {rollout.server.urls}"
+_WHOLE_SOFTMAX = "the policy is the plain softmax at {rollout.temperature}; anything else would bias the update"
+_LORA_ONLY = "an agent is a LoRA adapter and nothing else of the base is trained"
+_OWN_TEMPLATE = "the base's own chat template is used"
+_NO_DROPOUT = "dropout would make the trained policy another than the sampled one"
+_MIXED = "of the whole base: fp32, fp16, bf16 or auto"
+_FOUR_BITS = "write 4bit"
+_TRANSCRIPT = "of the whole transcript, prompt and messages together"
+_ORDER = "the order of the items follows from {seed}"
+_SUM = "rewards are summed; weight them inside the functions"
+_ROWS = "all rows are used; leave out what should not be"
+_LOGGED = "every update and every stage is logged in the run's metrics.jsonl"
+_HUB = "after the run: teamtr-lora push"
+_VERL = "a section of verl: its keys go by their own names, such as lr, kl_coef, ppo_epochs, n or train_files"
+
+NAMES: dict[str, Elsewhere] = {
+    # the base
+    **dict.fromkeys(("model_name_or_path", "model_name", "model", "model_path", "pretrained_model_name_or_path"),
+                    Elsewhere("base.source")),
+    "model_revision": Elsewhere("base.revision"),
+    **dict.fromkeys(("bf16", "fp16", "torch_dtype", "dtype", "bnb_4bit_compute_dtype", "mixed_precision", "pure_bf16"),
+                    Elsewhere("base.precision", _MIXED)),
+    "load_in_4bit": Elsewhere("base.quantization", _FOUR_BITS),
+    "load_in_8bit": Elsewhere("base.quantization", "write 8bit"),
+    "quantization_bit": Elsewhere("base.quantization", "write 4bit or 8bit"),
+    **dict.fromkeys(("device_map", "use_cpu", "no_cuda"), Elsewhere("base.device", "one device holds the whole base")),
+    "trust_remote_code": Elsewhere(None, "code of a model folder is never run"),
+    **dict.fromkeys(("attn_implementation", "flash_attn", "use_flash_attention_2", "use_liger_kernel"),
+                    Elsewhere(None, "transformers and the engine choose their own kernels")),
+    # adapters
+    **dict.fromkeys(("lora_r", "r", "lora_rank"), Elsewhere("team.agents.*.lora.rank", _EACH_AGENT)),
+    "lora_alpha": Elsewhere("team.agents.*.lora.alpha", _EACH_AGENT),
+    **dict.fromkeys(("target_modules", "lora_target_modules", "lora_target"),
+                    Elsewhere("team.agents.*.lora.targets", f"{_EACH_AGENT}: all-linear or a list")),
+    **dict.fromkeys(("use_rslora", "lora_use_rslora"), Elsewhere("team.agents.*.lora.rslora", _EACH_AGENT)),
+    **dict.fromkeys(("use_dora", "lora_use_dora"), Elsewhere("team.agents.*.lora.dora", _EACH_AGENT)),
+    **dict.fromkeys(("lora_dropout", "disable_dropout"), Elsewhere(None, _NO_DROPOUT)),
+    **dict.fromkeys(("modules_to_save", "lora_modules_to_save", "use_peft", "finetuning_type", "peft_type", "bias", "lora_bias",
+                     "task_type", "lora_task_type", "additional_target"), Elsewhere(None, _LORA_ONLY)),
+    "adapter_name_or_path": Elsewhere(None, "to go on from adapters: `train RUN --resume`, in Python TeamTRTrainer(team=RUN)"),
+    # how long
+    **dict.fromkeys(("num_train_epochs", "max_steps", "total_epochs", "total_training_steps", "num_epochs", "total_episodes"),
+                    Elsewhere("training.stages", _STAGES)),
+    "stage": Elsewhere("training.stages", "how many there are; which kind of training is no choice: it is TeamTR's"),
+    **dict.fromkeys(("num_iterations", "ppo_epochs", "num_ppo_epochs"), Elsewhere("training.inner_epochs")),
+    # batches
+    **dict.fromkeys(("per_device_train_batch_size", "micro_batch_size", "ppo_micro_batch_size_per_gpu",
+                     "gradient_accumulation_steps", "ppo_max_token_len_per_gpu"),
+                    Elsewhere("training.tokens_per_microbatch", _TOKENS)),
+    **dict.fromkeys(("train_batch_size", "generation_batch_size"),
+                    Elsewhere("rollout.items_per_stage", "counts prompts; each is played {rollout.episodes_per_item} times")),
+    **dict.fromkeys(("ppo_mini_batch_size", "num_mini_batches"),
+                    Elsewhere("training.minibatches_per_epoch", "counts optimizer steps per pass, not rows")),
+    **dict.fromkeys(("per_device_eval_batch_size", "eval_batch_size"),
+                    Elsewhere("rollout.requests_per_batch", "what an engine samples together, in evaluations and in training")),
+    **dict.fromkeys(("num_generations", "rollout_n", "num_return_sequences", "n", "group_size"),
+                    Elsewhere("rollout.episodes_per_item")),
+    "num_generations_eval": Elsewhere("evaluation.samples_per_item"),
+    # lengths
+    **dict.fromkeys(("max_completion_length", "max_new_tokens", "max_response_length", "response_length"),
+                    Elsewhere("rollout.max_message_tokens")),
+    **dict.fromkeys(("max_prompt_length", "cutoff_len", "max_seq_length", "max_length", "max_model_len", "vllm_max_model_length",
+                     "model_max_length"), Elsewhere("team.protocol.context_tokens", _TRANSCRIPT)),
+    # the optimizer
+    "lr": Elsewhere("training.learning_rate"),
+    **dict.fromkeys(("lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler", "warmup_ratio", "warmup_steps",
+                     "lr_warmup_steps"), Elsewhere(None, _CONSTANT)),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args", "betas"), Elsewhere(None, _ADAM)),
+    "optim": Elsewhere("training.optimizer"),
+    **dict.fromkeys(("grad_clip", "clip_grad"), Elsewhere("training.max_grad_norm")),
+    "gradient_checkpointing_kwargs": Elsewhere("training.gradient_checkpointing", "on or off, no more"),
+    "torch_compile": Elsewhere("training.compile"),
+    "tf32": Elsewhere("trust_region.gate_precision", "of the gate's passes: auto, fp32 or tf32"),
+    # the objective
+    **dict.fromkeys(("beta", "kl_coef", "init_kl_coef", "kl_loss_coef", "use_kl_loss"),
+                    Elsewhere("trust_region.beta_initial", f"{_NO_REFERENCE}, and {{trust_region.delta}} bounds it")),
+    "target_kl": Elsewhere("trust_region.delta", "in nats per message, as {trust_region.reduction} says"),
+    **dict.fromkeys(("kl_penalty", "kl_loss_type", "kl_estimator"), Elsewhere("trust_region.estimator", "exact, k3 or k1")),
+    **dict.fromkeys(("ref_model", "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "use_kl_in_reward"),
+                    Elsewhere(None, _NO_REFERENCE)),
+    **dict.fromkeys(("epsilon", "cliprange", "clip_range", "clip_eps", "clip_ratio_low"), Elsewhere("training.clip_ratio")),
+    "epsilon_high": Elsewhere("training.clip_ratio_high"),
+    "gamma": Elsewhere("training.discount", "per message"),
+    **dict.fromkeys(("lam", "gae_lambda", "vf_coef", "cliprange_value", "value_model"), Elsewhere(None, _NO_CRITIC)),
+    **dict.fromkeys(("adv_estimator", "scale_rewards", "norm_adv_by_std_in_grpo"),
+                    Elsewhere("training.advantage", "group, no_norm, no_clip or leave_one_out")),
+    "importance_sampling_level": Elsewhere("training.ratio", "message, token or sequence_mean"),
+    **dict.fromkeys(("loss_type", "loss_agg_mode"),
+                    Elsewhere(None, "the loss is the clipped surrogate, a mean over messages; {training.ratio} is its unit")),
+    **dict.fromkeys(("entropy_coeff", "entropy_coef", "ent_coef"), Elsewhere(None, "there is no entropy bonus")),
+    "mask_truncated_completions": Elsewhere("rollout.truncated_messages", "write mask"),
+    # rewards
+    **dict.fromkeys(("reward_funcs", "custom_reward_function", "reward_fn"),
+                    Elsewhere("task.reward", "module:function, in a file beside the recipe")),
+    "reward_model": Elsewhere(None, "a reward is a Python function: call the model in one, and name it in {task.reward}"),
+    "reward_weights": Elsewhere(None, _SUM),
+    # sampling
+    "use_vllm": Elsewhere("rollout.engine", "write vllm"),
+    "vllm_mode": Elsewhere("rollout.engine", "vllm is colocated, vllm_server is for servers"),
+    **dict.fromkeys(("vllm_gpu_memory_utilization", "gpu_memory_utilization"), Elsewhere("rollout.vllm.memory_share")),
+    **dict.fromkeys(("vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
+                    Elsewhere("rollout.server.urls", "a list of addresses such as http://host:8000")),
+    "vllm_server_timeout": Elsewhere("rollout.server.timeout_seconds"),
+    **dict.fromkeys(("tensor_parallel_size", "vllm_tensor_parallel_size", "tensor_model_parallel_size"),
+                    Elsewhere(None, _PARALLEL)),
+    "enforce_eager": Elsewhere("rollout.vllm.cuda_graphs", "the opposite: true uses graphs"),
+    **dict.fromkeys(("vllm_enable_sleep_mode", "free_cache_engine"), Elsewhere("rollout.vllm.offload", "auto, never or always")),
+    **dict.fromkeys(("vllm_importance_sampling_correction", "vllm_importance_sampling_cap"),
+                    Elsewhere("rollout.importance_cap", "a number is the cap; null uses no such weights")),
+    **dict.fromkeys(("min_p", "repetition_penalty", "generation_kwargs", "do_sample"), Elsewhere(None, _WHOLE_SOFTMAX)),
+    # data
+    **dict.fromkeys(("dataset_name", "hub_dataset"), Elsewhere("task.hub", "with task.name: dataset")),
+    **dict.fromkeys(("dataset", "train_files", "dataset_dir", "train_dataset", "train_file"),
+                    Elsewhere("task.path", "one file, with task.name: dataset")),
+    **dict.fromkeys(("val_files", "eval_dataset", "validation_file"), Elsewhere("task.test_path", "one file")),
+    **dict.fromkeys(("dataset_config", "dataset_config_name"), Elsewhere("task.hub_config")),
+    "dataset_train_split": Elsewhere("task.train_split"),
+    "dataset_test_split": Elsewhere("task.test_split"),
+    **dict.fromkeys(("val_size", "test_size"), Elsewhere("task.test_fraction")),
+    **dict.fromkeys(("prompt_key", "dataset_text_field"), Elsewhere("task.prompt_column")),
+    **dict.fromkeys(("max_samples", "max_train_samples"), Elsewhere(None, _ROWS)),
+    **dict.fromkeys(("shuffle", "shuffle_dataset", "data_seed"), Elsewhere(None, _ORDER)),
+    "system_prompt": Elsewhere("team.protocol.system"),
+    **dict.fromkeys(("template", "chat_template", "chat_template_path"), Elsewhere(None, _OWN_TEMPLATE)),
+    "remove_unused_columns": Elsewhere(None, "every column reaches the reward function by its name"),
+    # what is kept and told
+    **dict.fromkeys(("report_to", "logger"), Elsewhere("tracking.trackers", "a list: tensorboard, wandb, trackio")),
+    **dict.fromkeys(("project_name", "wandb_project"), Elsewhere("tracking.project")),
+    **dict.fromkeys(("experiment_name", "wandb_run_name"), Elsewhere("tracking.run_name")),
+    **dict.fromkeys(("logging_steps", "logging_strategy", "logging_dir", "logging_first_step"), Elsewhere(None, _LOGGED)),
+    **dict.fromkeys(("log_completions", "num_completions_to_print"),
+                    Elsewhere("diagnostics.save_episodes", "all, none or how many of each update")),
+    **dict.fromkeys(("eval_steps", "eval_strategy", "evaluation_strategy", "test_freq", "do_eval"),
+                    Elsewhere("evaluation.every_stages", "counts stages; 0 evaluates before and after the run only")),
+    "eval_on_start": Elsewhere(None, "a run always begins with an evaluation"),
+    **dict.fromkeys(("save_steps", "save_strategy", "save_freq", "save_total_limit"), Elsewhere(None, _EVERY_UPDATE)),
+    "resume_from_checkpoint": Elsewhere(None, "not a setting: `train RUN --resume`, in Python train(resume=True)"),
+    **dict.fromkeys(("load_best_model_at_end", "metric_for_best_model"),
+                    Elsewhere(None, "every version of every agent stays in the run's folder adapters")),
+    **dict.fromkeys(("push_to_hub", "hub_model_id"), Elsewhere(None, _HUB)),
+    "overwrite_output_dir": Elsewhere(None, "a run never overwrites another; choose another {output_dir}"),
+    "disable_tqdm": Elsewhere(None, "not a setting: progress=False of TeamTRTrainer; away from a terminal no bar is drawn"),
+    # several processes
+    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config", "ddp_timeout", "n_gpus_per_node", "nnodes", "local_rank",
+                     "num_processes"), Elsewhere(None, _ONE_PROCESS)),
+    **dict.fromkeys(("actor_rollout_ref", "algorithm", "trainer", "critic", "data"), Elsewhere(None, _VERL)),
+}  # fmt: skip

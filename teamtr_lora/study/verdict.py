@@ -1,0 +1,84 @@
+"""What `certify` and `diagnose` say first: a verdict in plain words, and what to do next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from teamtr_lora.runs.metrics import StageRow, UpdateRow
+from teamtr_lora.study.certified import RunCertificates
+
+
+def certify_verdict(run: RunCertificates, items: int) -> list[str]:
+    """`items`: of a stage, as the recipe says. The bound by turns counts where there is one; never the better of two,
+    which would hold less often than either."""
+    best = [s.by_turns or s.high_probability for s in run.stages]
+    proven = [s.stage for s, bound in zip(run.stages, best, strict=True) if bound.bound > 0]
+    vacuous = sum(bound.vacuous for bound in best)
+    certain, stages = f"{run.confidence:.0%}", _count(len(run.stages), "stage")
+    if proven:
+        named = ", ".join(map(str, proven))
+        words = [f"Proven: with {certain} confidence each, the team got better in {len(proven)} of {stages} (stage {named})."]
+    else:
+        worst = min((bound.bound for bound in best if not bound.vacuous), default=None)
+        most = "nothing is excluded" if worst is None else f"no stage can have cost more than {-worst:.3f} of mean reward"
+        words = [f"Nothing is proven to have got better in {stages}; with {certain} confidence {most}."]
+    if vacuous and vacuous < len(best):
+        words.append(f"{vacuous} of the bounds are vacuous: they exclude nothing.")
+    measured = [s for s in run.stages if s.improvement is not None]
+    if measured:
+        gain = sum(s.improvement or 0.0 for s in measured)
+        below = run.by_turns_calibration or run.calibration
+        held = below is not None and below.significant_violation_rate == 0
+        words.append(
+            f"Measured on held-out items, mean reward changed by {gain:+.3f} in all; "
+            + ("no stage came out below its bound." if held else "some stage came out below its bound, beyond the noise.")
+        )
+    if not measured:
+        words.append("Next: evaluation.every_stages=1 measures what each stage gained, to compare with its bound.")
+    elif proven:
+        words.append("Next: nothing to change; the tables say what each bound is made of.")
+    else:
+        words.append(
+            f"Next: a bound is what the update promises (L) less what it risks; for a positive one raise rollout.items_per_stage "
+            f"(now {items}), which lowers the noise, or lower trust_region.delta, which lowers the penalty faster than L."
+        )
+    return words
+
+
+def diagnose_verdict(updates: Sequence[UpdateRow], stages: Sequence[StageRow]) -> list[str]:
+    counts: Counter[str] = Counter(row.decision for row in updates)
+    taken = counts["accepted"] + counts["shrunk"]
+    words = [
+        f"{taken} of {_count(len(updates), 'update')} were accepted ({counts['shrunk']} shortened), {counts['rejected']} "
+        f"rejected, {counts['skipped']} skipped."
+    ]
+    evaluations = [row.evaluation for row in stages if row.evaluation]
+    if len(evaluations) > 1:
+        first, last = evaluations[0], evaluations[-1]
+        noise = 2 * ((first["standard_error"] or 0.0) ** 2 + (last["standard_error"] or 0.0) ** 2) ** 0.5
+        rise = last["avg_at_k"] - first["avg_at_k"]
+        kind = "a rise" if rise > noise else "a fall" if rise < -noise else "no more than the noise of the evaluations"
+        words.append(f"Held-out accuracy went from {first['avg_at_k']:.3f} to {last['avg_at_k']:.3f}: {kind}.")
+    return [*words, _next_step(updates, counts)]
+
+
+def _next_step(updates: Sequence[UpdateRow], counts: Counter[str]) -> str:
+    half = len(updates) / 2
+    kinds = Counter(row.reason.partition(":")[0].removeprefix("the whole step was ") for row in updates if row.reason)
+    if counts["skipped"] > half:
+        return (
+            "Next: most updates had nothing to learn from, as all tries of an item earned the same: check the reward, raise "
+            "rollout.episodes_per_item or rollout.temperature, or take easier items."
+        )
+    if counts["rejected"] > half and kinds["out of region"] > kinds["no gain"]:
+        return "Next: most steps were out of region: lower training.learning_rate, set it to auto, or raise trust_region.delta."
+    if counts["rejected"] > half:
+        return "Next: most steps gained nothing: raise rollout.items_per_stage, so that the gain stands out from its noise."
+    if counts["shrunk"] > half:
+        return "Next: most steps were longer than the region and were cut: a lower training.learning_rate wastes less of them."
+    return "Next: nothing stands out; the tables below say how each part did, and what is missing says which setting measures it."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,103 @@
+"""Names from other libraries lead to the right key, or to the reason why there is none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from teamtr_lora import RecipeError, TeamTRConfig, UserError
+from teamtr_lora.cli import main
+from teamtr_lora.recipe import problems
+from teamtr_lora.recipe.elsewhere import NAMES
+from teamtr_lora.recipe.reference import recipe_keys
+from teamtr_lora.recipe.words import own_names
+
+KEYS = {key.name for key in recipe_keys() if key.takes}
+# What a name of each library means here, written down once more and by hand: the table may not drift away from it.
+MEANT = {
+    "per_device_train_batch_size": "training.tokens_per_microbatch",
+    "lora_r": "team.agents.*.lora.rank",
+    "target_modules": "team.agents.*.lora.targets",
+    "num_train_epochs": "training.stages",
+    "warmup_ratio": None,
+    "load_in_4bit": "base.quantization",
+    "eval_steps": "evaluation.every_stages",
+    "save_steps": None,
+    "deepspeed": None,
+    "model_name_or_path": "base.source",
+    "beta": "trust_region.beta_initial",
+    "target_kl": "trust_region.delta",
+    "num_generations": "rollout.episodes_per_item",
+    "max_completion_length": "rollout.max_message_tokens",
+    "max_prompt_length": "team.protocol.context_tokens",
+    "epsilon": "training.clip_ratio",
+    "num_iterations": "training.inner_epochs",
+    "ppo_mini_batch_size": "training.minibatches_per_epoch",
+    "train_files": "task.path",
+    "gpu_memory_utilization": "rollout.vllm.memory_share",
+    "tensor_model_parallel_size": None,
+    "adv_estimator": "training.advantage",
+    "finetuning_type": None,
+    "cutoff_len": "team.protocol.context_tokens",
+    "val_size": "task.test_fraction",
+    "quantization_bit": "base.quantization",
+    "lora_dropout": None,
+    "reward_model": None,
+    "model": "base.source",
+}
+
+
+def test_there_are_at_least_eighty_and_each_leads_to_a_key_or_a_reason() -> None:
+    assert len(NAMES) >= 80 and {name: NAMES[name].key for name in MEANT} == MEANT
+    for name, found in NAMES.items():
+        assert found.key in KEYS if found.key else found.note, name
+        assert set(re.findall(r"\{(.*?)\}", found.note)) <= KEYS, name
+        assert "{" not in found.words(str) and not found.words(str).endswith("."), name
+
+
+def test_a_name_of_ours_is_never_taken_for_another_librarys() -> None:
+    assert {name for name in NAMES if not own_names().get(name, "task.").startswith("task.")} == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_hint_is_in_the_one_line_of_a_recipe_and_of_a_script(name: str) -> None:
+    found = NAMES[name]
+    for section in ("training", None):
+        data = {"team": {"agents": [{"name": "a"}]}} | ({section: {name: 1}} if section else {name: 1})
+        (problem,) = problems(data)
+        line = str(problem)
+        assert line.startswith(f"{section}.{name}" if section else name) and "unknown key" in line and found.words(str) in line
+        assert f"did you mean {found.key!r}?" in line if found.key else "did you mean" not in line
+    with pytest.raises(RecipeError) as caught:
+        TeamTRConfig(**{name: 1})
+    line = str(caught.value)
+    if found.key is None:
+        assert "unknown key; " in line and "did you mean" not in line
+    elif found.key.startswith(("base.", "team.")):
+        assert f"give {found.key.removeprefix('team.')} to TeamSpec" in line
+    elif found.key.startswith("task."):
+        assert re.search("give (reward_funcs|train_dataset|eval_dataset) to TeamTRTrainer", line)
+    else:
+        assert f"did you mean {found.key.rpartition('.')[2]!r}?" in line
+
+
+def test_the_right_name_in_the_wrong_section_leads_to_what_all_recipes_have() -> None:
+    (problem,) = problems({"team": {"agents": [{"name": "a"}]}, "training": {"temperature": 0.7}})
+    assert "did you mean 'rollout.temperature'?" in str(problem)
+
+
+def test_keys_finds_names_from_elsewhere_and_values(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [key.name for key in recipe_keys("wandb")] == ["tracking.trackers"]
+    assert [key.name for key in recipe_keys("lora_r")] == ["team.agents.*.lora.rank"]
+    assert [key.name for key in recipe_keys("num_train_epochs")] == ["training.stages"]
+    with pytest.raises(UserError, match="warmup_ratio: there is no such key here: there is no schedule"):
+        recipe_keys("warmup_ratio")
+    assert main(["keys", "wandb"]) == 0 and "tracking.trackers" in capsys.readouterr().out
+
+
+def test_validate_finds_a_tracker_that_is_not_installed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.yaml").write_text("team: {agents: [{name: a}]}\ntracking: {trackers: [tensorboard, wandb]}\n")
+    assert main(["validate", str(tmp_path / "r.yaml")]) == 2
+    assert 'tracking.trackers = ["wandb"]: wandb is not installed; pip install wandb, or leave it out' in capsys.readouterr().err

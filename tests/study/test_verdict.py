@@ -1,0 +1,83 @@
+"""What is said first about a run is true of it, and says what to do next."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from teamtr_lora import TeamTRConfig
+from teamtr_lora.cli.text.tables import print_table, table_of
+from teamtr_lora.study.diagnose import PROBE, UPDATES
+from teamtr_lora.study.verdict import certify_verdict, diagnose_verdict
+
+
+def stage(number: int, bound: float, *, improvement: float | None = 0.1, vacuous: bool = False) -> Any:
+    certificate = SimpleNamespace(bound=bound, vacuous=vacuous)
+    return SimpleNamespace(stage=number, by_turns=certificate, high_probability=certificate, improvement=improvement)
+
+
+def run(*stages: Any, violated: float = 0.0) -> Any:
+    calibration = SimpleNamespace(significant_violation_rate=violated)
+    return SimpleNamespace(stages=list(stages), confidence=0.95, by_turns_calibration=calibration, calibration=calibration)
+
+
+def test_a_positive_bound_is_a_proof_and_others_are_not() -> None:
+    words = certify_verdict(run(stage(1, 0.02), stage(2, -0.1)), 32)
+    assert words[0] == "Proven: with 95% confidence each, the team got better in 1 of 2 stages (stage 1)."
+    assert "changed by +0.200 in all; no stage came out below its bound" in words[1] and words[-1].startswith("Next: nothing")
+    words = certify_verdict(run(stage(1, -0.05), stage(2, -0.1), violated=0.5), 32)
+    assert (
+        words[0].startswith("Nothing is proven") and "cost more than 0.100" in words[0] and "below its bound, beyond" in words[1]
+    )
+    assert "raise rollout.items_per_stage (now 32)" in words[-1]
+    assert "nothing is excluded" in certify_verdict(run(stage(1, -2, vacuous=True)), 32)[0]
+    assert "evaluation.every_stages=1" in certify_verdict(run(stage(1, -0.1, improvement=None)), 32)[-1]
+
+
+def row(decision: str, reason: str = "") -> Any:
+    return SimpleNamespace(decision=decision, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("rows", "advice"),
+    [
+        ([row("skipped", "nothing to learn from: x")] * 3, "check the reward"),
+        ([row("rejected", "out of region: KL bound 1 above 0.1")] * 2 + [row("accepted")], "trust_region.delta"),
+        ([row("rejected", "no gain: -0.1")] * 2 + [row("accepted")], "rollout.items_per_stage"),
+        ([row("shrunk", "the whole step was out of region: x")] * 2 + [row("accepted")], "training.learning_rate"),
+        ([row("accepted")] * 3, "nothing stands out"),
+    ],
+)
+def test_the_next_step_follows_from_the_decisions(rows: list[Any], advice: str) -> None:
+    words = diagnose_verdict(rows, [])
+    assert f"of {len(rows)} updates were accepted" in words[0] and words[-1].startswith("Next: ") and advice in words[-1]
+
+
+def test_a_rise_is_one_only_beyond_the_noise() -> None:
+    def evaluated(accuracy: float) -> Any:
+        return SimpleNamespace(evaluation={"avg_at_k": accuracy, "standard_error": 0.05})
+
+    for after, kind in ((0.9, "a rise"), (0.55, "no more than the noise"), (0.1, "a fall")):
+        assert kind in diagnose_verdict([row("accepted")], [evaluated(0.5), evaluated(after)])[1]
+
+
+def test_what_a_setting_leaves_unmeasured_is_said_before_the_run() -> None:
+    """Every setting that `diagnose` names afterwards as the reason of an empty table is named by the settings themselves."""
+    told = " ".join(TeamTRConfig(from_updates=False, every_stages=0, save_episodes="none").unmeasured())
+    for after in (PROBE, UPDATES, "set evaluation.every_stages=1", "set diagnostics.fisher_messages"):
+        assert f"({after.partition('set ')[2].rpartition('.')[2].partition('=')[0]})" in told
+    assert TeamTRConfig(probe_every_stages=1, fisher_messages=8).unmeasured() == []
+
+
+def test_a_table_that_is_too_wide_becomes_a_list_of_whole_words(capsys: pytest.CaptureFixture[str]) -> None:
+    table = table_of("numbers", *(f"column{n}" for n in range(9)), left=0)
+    table.add_row(*(f"{n}.123456" for n in range(9)))
+    print_table(Console(width=60), table)
+    text = capsys.readouterr().out
+    assert all(len(line) <= 60 for line in text.splitlines())
+    assert {f"column{n}" for n in range(9)} | {f"{n}.123456," for n in range(8)} <= set(text.split())
+    print_table(Console(width=200), table)
+    assert "│" in capsys.readouterr().out

@@ -1,0 +1,118 @@
+"""The live view shows every row a run can write, and gives the terminal back."""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from teamtr_lora.recipe import Recipe, TeamTRConfig
+from teamtr_lora.training.live_view import LiveView
+
+STATE = SimpleNamespace(global_step=1, max_steps=3, epoch=0)
+
+
+def update_row(**values: Any) -> dict[str, Any]:
+    reading = {"mean": 0.004, "standard_error": 0.001, "bound": 0.006}
+    row = {"kind": "update", "agent": "solver", "decision": "shrunk", "alpha": 0.5, "reward_mean": 0.25, "delta": 0.01}
+    row["reason"] = ""
+    return row | {"tokens_per_second": 1200.0, "kl": {"exact": reading, "k1": {**reading, "mean": -0.5}}} | values
+
+
+def shown(config: TeamTRConfig, row: dict[str, Any], *, terminal: bool = False) -> str:
+    out = io.StringIO()
+    view = LiveView(Console(file=out, force_terminal=terminal, width=200))
+    view.on_train_begin(config, STATE, None)
+    try:
+        view.on_log(config, STATE, None, logs=row)
+    finally:
+        view.close()
+    return out.getvalue()
+
+
+def test_an_update_line_says_everything() -> None:
+    line = shown(TeamTRConfig(), update_row())
+    for part in ("solver", "reward 0.250", "KL 0.0040 (bound 0.0060) of 0.01", "shrunk x0.50", "1,200 tokens/s", "left"):
+        assert part in line
+
+
+@pytest.mark.parametrize("mean", [0.004, None])
+def test_a_bound_nobody_can_give_is_shown_and_not_a_crash(mean: float | None) -> None:
+    row = update_row(decision="rejected", alpha=None, kl={"exact": {"mean": mean, "standard_error": None, "bound": None}})
+    assert "(bound inf)" in shown(TeamTRConfig(), row)
+
+
+def test_the_estimator_that_gates_is_the_one_shown() -> None:
+    assert "KL -0.5000" in shown(TeamTRConfig(estimator="k1"), update_row())
+
+
+def test_the_terminal_gets_its_cursor_back() -> None:
+    text = shown(TeamTRConfig(), update_row(), terminal=True)
+    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l") >= 0
+
+
+def test_an_update_that_was_not_taken_says_why_on_its_line() -> None:
+    row = update_row(decision="rejected", alpha=None, reason="no gain: -0.0010 ± 0.0030 on held-out items [bold]")
+    line = shown(TeamTRConfig(), row)
+    assert (
+        line.count("\n") == 1
+        and "rejected" in line
+        and line.rstrip().endswith("(no gain: -0.0010 ± 0.0030 on held-out items [bold])")
+    )
+
+
+def test_a_narrow_terminal_wraps_between_words() -> None:
+    out = io.StringIO()
+    view = LiveView(Console(file=out, force_terminal=True, width=60, highlight=False, color_system=None))
+    view.on_train_begin(TeamTRConfig(), STATE, None)
+    view.close()
+    out.truncate(0)
+    view.on_log(
+        TeamTRConfig(), STATE, None, logs=update_row(reason="the whole step was out of region: KL bound 0.0310 above 0.01")
+    )
+    lines = out.getvalue().replace("\x00", "").splitlines()
+    words = " ".join(lines).split()
+    assert len(lines) > 1 and all(len(line) <= 60 for line in lines)
+    assert {"tokens/s", "region:", "0.0310", "bound", "(bound"} <= set(words)
+
+
+def test_a_notebook_gets_the_lines_and_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    displayed, updated = [], []
+    handle = SimpleNamespace(update=lambda data, raw: updated.append(data["text/plain"]))
+
+    def display(data: Any, **how: Any) -> Any:
+        displayed.append(data)
+        return handle if how.get("display_id") else None
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    view = LiveView(Console(force_jupyter=True, width=100))
+    view.on_train_begin(TeamTRConfig(), STATE, None, run_dir="runs/x")
+    view.on_progress("rollout", 3, 64, 100)
+    view.on_log(TeamTRConfig(), STATE, None, logs=update_row())
+    view.close()
+    assert {"text/plain": "rollout 3/64 episodes"} in displayed and updated == [""]
+    texts = [str(getattr(each, "text", each)) for each in displayed]
+    assert any("runs/x" in text for text in texts) and any("solver" in text for text in texts)
+
+
+def finished_line(*, recipe: bool = False) -> str:
+    out = io.StringIO()
+    view = LiveView(Console(file=out, width=200))
+    config = Recipe(team={"agents": [{"name": "a"}]}, training={"stages": 4}) if recipe else TeamTRConfig(stages=4)
+    view.on_train_begin(config, SimpleNamespace(global_step=12, max_steps=12, epoch=4), None, run_dir="runs/x")
+    view.close()
+    return out.getvalue()
+
+
+def test_a_run_that_has_nothing_left_to_do_says_so_in_the_words_of_who_started_it() -> None:
+    assert finished_line() == "run directory: runs/x\nalready finished (4 of 4 stages); to go on, add stages=8\n"
+    assert "to go on, add training.stages=8" in finished_line(recipe=True)
+
+
+def test_away_from_a_terminal_there_is_nothing_but_the_lines() -> None:
+    assert shown(TeamTRConfig(), update_row()).count("\n") == 1
