@@ -1,9 +1,9 @@
 """What reusing episodes is worth: softmax teams learn two small tasks, and only the episodes they learn from differ.
 
 A part of theory_lab.py (`--part reuse`). Every update steps along its estimated gradient exactly to the edge of a KL ball of
-radius delta; success and occupancy are exact too. Advantages, hold-out and caps are the trainer's own. All seeds run side by side.
+radius delta; success and occupancy are exact too. Advantages, hold-out and caps are the trainer's own.
 
-Shape suffixes: S seed, G group, E episode of a group, N agent (who speaks once, in turn), C context, A action, X input.
+Shape suffixes: S seed, G group, E episode of a group, N agent (who speaks once, in turn), C context, A action.
 """
 
 from __future__ import annotations
@@ -360,11 +360,10 @@ class Learner:
             taught_S |= part.used_S & (part.fit_SG & part.mixed_SG).any(1)
         # a team that has nothing to learn from does not move, so that its episodes would stay good for ever
         needed_S = (worth_S < self.variant.least_ess * self.task.agents) | ~taught_S
-        if needed_S.any():
-            rollout = self.sample(order, place, None)
-            self.spent -= (1 - needed_S.mean()) * rollout.action_SGEN[0].size
-            rollout.used_S = needed_S
-            self.kept = [part for part in self.kept if part.used_S.any()] + [rollout]
+        rollout = self.sample(order, place, None)  # for all, so that no seed's draws depend on another's needs
+        self.spent -= (1 - needed_S.mean()) * rollout.action_SGEN[0].size
+        rollout.used_S = needed_S
+        self.kept = [part for part in [*self.kept, rollout] if part.used_S.any()]
 
     def drop_stale(self) -> None:
         for part in self.kept:

@@ -6,6 +6,7 @@ Shape suffixes as there; replicates of one rollout stand on the axis of seeds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
@@ -41,19 +42,21 @@ GROUPS, GROUP = 12, 3  # of one rollout: 36 episodes
 
 @dataclass(frozen=True)
 class Cell:
+    words: str
     task: Task
     delta: float
     group: int  # episodes of an item
     episodes: int = 144  # of a stage, however they are sampled
 
 
-CELLS = {
-    "columns, 4 agents": Cell(Columns(4), DELTA, group=3),
-    "columns, 8 agents": Cell(Columns(8), DELTA, group=3),
-    "must differ, 4 agents, 4 kinds of item": Cell(Differ(4, kinds=4), 0.2, group=6),
-    "must differ, 4 agents, 1 kind of item": Cell(Differ(4, kinds=1), 0.2, group=6),
-    "must differ, 4 agents, 1 kind of item, larger": Cell(Differ(4, kinds=1), 0.4, group=6, episodes=576),
-}
+CELLS = [
+    Cell("columns, 4 agents", Columns(4), DELTA, group=3),
+    Cell("columns, 8 agents", Columns(8), DELTA, group=3),
+    Cell("must differ, 4 agents, 4 kinds of item", Differ(4, kinds=4), 0.2, group=6),
+    Cell("must differ, 4 agents, 1 kind of item", Differ(4, kinds=1), 0.2, group=6),
+    Cell("must differ, 4 agents, 1 kind of item", Differ(4, kinds=1), 0.2, group=6, episodes=576),
+    Cell("must differ, 4 agents, 1 kind of item", Differ(4, kinds=1), 0.4, group=6, episodes=576),
+]
 
 
 def learning(cell: Cell, seeds: int) -> Rows:
@@ -111,15 +114,20 @@ def context_kl(team_SNCA: Array, new_SNCA: Array, agent: int) -> Array:
     return (np.exp(team_SNCA[:, agent]) * (team_SNCA[:, agent] - new_SNCA[:, agent])).sum(-1)
 
 
+@cache
+def halfway() -> Array:
+    learner = Learner(Columns(4), VARIANTS["naive"], 1, 2000, GROUP, DELTA)
+    learner.run(2)
+    return learner.team_SNCA
+
+
 class Bench:
     """Teams of four as consecutive updates left them, halfway through the columns: the same for every replicate, so that only
     what is sampled varies."""
 
     def __init__(self, updates: int, replicates: int, order: tuple[int, ...] = (1, 3, 0, 2)) -> None:
-        self.task = Columns(len(order))
-        learner = Learner(self.task, VARIANTS["naive"], 1, 2000, GROUP, DELTA)
-        learner.run(2)
-        self.draws, self.teams = learner.draws, [learner.team_SNCA]
+        self.task = Columns(4)
+        self.draws, self.teams = [np.random.default_rng(order)], [halfway()]
         self.updated = np.resize(order, updates).tolist()
         for agent in self.updated:
             self.teams.append(fitted(self.task, self.teams[-1], agent, self.play(self.teams[-1], groups=400)))
@@ -164,10 +172,11 @@ def window_gradients(replicates: int, windows: tuple[int, ...] = (1, 2, 3, 5, 7)
     bench = Bench(max(windows), replicates)
     rows: Rows = {}
 
-    def add(name: str, found_SCA: Array, expected_CA: Array, one: float) -> None:
+    def add(name: str, found_SCA: Array, expected_CA: Array, one: float, noise: float = 0) -> None:
+        """`noise`: the variance of one of those that the expectation is a mean of."""
         length, spread = np.linalg.norm(expected_CA), found_SCA.var(0, ddof=1).sum()
-        off = float(np.linalg.norm(found_SCA.mean(0) - expected_CA) / length)
-        rows[name] = {"off": off, "by chance": float(np.sqrt(spread / replicates) / length), "variance": float(spread / one)}
+        off, chance = np.linalg.norm(found_SCA.mean(0) - expected_CA) / length, np.sqrt((spread + noise) / replicates) / length
+        rows[name] = {"off": float(off), "by chance": float(chance), "variance": float(spread / one)}
 
     exact_CA = (1 - 1 / GROUP) * bench.exact_gradient()
     played = [bench.play(team) for team in bench.teams]
@@ -177,13 +186,13 @@ def window_gradients(replicates: int, windows: tuple[int, ...] = (1, 2, 3, 5, 7)
     for length in windows:
         add(f"window of {length}", bench.gradients(played[-1 - length : -1]), exact_CA, one)
     add(f"window of {windows[-1]}, no weights", bench.gradients(played[-1 - windows[-1] : -1], weighted=False), exact_CA, one)
-    add("window of 3, normalised", bench.gradients(played[-4:-1], kind="group"), normal_SCA.mean(0), normal_one)
+    add("window of 3, normalised", bench.gradients(played[-4:-1], kind="group"), normal_SCA.mean(0), normal_one, normal_one)
     return rows
 
 
 def held_out_kl(replicates: int) -> Rows:
-    """Estimates of a step's KL as shares of the exact one, by the groups they are read on. Four agents must differ, and on half of
-    the kinds of item they do: there groups do not vary in return, and the step hardly moves the agent."""
+    """Estimates of a step's KL as shares of the exact one, by the groups they are read on. Four agents must differ, and do so on
+    half of the kinds of item: there groups do not vary in return, and the step hardly moves the agent."""
     task, agent, groups, group = Differ(4, kinds=4), 0, 24, 6
     draws = [np.random.default_rng([5, replicate]) for replicate in range(replicates)]
     sharpness_C11 = np.array([8, 8, 2, 2]).reshape(-1, 1, 1)
@@ -206,8 +215,9 @@ def held_out_kl(replicates: int) -> Rows:
         ):
             kl_SC = context_kl(team_SNCA, new_SNCA, agent)
             kl_SG = kl_SC[np.arange(replicates)[:, None], rollout.context_SGEN[:, :, 0, agent]]
-            share_S = (by_SG * kl_SG).sum(1) / by_SG.sum(1) / kl_SC.mean(1)
-            rows[name] |= {f"step of {step_of}": share_S.mean(), f"error, {step_of}": share_S.std(ddof=1) / replicates**0.5}
+            moved_S = kl_SC.any(1)  # a rollout may have no group with a gradient
+            share_S = (by_SG * kl_SG).sum(1)[moved_S] / by_SG.sum(1)[moved_S] / kl_SC.mean(1)[moved_S]
+            rows[name] |= {f"step of {step_of}": share_S.mean(), f"error, {step_of}": share_S.std(ddof=1) / len(share_S) ** 0.5}
     return rows
 
 
@@ -259,8 +269,8 @@ def judged(rollout: Rollout, today_SNCA: Array, new_SNCA: Array, agent: int) -> 
 
 def run_studies(seeds: int) -> dict[str, Rows]:
     studies = {
-        f"Learning: {name}, delta {cell.delta}, {STAGES} stages of {cell.episodes} episodes, {seeds} seeds": learning(cell, seeds)
-        for name, cell in CELLS.items()
+        f"{cell.words}, delta {cell.delta}, {STAGES} stages of {cell.episodes} episodes, {seeds} seeds": learning(cell, seeds)
+        for cell in CELLS
     }
     return studies | {
         "Messages of a stage, one episode a rollout: all, and those that are new where old beginnings go on": saved_messages(),
