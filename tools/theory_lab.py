@@ -1,6 +1,9 @@
 """How the certificates' penalties, and what they bound, grow with the team: exact numbers on random tabular teams.
 
     .venv/bin/python tools/theory_lab.py [--seeds 40] [--delta 0.01] [--gamma 0.9] [--json FILE]
+    .venv/bin/python tools/theory_lab.py --part reuse [--seeds 10] [--json FILE]
+
+The second measures what reusing episodes is worth (reuse_lab.py, reuse_studies.py); it takes some minutes. The rest is the first.
 
 No sampling, no estimation: occupancy, return, advantage and KL are linear solves (tests/algorithm/tabular_lab.py). Every update
 is an improving step of KL exactly delta. Per team size, means over seeds, in units of the largest advantage A_max; then
@@ -23,6 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "algorithm"))
 import tabular_lab as lab_  # noqa: E402
+from reuse_studies import run_studies, written  # noqa: E402
 from tabular_lab import Array, solve  # noqa: E402
 
 from teamtr_lora.algorithm.certificate import (
@@ -58,13 +62,21 @@ MEANING = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=40)
-    parser.add_argument("--delta", type=float, default=0.01)
-    parser.add_argument("--gamma", type=float, default=0.9)
+    parser.add_argument("--part", choices=["penalties", "reuse"], default="penalties")
+    parser.add_argument("--seeds", type=int, help="default: 40 for penalties, 10 for reuse")
+    parser.add_argument("--delta", type=float, default=0.01, help="of penalties only")
+    parser.add_argument("--gamma", type=float, default=0.9, help="of penalties only")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
+    args.seeds = args.seeds if args.seeds is not None else {"penalties": 40, "reuse": 10}[args.part]
     if args.seeds < 2 or args.delta <= 0 or not 0 < args.gamma < 1:
         sys.exit("theory_lab: needs at least two seeds, a positive delta and a gamma between 0 and 1")
+    if args.part == "reuse":
+        found = run_studies(args.seeds)
+        print(written(found))
+        if args.json:
+            args.json.write_text(json.dumps({"seeds": args.seeds, "studies": found}, indent=2) + "\n")
+        return
     readings = measure(args.seeds, args.delta, args.gamma)
     exponents = {name: fit_exponent(SIZES, value_SK) for name, value_SK in readings.items()}
     radii = [args.delta / 4, args.delta / 2, args.delta]
