@@ -58,7 +58,7 @@ class TrainingSection(Section):
         description=_REUSE.described("Which episodes an update learns from and which judge it, with resampling: every_update"),
     )
     least_ess: float = Field(
-        default=0.8,
+        default=0.5,
         gt=0,
         le=1,
         description="Earlier rollouts are learned from while the effective sample size of their weights is at least this share.",
