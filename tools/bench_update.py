@@ -29,8 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 from accelerate import Accelerator
 from bench_rollout import random_base
+from torch._dynamo.utils import counters
 
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts
 from teamtr_lora.base.memory_model import update_memory, update_peak
@@ -42,8 +44,9 @@ from teamtr_lora.tasks import Item, Task
 from teamtr_lora.team import Episode, Message, build_team
 from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.microbatch_size import update_shape
-from teamtr_lora.training.optimize import Learner, Minibatch, accumulate
+from teamtr_lora.training.optimize import Minibatch, accumulate
 from teamtr_lora.training.update import AgentUpdater
+from teamtr_lora.training.window import Material, PlayedEpisodes
 
 # Dense half-precision products a second, as the makers state them, by a word of the device's name.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
@@ -155,15 +158,12 @@ def part_passes(args: argparse.Namespace, done: set[str]) -> Measure:
 def timed_pass(
     args: argparse.Namespace, updater: AgentUpdater, episodes: list[Episode], facts: BaseFacts, peak: float | None
 ) -> dict[str, Any]:
-    agent, config = episodes[0].messages[0].agent, updater._config
-    split = updater._split(agent, episodes, torch.randn(len(episodes)).numpy(), 0)
+    agent = episodes[0].messages[0].agent
+    material = Material(newest=PlayedEpisodes.fresh(episodes))
+    split = updater._split(agent, material, updater._advantages(agent, material), 0)
     assert split is not None
     batch = split.fit[0]
-    with updater.scorer.training(agent) as parameters:
-        learner = Learner(
-            accelerator=updater._accelerator, scorer=updater.scorer, optimizer=updater.optimizers[agent], parameters=parameters,
-            scaler=updater.scaler, config=config, region=updater._variants.region,
-        )  # fmt: skip
+    with updater._learning(agent, lambda: None) as learner:
         minibatch = Minibatch(batch)
         first = seconds_of(lambda: accumulate(learner, minibatch, 0.1))
         runs = [seconds_of(lambda: accumulate(learner, minibatch, 0.1)) for _ in range(args.repeats)]
@@ -183,7 +183,7 @@ def timed_pass(
         "seconds": min(runs),
         "tokens_per_second": real / min(runs),
         "operations_per_token": count / real,
-        "recompilations": sum(torch._dynamo.utils.counters["recompiles"].values()),
+        "compiled_graphs": counters["stats"]["unique_graphs"],  # so far in this process: one that grows with sizes is a storm
     }
     if peak is not None:
         found |= {"limit_tokens_per_second": peak * real / count, "share_of_limit": count / min(runs) / peak}
@@ -217,7 +217,7 @@ def peak_of_update(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     episodes = drawn_episodes(recipe, playable, args.prompt_tokens)
     standing = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    updater.update(playable.team.names[0], episodes, 0)
+    updater.update(playable.team.names[0], Material(newest=PlayedEpisodes.fresh(episodes)), 0)
     measured = torch.cuda.max_memory_allocated() - standing
     shape = replace(update_shape(playable, recipe), tokens=updater.scorer.tokens_per_microbatch)
     parts = update_memory(base_facts(playable.base.folder), shape)
@@ -279,7 +279,7 @@ def stage_of(
         episodes = playable.play(Drawn(), plan)
         sampled = time.perf_counter()
         with playable.training_memory():
-            outcome = updater.update(agent, episodes, 0)
+            outcome = updater.update(agent, Material(newest=PlayedEpisodes.fresh(episodes)), 0)
         updated = time.perf_counter()
         if outcome.accepted:
             playable.publish(outcome.version)
@@ -368,7 +368,7 @@ def child(args: argparse.Namespace) -> None:
     part, _, done = args.child.partition(":")
     within = nullcontext()
     if args.budget is not None:
-        within = torch._functorch.config.patch(activation_memory_budget=args.budget)  # type: ignore[attr-defined]
+        within = functorch_config.patch(activation_memory_budget=args.budget)  # type: ignore[attr-defined]
     with within:
         for name, numbers in PARTS[part](args, set(filter(None, done.split(";")))):
             print("RESULT " + json.dumps([name, numbers]), flush=True)

@@ -25,35 +25,7 @@ TOP, BOTTOM = 72, 272  # of both panels
 LEGEND = 338
 LEFT_PANEL, RIGHT_PANEL = (62, 408), (492, 858)
 DECISIONS = ("accepted", "shrunk", "rejected", "skipped")
-STYLE = """
-  .card { fill: #ffffff; stroke: #d0d7de }
-  text { font: 12px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #24292f }
-  .title { font-size: 14px; font-weight: 600 }
-  .quiet { fill: #57606a }
-  .grid { stroke: #d8dee4 }
-  .axis { stroke: #57606a }
-  .curve { stroke: #0969da; fill: none; stroke-width: 2 }
-  .dot, .accepted { fill: #0969da; stroke: #0969da }
-  .faint { fill: #8c959f }
-  .shrunk { fill: #bf8700; stroke: #bf8700 }
-  .rejected, .skipped { fill: none; stroke: #cf222e; stroke-width: 2 }
-  .delta { stroke: #cf222e; stroke-dasharray: 6 4 }
-  .limit { fill: #cf222e }
-  @media (prefers-color-scheme: dark) {
-    .card { fill: #0d1117; stroke: #30363d }
-    text { fill: #e6edf3 }
-    .quiet { fill: #9198a1 }
-    .grid { stroke: #21262d }
-    .axis { stroke: #9198a1 }
-    .curve { stroke: #58a6ff }
-    .dot, .accepted { fill: #58a6ff; stroke: #58a6ff }
-    .faint { fill: #6e7681 }
-    .shrunk { fill: #d29922; stroke: #d29922 }
-    .rejected, .skipped { stroke: #ff7b72 }
-    .delta { stroke: #ff7b72 }
-    .limit { fill: #ff7b72 }
-  }
-"""
+STYLE = (FOLDER / "quickstart.css").read_text()
 
 
 def extract(run: Path) -> list[dict[str, Any]]:
@@ -67,18 +39,9 @@ def extract(run: Path) -> list[dict[str, Any]]:
             rows.append({"kind": "evaluation", "stage": row.stage, "accuracy": accuracy, "standard_error": error})
         elif isinstance(row, UpdateRow):
             kl = row.kl["exact"] if row.kl else None
-            rows.append(
-                {
-                    "kind": "update",
-                    "stage": row.stage,
-                    "agent": row.agent,
-                    "decision": row.decision,
-                    "delta": row.delta,
-                    "kl": kl.mean if kl else None,
-                    "bound": kl.bound if kl else None,
-                    "success_rate": row.success_rate,
-                }
-            )
+            shown = {name: getattr(row, name) for name in ("stage", "agent", "decision", "delta")}
+            measured = {"kl": kl.mean if kl else None, "bound": kl.bound if kl else None, "success_rate": row.success_rate}
+            rows.append({"kind": "update", **shown, **measured})
     return [{key: round(v, 6) if isinstance(v, float) else v for key, v in row.items()} for row in rows]
 
 
@@ -94,7 +57,7 @@ def draw(rows: Iterable[dict[str, Any]]) -> str:
         f'aria-label="Accuracy by stage, and KL against delta by update">'
     )
     card = f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8"/>'
-    parts = [head, f"<style>{STYLE}</style>", card]
+    parts = [head, f"<style>\n{STYLE}</style>", card]
     parts += _accuracy(evaluations, updates, stages)
     parts += _kl(updates, stages)
     return "\n".join([*parts, "</svg>", ""])

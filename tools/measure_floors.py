@@ -32,9 +32,9 @@ from teamtr_lora.rollout.playable import PlayableTeam, open_team
 from teamtr_lora.rollout.sampler import Request, SamplingParams, derive_seed
 from teamtr_lora.team import Episode, Message, agent_sequences
 from teamtr_lora.training.batches import MessageBatch
-from teamtr_lora.training.floor import measure_floors
+from teamtr_lora.training.floor import measure_floors, perturbed_kl
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.scoring import Scorer, keep_current, unweighted_batch
+from teamtr_lora.training.scoring import Scorer, unweighted_batch
 
 AGENT = "agent"
 ALPHAS = tuple(10.0**-power for power in range(8))
@@ -165,25 +165,8 @@ def training_pass(scorer: Scorer) -> Iterator[None]:
 def scan(scorer: Scorer, bank: AdapterBank, batch: MessageBatch, passes: AbstractContextManager[None]) -> dict[float, float]:
     """The mean message KL from the fresh agent to itself at every alpha, inside the context that makes the pass."""
     bank.activate(AGENT)
-    before = bank.snapshot(AGENT)
-    generator = torch.Generator().manual_seed(1)
-    size = max(float(tensor.abs().mean()) for tensor in before.values())  # of a typical adapter weight
-    candidate = {n: t + size * torch.randn(t.shape, generator=generator).to(t) for n, t in before.items()}
-    found: dict[float, float] = {}
     with passes:
-        current = keep_current(scorer, batch)
-        try:
-            for alpha in ALPHAS:
-                bank.interpolate(AGENT, before, candidate, alpha)
-                total = 0.0
-                for part, kept in zip(batch.microbatches, current.kept, strict=True):
-                    kl_N = scorer.score_and_keep(part, kept)[0].kl_N
-                    assert kl_N is not None
-                    total += float(kl_N.double().sum())
-                found[alpha] = total / len(batch.messages)
-        finally:
-            bank.restore(AGENT, before)
-    return found
+        return dict(zip(ALPHAS, perturbed_kl(scorer, bank, AGENT, batch, "message_sum", ALPHAS), strict=True))
 
 
 def strict_of(readings: list[PassReading], base: str) -> PassReading:

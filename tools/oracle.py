@@ -96,7 +96,7 @@ class Oracle(TrainerCallback):  # type: ignore[misc]
         batch = message_batch(
             agent_sequences(self._episodes, agent),
             advantages.clipped_E.tolist(),
-            tokens_per_microbatch=config.training.tokens_per_microbatch,
+            tokens_per_microbatch=updater.scorer.tokens_per_microbatch,
             device=updater.scorer.device,
             mask_truncated=config.rollout.truncated_messages == "mask",
             pack_width=updater.scorer.pack_width,

@@ -61,6 +61,7 @@ ABLATIONS = {
 RATES = (2e-4, 6e-4, 2e-3, 6e-3)  # a 30-fold range
 RATIOS, CLIPS = ("message", "token", "sequence_mean"), (0.1, 0.2, 0.5)
 COLLAPSE = ("training.learning_rate=0.02", "training.inner_epochs=8", "training.stages=4", "evaluation.every_stages=1", *QUIET)
+SHOCK_ITEMS, MORE_STAGES = 512, 3  # what a swap is judged on, and how long the team then trains on
 PROTOCOLS = ("no_unification", "system_prompt", "reasoning_tags", "tool_calls", "full")
 
 
@@ -124,7 +125,7 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
     files = [args.data.absolute() / f"{split}.jsonl.gz" for split in ("train", "test")]
     common = (
         f"base.source={args.base.absolute()}", "task.hub=null", f"task.path={files[0]}", f"task.test_path={files[1]}",
-        "rollout.items_per_stage=32", "rollout.max_message_tokens=320", "training.stages=1000", "evaluation.every_stages=0",
+        "rollout.items_per_stage=32", "rollout.max_message_tokens=512", "training.stages=1000", "evaluation.every_stages=0",
         "evaluation.items=16", "diagnostics.save_episodes=none",
     )  # fmt: skip
     lora = {"rank": 16, "alpha": 32}
@@ -162,8 +163,8 @@ def swap_variant(
 
     def work(variant: Variant, seed: int, folder: Path, until: float) -> Measures:
         asked = argparse.Namespace(
-            recipe=recipe, overrides=list(variant.overrides), out=folder.parent, agent="solver", to=to, items=512,
-            spec="fresh:rank=32,targets=all-linear", more_stages=3, control=control, scratch=scratch,
+            recipe=recipe, overrides=list(variant.overrides), out=folder.parent, agent="solver", to=to, items=SHOCK_ITEMS,
+            spec="fresh:rank=32,targets=all-linear", more_stages=MORE_STAGES, control=control, scratch=scratch,
         )  # fmt: skip
         found = measure_swap.measure(asked, seed, until)
         lost = {kind: found[f"lost_{kind}"] and found[f"lost_{kind}"]["lost"] for kind in ("direct", "aligned")}

@@ -6,6 +6,7 @@ A delta near the floor would gate on rounding noise, so a run measures its own f
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -41,12 +42,12 @@ def measure_floors(
     batch, reduction = unweighted_batch(scorer, agent_sequences(chosen, agent)), region.reduction
     bank.activate(agent)
     with gate_pass(scorer, tf32=False):
-        strict = _perturbed_kl(scorer, bank, agent, batch, reduction)
+        strict = perturbed_kl(scorer, bank, agent, batch, reduction)
     if scorer.exact_already:
         return {"training": strict[0], "gate": strict[0]}
 
     def floor_here() -> float:
-        readings = _perturbed_kl(scorer, bank, agent, batch, reduction)
+        readings = perturbed_kl(scorer, bank, agent, batch, reduction)
         return max(readings[0], *(reading - true for reading, true in zip(readings, strict, strict=True)))
 
     gate = strict[0]
@@ -59,8 +60,10 @@ def measure_floors(
         return {"training": floor_here(), "gate": gate}
 
 
-def _perturbed_kl(scorer: Scorer, bank: AdapterBank, agent: str, batch: MessageBatch, reduction: str) -> list[float]:
-    """The mean message KL from the current policy to itself with each perturbation."""
+def perturbed_kl(
+    scorer: Scorer, bank: AdapterBank, agent: str, batch: MessageBatch, reduction: str, sizes: Sequence[float] = PERTURBATIONS
+) -> list[float]:
+    """The mean message KL from the current policy to itself, moved by each of `sizes` along one random direction."""
     current = keep_current(scorer, batch)
     before = bank.snapshot(agent)
     scale = max(float(t.abs().mean()) for t in before.values())
@@ -68,7 +71,7 @@ def _perturbed_kl(scorer: Scorer, bank: AdapterBank, agent: str, batch: MessageB
     noise = {n: torch.randn(t.shape, generator=generator).to(t) * scale for n, t in before.items()}
     totals: list[float] = []
     try:
-        for size in PERTURBATIONS:
+        for size in sizes:
             bank.restore(agent, {name: tensor + size * noise[name] for name, tensor in before.items()})
             totals.append(0.0)
             for part, kept in zip(batch.microbatches, current.kept, strict=True):

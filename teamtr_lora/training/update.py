@@ -301,12 +301,12 @@ class AgentUpdater:
         gained nothing, whatever was measured for it, and moves no radius."""
         assert step.shown is not None
         estimator, radius = self._config.trust_region.estimator, self.radii[agent]
-        whole, reading, gain = readings[1.0].kl[estimator], readings[step.shown.alpha], 0.0
+        first, reading, gain = step.readings[0], readings[step.shown.alpha], 0.0  # the first is of the optimizer's own step
         self.betas[agent] = optimized.beta
         if not optimized.stopped_early:  # the gate is the first to measure the last step
-            self.betas[agent] = self._variants.region.next_penalty(optimized.beta, whole.mean, radius)
+            self.betas[agent] = self._variants.region.next_penalty(optimized.beta, first.kl.mean, radius)
         if self._config.training.learning_rate == "auto" and self._variants.region.gates:
-            reach = math.sqrt(radius / whole.bound) if 0 < whole.bound < math.inf else 1.0
+            reach = first.alpha * math.sqrt(radius / first.kl.bound) if 0 < first.kl.bound < math.inf else 1.0
             self.rates[agent] = next_rate(optimized.learning_rate, reach, taken=optimized.steps, planned=optimized.planned)
         if step.accepted:
             gain = reading.gain.mean

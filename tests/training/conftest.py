@@ -224,13 +224,19 @@ def start(make_team: Any, config: Any, accelerator: Accelerator, high_tokens: Ta
     """A run of three agents, ready for `train`; `stop_after` ends it after so many updates, as an interrupt would."""
 
     def make(
-        folder: Path, *, stop_after: int | None = None, resume: bool = False, task: Task = high_tokens, **values: Any
+        folder: Path,
+        *,
+        stop_after: int | None = None,
+        resume: bool = False,
+        task: Task = high_tokens,
+        loras: Sequence[dict[str, Any]] = ({"rank": 2, "alpha": 4.0},) * 3,
+        **values: Any,
     ) -> TrainingRun:
         small = {"stages": 1, "items": 3, "items_per_stage": 6, "holdout": 0.34, "learning_rate": 2e-3, "delta": 0.1,
                  "every_stages": 0, "temperature": 0.3, "order": "fixed"}  # fmt: skip
         settings = config(**(small | values))
         folder.mkdir(parents=True, exist_ok=True)
-        three = [{"name": name, "lora": {"rank": 2, "alpha": 4.0}} for name in ("one", "two", "three")]
+        three = [{"name": name, "lora": lora} for name, lora in zip(("one", "two", "three"), loras, strict=True)]
         context = RunContext(
             playable=make_team(agents=three),
             task=task,

@@ -194,11 +194,13 @@ def test_rows_are_the_documented_ones(finished: TrainingRun) -> None:
     assert {r.agent for r in updates} == {"left", "right"} and [r.update for r in updates] == [1, 2, 1, 2]
     assert any(r.decision in ("accepted", "shrunk") for r in updates)
     for row in updates:
-        assert row.episodes == 24 and row.messages == 24 and row.groups == 6
+        assert row.episodes == 24 and row.groups == 6 and (row.window_episodes > 0) is (row is not updates[0])
+        assert row.messages == 24 + row.window_episodes, "one of the agent's in every episode"
         assert set(row.kl) == {"exact", "k1", "k3"}
         assert row.out_of_region is False
         if row.alpha is not None:
-            assert row.alpha in row.alphas_tried and row.kl["exact"].bound <= row.delta and row.surrogate_gain > 0
+            assert row.alpha in row.alphas_tried and row.kl["exact"].bound <= row.delta
+            assert row.surrogate_gain_in_sample > 0 and row.learning_rate == 2e-3 and row.probing_steps == 0
             assert (row.decision == "shrunk") == (row.alpha < 1)
         assert {"rollout", "optimize", "gate", "in_sample", "publish", "diagnostics", "transcripts"} == set(row.seconds)
         assert row.sampler_gap["max_abs"] < 1e-3

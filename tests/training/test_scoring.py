@@ -1,5 +1,6 @@
 """Log-probabilities and KL of real messages on a real (tiny) model, against a float64 copy of it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -238,6 +239,8 @@ def test_the_gradient_of_the_whole_loss_is_that_of_float64_finite_differences(
     chosen, beta, clip = episodes[:6], 0.7, 0.2
     batch = batch_of(chosen, "left", budget=130)
     assert len(batch.microbatches) > 1
+    batch = replace(batch, weight_M=torch.linspace(0.25, 3.0, len(batch.messages)))
+    share = (batch.weight_M / batch.weight_M.sum()).tolist()
     move(playable, "left", 0.02)
     scorer = scorer_of(playable, chunk=4)
     playable.bank.activate("left")
@@ -257,6 +260,7 @@ def test_the_gradient_of_the_whole_loss_is_that_of_float64_finite_differences(
             scaler=scaler,
             config=settings,
             region=Variants.of(settings).region,
+            start_again=lambda: None,
         )
         seen = accumulate(learner, Minibatch(batch, current), beta)
         gradient = {name: p.grad.clone() for name, p in playable.bank.parameters("left").items()}
@@ -272,15 +276,15 @@ def test_the_gradient_of_the_whole_loss_is_that_of_float64_finite_differences(
             logs = new[tokens] - cur[tokens]
             used = {"message": logs.sum()[None], "token": logs, "sequence_mean": logs.mean()[None]}[ratio]
             w = used.exp()
-            total -= float(torch.minimum(w * a, w.clamp(1 - clip, 1 + clip) * a).mean())
-            total += beta * float((cur.exp() * (cur - new)).sum())
-        return total / len(batch.messages)
+            total -= (float(torch.minimum(w * a, w.clamp(1 - clip, 1 + clip) * a).mean()) - a) / len(batch.messages)
+            total += beta * share[m] * float((cur.exp() * (cur - new)).sum())
+        return total
 
     twins = {n.replace(".agent_left.", "."): p for n, p in model.named_parameters() if ".agent_left." in n}
     assert twins.keys() == gradient.keys()
     step = 1e-5
     with torch.no_grad():
-        assert loss() == pytest.approx(beta * seen.kl - seen.objective, rel=1e-3)
+        assert loss() == pytest.approx(beta * seen.kl - seen.gain, rel=1e-3)
         for name in list(gradient)[::5]:
             place = int(gradient[name].abs().argmax())  # where the gradient is largest, so that the comparison means something
             flat = twins[name].view(-1)
@@ -308,6 +312,7 @@ def test_a_first_pass_has_the_gradient_of_a_pass_that_knows_the_policy(make_team
                 scaler=torch.amp.GradScaler("cpu", enabled=False),
                 config=settings,
                 region=Variants.of(settings).region,
+                start_again=lambda: None,
             )
             minibatch = Minibatch(batch, keep_current(scorer, batch) if known else None)
             seen = accumulate(learner, minibatch, 0.3)

@@ -14,19 +14,21 @@ import torch
 
 from teamtr_lora.algorithm.advantage import group_advantages
 from teamtr_lora.algorithm.trust_region import RADIUS_RANGE, GateReading, StepDecision, track_target
+from teamtr_lora.algorithm.variants.gain import GAINS
 from teamtr_lora.algorithm.variants.matched import MATCHED
 from teamtr_lora.algorithm.variants.ordering import ORDERS, ordering
 from teamtr_lora.algorithm.variants.publishing import UPDATES
 from teamtr_lora.algorithm.variants.radii import RADII
 from teamtr_lora.algorithm.variants.region import REGIONS, Gate
 from teamtr_lora.algorithm.variants.resampling import RESAMPLING, Resampling
+from teamtr_lora.algorithm.variants.reuse import REUSE
 from teamtr_lora.recipe import problems
-from teamtr_lora.runs.metrics import TIME_FIELDS, UpdateRow, read_rows
+from teamtr_lora.runs.metrics import UpdateRow, read_rows
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.stage import train
-from teamtr_lora.training.update import AgentUpdater
 
 ROOT = Path(__file__).resolve().parents[2]
+TABLES = (RESAMPLING, UPDATES, ORDERS, MATCHED, REGIONS, RADII, GAINS, REUSE)
 
 
 Start = Callable[..., TrainingRun]
@@ -61,70 +63,6 @@ def test_resampling_samples_when_it_says(start: Start, tmp_path: Path, how: dict
     evaluated = 2 * 3 * 3 * 1  # before and after: items x messages, of at most 5 tokens
     assert run.state.sampled_tokens <= sum(fresh) * 3 * 5 + evaluated * 5
     assert len(list((tmp_path / "episodes").iterdir())) == sum(map(bool, fresh))
-
-
-def test_a_run_that_reuses_episodes_resumes_in_the_middle_of_a_stage(start: Start, tmp_path: Path) -> None:
-    """The episodes are not in the checkpoint: the versions that sampled them and their seeds are."""
-    whole = start(tmp_path / "whole", resampling="never", stages=2)
-    train(whole)
-    train(start(tmp_path / "part", stop_after=2, resampling="never", stages=2))
-    resumed = start(tmp_path / "part", resume=True, resampling="never", stages=2)
-    assert (resumed.state.stage, resumed.state.update) == (0, 2)
-    train(resumed)
-    assert resumed.playable.versions() == whole.playable.versions()
-    plain = [
-        [{k: v for k, v in row.model_dump().items() if k not in TIME_FIELDS} for row in updates(run)] for run in (whole, resumed)
-    ]
-    assert plain[0] == plain[1]
-
-
-def test_importance_weights_are_the_ratio_of_the_teams(start: Start, tmp_path: Path) -> None:
-    """Against exact probabilities of both teams' messages, one at a time in float64; their mean is near 1."""
-    run = start(tmp_path, resampling="importance", order="fixed", stages=1)
-    weighed: list[Any] = []
-    update = run.updater.update
-    run.updater.update = lambda *given: weighed.append(given[-1]) or update(*given)  # type: ignore[method-assign,func-returns-value]
-    rows = trained(run)
-    assert [row.fresh_episodes for row in rows] == [24, 0, 0]
-    assert rows[0].importance is None and rows[1].importance is not None and rows[2].importance is not None
-    weights = rows[1].importance
-    assert weights["mean"] == pytest.approx(1, abs=4 * weights["mean_standard_error"] + 1e-6)
-    assert 0 < weights["ess"] < 1 and weights["largest"] > 1
-    assert run.rollouts._newest is not None and len(weighed) == 3
-    changed = [row.agent for row in rows[:2] if row.decision in ("accepted", "shrunk")]
-    assert changed
-    bank, expected = run.playable.bank, np.zeros(24)
-    for sign, versions in ((1, {r.agent: r.content_hash for r in rows}), (-1, {})):
-        for agent in changed:
-            stored = {v.name: v for v in (run.run_dir.adapters / agent).iterdir()}
-            name = next(n for n in stored if n.startswith("v0001" if versions else "v0000"))
-            from teamtr_lora.base.versions import read_adapter_folder
-
-            bank.restore(agent, read_adapter_folder(stored[name])[0])
-            bank.activate(agent)
-            for e, episode in enumerate(run.rollouts._newest.episodes):
-                for message in (m for m in episode.messages if m.agent == agent):
-                    ids = torch.tensor([message.prompt_ids + message.token_ids])
-                    with torch.no_grad():
-                        logits = bank.model(input_ids=ids, use_cache=False).logits[0, len(message.prompt_ids) - 1 : -1].double()
-                    logp = torch.log_softmax(logits / 0.3, -1).gather(1, torch.tensor(message.token_ids)[:, None]).sum()
-                    expected[e] += sign * float(logp)
-    np.testing.assert_allclose(weighed[-1], expected, atol=1e-4)
-
-
-def test_importance_weights_are_what_an_update_learns_with(
-    make_team: Any, config: Any, accelerator: Any, twins: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every advantage times its episode's weight; without weights, the advantages themselves."""
-    updater = AgentUpdater(make_team(), config(), accelerator)
-    seen: list[np.ndarray] = []
-    monkeypatch.setattr(updater, "_split", lambda agent, episodes, advantage_E, seed: seen.append(advantage_E))
-    log_weight = np.linspace(-2, 1, len(twins))
-    plain = updater.update("left", twins, 0).advantages.clipped_E.numpy()
-    updater.update("left", twins, 0, log_weight)
-    np.testing.assert_allclose(seen[0], plain)
-    np.testing.assert_allclose(seen[1], plain * np.exp(log_weight), rtol=1e-6)
-    assert plain.any()
 
 
 def test_on_one_batch_the_order_of_the_agents_does_not_matter(start: Start, tmp_path: Path) -> None:
@@ -250,8 +188,8 @@ def test_a_new_rule_is_one_class_and_one_line_in_a_table(start: Start, tmp_path:
 
 def test_the_loop_and_the_update_compare_no_names() -> None:
     """Variants are asked, not compared: no name of any table stands in the files of the loop and of an update."""
-    names = {name for table in (RESAMPLING, UPDATES, ORDERS, MATCHED, REGIONS, RADII) for name in table}
-    for file in ("stage", "run", "stage_rollouts", "update", "optimize", "gate", "run_diagnostics", "staleness_probe"):
+    names = {name for table in TABLES for name in table}
+    for file in ("stage", "run", "stage_rollouts", "window", "update", "optimize", "gate", "run_diagnostics", "staleness_probe"):
         tree = ast.parse((ROOT / "teamtr_lora" / "training" / f"{file}.py").read_text())
         compared = {
             constant.value
@@ -266,6 +204,6 @@ def test_the_loop_and_the_update_compare_no_names() -> None:
 
 
 def test_every_variant_says_what_it_is() -> None:
-    for table in (RESAMPLING, UPDATES, ORDERS, MATCHED, REGIONS, RADII):
+    for table in TABLES:
         for kind in table.values():
             assert kind.words and not kind.words.endswith(".")

@@ -236,7 +236,7 @@ def test_a_damaged_version_is_not_pushed(hub: Any, store: Any, said: Any, identi
             assert name in line
         (folder / name).write_bytes(good)
     assert hub.asked == [] and here.verify() == []
-    for words, about in ((["nobody", "--repo", REPO], "no team"), (["pair", "--repo", "alice"], "user/name"),
+    for words, about in ((["nobody", "--repo", REPO], "no run or team"), (["pair", "--repo", "alice"], "user/name"),
                          (["pair", "--agent", "solvr", "--repo", REPO], "'solver'")):  # fmt: skip
         assert about in said("push", *words, "--registry", here.root)
     (tmp_path / "run" / "adapters").mkdir(parents=True)
