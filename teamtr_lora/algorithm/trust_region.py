@@ -18,6 +18,8 @@ ESTIMATORS = ("exact", "k3", "k1")  # of the KL: all are logged, and trust_regio
 AIM = 0.97
 # A stretch worth less than this factor is not worth another evaluation.
 WORTHWHILE_STRETCH = 1.1
+# A step between one that is in region and one that is not is measured only where the first has less of the radius than this.
+ENOUGH = 0.5
 # In region the surrogate is nearly linear in the step: where this short a step gains nothing, no step does.
 SHORTEST = 0.05
 BETA_RANGE = (1e-4, 1e4)
@@ -76,23 +78,41 @@ def choose_step(
     """
     readings: list[GateReading] = []
     best: GateReading | None = None
-    alpha = 1.0
-    while len(readings) < evaluations:
+    outside: GateReading | None = None  # the shortest step that is known to leave the region
+    alpha: float | None = 1.0
+    while alpha is not None and len(readings) < evaluations:
         reading = measure(alpha)
         readings.append(reading)
-        reach = math.sqrt(delta / reading.kl.bound) if 0 < reading.kl.bound < math.inf else math.inf
-        if reading.in_region(delta) and rule.allows(reading.gain):
+        if not reading.in_region(delta):
+            outside = reading
+        elif rule.allows(reading.gain):
             best = reading
-            longer = min(max_stretch, alpha * AIM * reach)
-            if not fill or len(readings) > 1 and alpha < 1 or longer < alpha * WORTHWHILE_STRETCH:
-                break
-            alpha = longer
-        elif best is not None:  # the stretch went too far: keep the length that is known to be good
+        elif best is not None or not rule.shortens or alpha / 4 < SHORTEST:
             break
-        elif reading.in_region(delta):
-            alpha /= 4
-            if not rule.shortens or alpha < SHORTEST:
-                break
         else:
-            alpha *= min(0.9, AIM * reach) if math.isfinite(reading.kl.bound) else 0.25
+            alpha /= 4
+            continue
+        alpha = _next_alpha(best, outside, delta, fill=fill, max_stretch=max_stretch)
     return StepDecision(best, readings)
+
+
+def _next_alpha(
+    best: GateReading | None, outside: GateReading | None, delta: float, *, fill: bool, max_stretch: float
+) -> float | None:
+    """The length to measure next; None where the best one so far is good enough."""
+    if best is None:
+        assert outside is not None
+        reach = math.sqrt(delta / outside.kl.bound) if math.isfinite(outside.kl.bound) else 0.25
+        return outside.alpha * min(0.9, AIM * reach)
+    near = ENOUGH if outside else WORTHWHILE_STRETCH**-2
+    if not fill or best.kl.bound >= near * delta:
+        return None
+    power, most = 2.0, max_stretch
+    if outside is not None:  # the KL of a far step grows faster than the square: go by the two that are known
+        if not (best.kl.bound > 0 and math.isfinite(outside.kl.bound)):
+            return None
+        power = math.log(outside.kl.bound / best.kl.bound) / math.log(outside.alpha / best.alpha)
+        most = outside.alpha * AIM
+    longer = best.alpha * (AIM**2 * delta / best.kl.bound) ** (1 / power) if best.kl.bound > 0 else most
+    longer = min(longer, most)
+    return longer if longer >= best.alpha * WORTHWHILE_STRETCH else None

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from teamtr_lora.base.precision import HALF_DTYPES, keep_activations_unquantised
@@ -26,6 +25,9 @@ if TYPE_CHECKING:  # transformers takes seconds to import, and commands that onl
     from transformers.configuration_utils import PretrainedConfig
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+ATTENTION = "sdpa"
+_NAMES_CODE = ("auto_map", "custom_pipelines")
+_MOST_LAYERS = 1000  # building more, even without weights, takes for ever
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 # One of these holds the vocabulary; without it transformers may quietly build an empty tokenizer.
@@ -106,7 +108,7 @@ def load_base(
         raise UserError(f"base.source: the tokenizer of '{source}' has {len(tokenizer)} tokens, the model only {vocab_size}")
     if progress is not None:
         progress(f"loading {source}")
-    model = _load_model(folder, source, dtype, place, quantization, wanted)
+    model = _load_model(folder, source, config, dtype, place, quantization, wanted)
     eos_ids = _eos_ids(tokenizer, model, source)
     _check_finite(model, tokenizer, dtype)
     return FrozenBase(
@@ -159,7 +161,7 @@ def load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # tokenizers raises plain Exception for a file that it cannot read
         raise UserError(f"base.source: the tokenizer of '{source}' cannot be loaded: {one_line(error)}") from error
     if not tokenizer.chat_template:
         raise UserError(
@@ -175,11 +177,16 @@ def base_facts(folder: Path) -> BaseFacts:
 
     source = str(folder)
     config = _read_config(folder, source)
+    with _loading(source):
+        with torch.device("meta"):
+            # The same code that builds the real model, so that no architecture's shapes are written down twice.
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model.tie_weights()
+        return _facts(model, config, source)
+
+
+def _facts(model: Any, config: PretrainedConfig, source: str) -> BaseFacts:
     text = _text(config)
-    with _loading(source), torch.device("meta"):
-        # The same code that builds the real model, so that no architecture's shapes are written down twice.
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    model.tie_weights()
     heads, output_head = text.num_attention_heads, model.get_output_embeddings()
     linears = [item for item in model.named_modules() if isinstance(item[1], nn.Linear) and item[1] is not output_head]
     return BaseFacts(
@@ -210,7 +217,9 @@ def base_identity(folder: Path) -> dict[str, str]:
     }
 
 
-def _load_model(folder: Path, source: str, dtype: torch.dtype, place: torch.device, quantization: str, wanted: Any) -> Any:
+def _load_model(
+    folder: Path, source: str, config: PretrainedConfig, dtype: torch.dtype, place: torch.device, quantization: str, wanted: Any
+) -> Any:
     from transformers import AutoModelForCausalLM
 
     # Weights go straight to the device they are for, so that a base for a GPU needs no second copy in RAM.
@@ -220,7 +229,7 @@ def _load_model(folder: Path, source: str, dtype: torch.dtype, place: torch.devi
         extra["quantization_config"] = wanted
     with _loading(source):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True,
+            folder, config=config, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=False, use_safetensors=True,
             local_files_only=True, output_loading_info=True, **extra,
         )  # fmt: skip
     model, info = loaded
@@ -248,9 +257,9 @@ def _loading(source: str) -> Iterator[None]:
     try:
         with quiet_transformers():
             yield
-    except torch.OutOfMemoryError as error:
-        raise UserError(f"base.source: '{source}' does not fit in GPU memory; try base.quantization=4bit") from error
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a stranger's config.json makes another library trip over
         raise UserError(f"base.source: '{source}' cannot be loaded: {one_line(error)}") from error
 
 
@@ -258,7 +267,27 @@ def _read_config(folder: Path, source: str) -> PretrainedConfig:
     from transformers import AutoConfig
 
     with _loading(source):
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        _without_choices_of_code(config)
+        layers = getattr(_text(config), "num_hidden_layers", None)
+        if not isinstance(layers, int) or not 1 <= layers <= _MOST_LAYERS:
+            raise UserError(
+                f"base.source: '{source}' has num_hidden_layers={layers!r} in its config.json; no such model is known"
+            )
+        return config
+
+
+def _without_choices_of_code(config: PretrainedConfig) -> None:
+    """Attention, experts and classes are ours to choose: a config.json can name kernels and classes of a hub repository, which
+    would be fetched and run."""
+    for name in getattr(config, "sub_configs", {}):
+        inner: Any = getattr(config, name, None)
+        if hasattr(inner, "sub_configs"):
+            _without_choices_of_code(inner)
+    config._attn_implementation, config._experts_implementation = ATTENTION, None
+    for name in _NAMES_CODE:
+        if hasattr(config, name):
+            delattr(config, name)
 
 
 def _text(config: PretrainedConfig) -> Any:
@@ -283,8 +312,9 @@ def _merged_quantization(wanted: str, config: PretrainedConfig, source: str) -> 
         return wanted
     stored = stored if isinstance(stored, dict) else stored.to_dict()
     found = "4bit" if stored.get("load_in_4bit") else "8bit" if stored.get("load_in_8bit") else None
-    if found is None:
-        method = stored.get("quant_method", "an unknown method")
+    method = stored.get("quant_method") or ("bitsandbytes" if found else "an unknown method")
+    method = str(getattr(method, "value", method))
+    if found is None or method != "bitsandbytes":
         raise UserError(f"base.source: '{source}' is stored quantised by {method}; use the unquantised model")
     if wanted not in ("none", found):
         raise UserError(f"base.quantization: '{wanted}' asked for, but '{source}' is stored in {found}; use {found}")

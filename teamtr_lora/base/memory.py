@@ -1,4 +1,4 @@
-"""What this process has used: memory at most, on the device that counts, and time."""
+"""What this process has used: memory at most, on the device that counts, and time; and in which phase a GPU was full."""
 
 from __future__ import annotations
 
@@ -6,11 +6,28 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 _before_reset: dict[torch.device, int] = {}  # the peak of a GPU up to the last `reset_peak`
+
+
+@contextmanager
+def memory_phase(name: str) -> Iterator[None]:
+    """Marks an error of a full GPU with what was going on; the innermost phase is the one it is called by."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if phase_of(error) is None:
+            error.phase = name  # type: ignore[attr-defined]
+        raise
+
+
+def phase_of(error: torch.OutOfMemoryError) -> str | None:
+    return getattr(error, "phase", None)
 
 
 def reset_peak(device: torch.device) -> None:

@@ -28,7 +28,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.evaluate import Evaluation, plan_in_training, summarise
 from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.rollout.collector import PlayPlan
-from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
 from teamtr_lora.runs.metrics import StageRow
 from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
 from teamtr_lora.tasks import DataOrder, Task
@@ -55,7 +55,7 @@ def train_baseline(
 ) -> TrainSummary:
     """Trains one agent on the budget of the recipe's team. With `resume` a finished run is only read."""
     started = time.monotonic()
-    version = _trl_version()
+    _trl_version()
     if isinstance(recipe.task, ScriptSettings):
         raise UserError("task.name = 'script': this run's items and rewards live in a Python script; use TRL there")
     single = single_agent_recipe(recipe, agent)
@@ -65,6 +65,21 @@ def train_baseline(
     if state and state.stage >= single.training.stages:
         return summary(path, single, state)
     task = single.task.build(single.folder)
+    with fits(single):
+        return _train(recipe, single, algorithm, path, task=task, resume=resume, callbacks=callbacks, started=started)
+
+
+def _train(
+    recipe: Recipe,
+    single: Recipe,
+    algorithm: Algorithm,
+    path: Path,
+    *,
+    task: Task,
+    resume: bool,
+    callbacks: Sequence[TrainerCallback],
+    started: float,
+) -> TrainSummary:
     playable = open_team(single.base, single.team, single.rollout, seed=single.seed, folder=single.folder)
     try:
         _check_devices(playable)
@@ -72,7 +87,7 @@ def train_baseline(
         with run_dir.lock():
             # read again: another process may have gone on here while the base was loading
             state = check_folder(path, single, algorithm, resume=resume) or BaselineState(algorithm)
-            state.budget, state.trl = budget(recipe), version
+            state.budget, state.trl = budget(recipe), _trl_version()
             if state.stage < single.training.stages:
                 events = Events(callbacks, single, single.training.stages)
                 run = BaselineRun(

@@ -20,6 +20,7 @@ Modules:
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import logging
 import os
@@ -29,17 +30,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from teamtr_lora import __version__
-from teamtr_lora.cli.arguments import keep_stdout_for_json
+from teamtr_lora.cli.arguments import keep_stdout_for_json, trusting
 from teamtr_lora.cli.examples import examples
 from teamtr_lora.cli.parser import Parser
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.visible import visible_streams
+
+_PATH_ERRORS = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.EACCES, errno.EPERM}
 
 _GROUPS = ("recipe_commands", "team_commands", "report_commands", "study_commands", "task_commands", "registry_commands",
            "hub_commands", "baseline_commands", "swap_commands", "docs_command")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    with visible_streams():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # else torch leaves a file in /tmp for every process on some CPUs
+    os.environ.setdefault("VLLM_LOGGING_COLOR", "0")  # its colours would be shown as the escapes that they are
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of missing kernels even where nothing is quantised
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
@@ -54,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if getattr(args, "json", False):
         keep_stdout_for_json()
     try:
-        return int(args.run(args) or 0)
+        with trusting(args):
+            return int(args.run(args) or 0)
     except UserError as error:
         if args.debug:
             traceback.print_exc()
@@ -74,10 +85,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads our output any more
         return 0
     except Exception as error:
+        if (wrong := _wrong_path(error)) and not args.debug:
+            print(f"teamtr-lora: {wrong}", file=sys.stderr)
+            return 2
         if args.debug:
-            raise
-        print(f"teamtr-lora: crashed: {type(error).__name__}: {error}; run again with --debug for the traceback", file=sys.stderr)
+            traceback.print_exc()  # here, where the terminal is guarded, and not by the interpreter
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        hint = "" if args.debug else "; run again with --debug for the traceback"
+        print(f"teamtr-lora: crashed: {what}{hint}", file=sys.stderr)
         return 1
+
+
+def _wrong_path(error: Exception) -> str:
+    """One line about a path that the system takes no files at, wherever it was given; empty for any other error."""
+    if isinstance(error, ValueError) and str(error).startswith("embedded null"):
+        return "a path that was given holds a NUL character, which no file name can"
+    if isinstance(error, OSError) and error.filename and error.errno in _PATH_ERRORS:
+        return " ".join(f"{os.fsdecode(error.filename)}: no file can be here ({error.strerror}); give another path".split())
+    return ""
 
 
 def build_parser() -> Parser:

@@ -8,11 +8,18 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from teamtr_lora.common.trust import SANDBOXED, TRUST_PROGRAMS
+from teamtr_lora.common.visible import json_escaped
+
 _REGISTRY = Path("adapters")
+# What of a user's own Python a command runs, for its help.
+RUNS_CODE = "It runs the Python files that task.reward, task.callable and team.router.callable name."
+RUNS_ITEMS_ONLY = "Of Python files that a recipe names it runs that of task.callable, which makes the items, and no other."
+RUNS_ROUTER_ONLY = "Of Python files that the team's recipe names it runs that of team.router.callable, and no other."
 T = TypeVar("T", bound=Any)
 
 
@@ -41,6 +48,27 @@ def add_overrides(parser: argparse.ArgumentParser, metavar: str, text: str) -> N
 
 def add_registry(parser: argparse.ArgumentParser, text: str = "the registry") -> None:
     parser.add_argument("--registry", type=Path, default=_REGISTRY, metavar="DIR", help=f"{text} (default: {_REGISTRY})")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust-programs",
+        action="store_true",
+        help="the team's task may run programs of its dataset, in the sandbox (needed once a dataset)",
+    )
+
+
+@contextlib.contextmanager
+def trusting(args: argparse.Namespace) -> Iterator[None]:
+    """--trust-programs is the environment variable, for one command."""
+    before = os.environ.get(TRUST_PROGRAMS)
+    if getattr(args, "trust_programs", False):
+        os.environ.setdefault(TRUST_PROGRAMS, SANDBOXED)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(TRUST_PROGRAMS, None)
 
 
 def positive(text: str) -> int:
@@ -101,7 +129,7 @@ def keep_stdout_for_json() -> None:
     they start, writes to stderr instead."""
     global _json_out
     out = sys.__stdout__
-    if out is not None and sys.stdout is out:
+    if out is not None and getattr(sys.stdout, "rich_proxied_file", sys.stdout) is out:
         with contextlib.suppress(OSError):  # there is no stderr
             kept = os.dup(out.fileno())
             os.dup2(2, out.fileno())
@@ -109,4 +137,4 @@ def keep_stdout_for_json() -> None:
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
-    print(json.dumps(value, indent=indent, ensure_ascii=False), file=_json_out or sys.stdout, flush=True)
+    print(json_escaped(json.dumps(value, indent=indent, ensure_ascii=False)), file=_json_out or sys.stdout, flush=True)

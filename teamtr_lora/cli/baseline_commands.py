@@ -8,12 +8,14 @@ from typing import Any
 
 from teamtr_lora import __version__
 from teamtr_lora.baselines.algorithms import WHAT_THEY_ARE
-from teamtr_lora.cli.arguments import add_recipe, recipe_words, run_name, show
+from teamtr_lora.cli.arguments import RUNS_CODE, add_recipe, recipe_words, run_name, show
 
 
 def add_commands(command: Any) -> None:
     text = "Train one agent by TRL's GRPOTrainer on the budget of a recipe's team."
-    baseline = command("baseline", _baseline, text, WHAT_THEY_ARE, json="print the JSON object of train at the end")
+    baseline = command(
+        "baseline", _baseline, text, f"{WHAT_THEY_ARE.rstrip()}\n\n{RUNS_CODE}", json="print the JSON object of train at the end"
+    )
     baseline.add_argument("algorithm", choices=["grpo", "dapo", "ppo"], help="what trains it")
     add_recipe(baseline, "the recipe of the team to compare with")
     baseline.add_argument("--agent", metavar="NAME", help="whose adapter settings it has (default: the first agent's)")
@@ -30,14 +32,13 @@ def _baseline(args: argparse.Namespace) -> None:
     recipe = load_recipe(recipes, overrides)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
-    from rich.console import Console
-
     from teamtr_lora.baselines.trl_baseline import train_baseline
+    from teamtr_lora.cli.text.console import Console
     from teamtr_lora.cli.text.summary import print_next_steps
     from teamtr_lora.report.live import LiveView
 
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)
-    console.print(f"teamtr-lora {__version__}: {args.algorithm} by TRL on {' '.join(recipes)}")
+    console.print(f"teamtr-lora {__version__}: {args.algorithm} by TRL on {' '.join(recipes)}", markup=False)
     view = LiveView(console)
     try:
         name = f"{run_name(recipes)}-{args.algorithm}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora import __version__
-from teamtr_lora.cli.arguments import add_recipe, print_json, recipe_words, run_name, show
+from teamtr_lora.cli.arguments import RUNS_CODE, RUNS_ITEMS_ONLY, add_recipe, add_trust, print_json, recipe_words, run_name, show
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import program
 
@@ -17,10 +17,13 @@ _AT_THE_END = "print one JSON object at the end; progress goes to stderr"
 
 
 def add_commands(command: Any) -> None:
-    train = command("train", _train, "Train the team of a recipe; every update is checkpointed.", json=_AT_THE_END)
+    text = "Train the team of a recipe; every update is checkpointed."
+    train = command("train", _train, text, RUNS_CODE, json=_AT_THE_END)
     add_recipe(train, "a recipe file, or a run directory to go on with (with --resume)")
     train.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, or a number more)")
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run directory")
+
+    add_trust(train)
 
     text = "Print the resolved recipe, or every problem in it at once."
     validate = command("validate", _validate, text, json="print the resolved recipe as JSON")
@@ -32,7 +35,7 @@ def add_commands(command: Any) -> None:
     keys.add_argument("word", nargs="?", default="", metavar="WORD", help="only a section, a key, or keys this word occurs in")
 
     text = "What a recipe will cost, without loading weights: episodes, tokens, updates, memory."
-    plan = command("plan", _plan, text, json="print the plan as JSON")
+    plan = command("plan", _plan, text, RUNS_ITEMS_ONLY, json="print the plan as JSON")
     add_recipe(plan)
 
     init = command("init", _init, "Write a commented recipe, a small dataset and a reward function to start from.")
@@ -46,16 +49,19 @@ def _train(args: argparse.Namespace) -> None:
     recipes, overrides = recipe_words(args)
     goes_on = len(recipes) == 1 and Path(args.recipe).is_dir()
     recipe = load_run_recipe(Path(args.recipe), overrides) if goes_on else load_recipe(recipes, overrides)
+    if goes_on and recipe.task.programs_of(recipe.folder):  # where this is asked first, as reading a registry imports torch
+        from teamtr_lora.registry.programs import check_programs
+
+        check_programs(recipe, args.recipe)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
-    from rich.console import Console
-
+    from teamtr_lora.cli.text.console import Console
     from teamtr_lora.cli.text.summary import print_next_steps
     from teamtr_lora.report.live import LiveView
     from teamtr_lora.training.trainer import TeamTRTrainer
 
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)
-    console.print(f"teamtr-lora {__version__}: {' '.join(recipes)}")
+    console.print(f"teamtr-lora {__version__}: {' '.join(recipes)}", markup=False)
     if args.resume and args.run_dir is not None and not args.run_dir.exists():  # no run yet, or killed before it wrote anything
         console.print(f"--resume: there is no run in {args.run_dir} yet; starting one", style="yellow", markup=False)
     view = LiveView(console)
@@ -95,9 +101,11 @@ def _keys(args: argparse.Namespace) -> None:
 
 
 def _plan(args: argparse.Namespace) -> None:
-    from teamtr_lora.recipe import load_recipe
+    from teamtr_lora.recipe import check_named, load_recipe
 
-    recipe = load_recipe(*recipe_words(args))  # before the imports of torch: most mistakes show here
+    recipes, overrides = recipe_words(args)
+    recipe = load_recipe(recipes, overrides)  # before the imports of torch: most mistakes show here
+    check_named(recipe, " + ".join(recipes))
     from teamtr_lora.cli.text.summary import print_plan
     from teamtr_lora.study.plan import make_plan
 

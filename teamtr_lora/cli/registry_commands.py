@@ -29,7 +29,7 @@ def add_commands(command: Any) -> None:
     show.add_argument("--version", metavar="VERSION", help="with --agent: one version")
 
     verify = action("verify", _verify, "Compute every hash again and name what does not fit; exit 2 if anything does not.")
-    verify.add_argument("team", nargs="?", metavar="TEAM", help="one team (default: all)")
+    verify.add_argument("team", nargs="?", metavar="TEAM|RUN", help="one team, or a run directory (default: all teams)")
 
     remove = action("rm", _remove, "Remove an adapter version, an old team version, or a whole team.")
     remove.add_argument("team", metavar="TEAM")
@@ -67,8 +67,11 @@ def _verify(args: argparse.Namespace) -> int:
     from teamtr_lora.cli.text.registry import print_verified
     from teamtr_lora.registry.reader import RegistryReader
     from teamtr_lora.registry.verify import verify
+    from teamtr_lora.registry.verify_run import verify_run
+    from teamtr_lora.runs.layout import is_run
 
-    found = verify(RegistryReader(args.registry), args.team)
+    run = args.team is not None and is_run(Path(args.team))
+    found = verify_run(Path(args.team)) if run else verify(RegistryReader(args.registry), args.team)
     show(args, found, print_verified)
     return 2 if found.problems else 0
 

@@ -6,15 +6,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import add_registry, options, positive, print_json, radius, show
+from teamtr_lora.cli.arguments import RUNS_CODE, add_registry, add_trust, options, positive, print_json, radius, show
 from teamtr_lora.common.errors import UserError
 
 _GO_ON = "Training goes on with the new team: teamtr-lora train RUN --resume training.stages=N"
+_NOTES = f"{_GO_ON}\n\n{RUNS_CODE}"
 _JSON = "print the report as JSON"
 
 
 def add_commands(command: Any) -> None:
-    swap = command("swap", _swap, "Replace one agent's adapter, aligned with the old one first (Stage-0).", _GO_ON, json=_JSON)
+    swap = command("swap", _swap, "Replace one agent's adapter, aligned with the old one first (Stage-0).", _NOTES, json=_JSON)
     swap.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of a registry")
     swap.add_argument("--agent", metavar="NAME", help="whose adapter is replaced")
     swap.add_argument(
@@ -31,9 +32,10 @@ def add_commands(command: Any) -> None:
     swap.add_argument("--dry-run", action="store_true", help="print the compatibility report and the plan; change nothing")
     swap.add_argument("--undo", action="store_true", help="restore the team before the last swap")
     add_registry(swap)
+    add_trust(swap)
 
     text = "Move a whole team to another base with the same tokenizer; every agent is distilled."
-    rebase = command("rebase", _rebase, text, json=_JSON)
+    rebase = command("rebase", _rebase, text, RUNS_CODE, json=_JSON)
     rebase.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of a registry; left as it is")
     rebase.add_argument("--to", dest="base", required=True, metavar="BASE", help="the new base: what base.source takes")
     rebase.add_argument("--out", type=Path, metavar="DIR", help="the new run directory (default: RUN-BASE, or runs/TEAM-BASE)")
@@ -44,6 +46,7 @@ def add_commands(command: Any) -> None:
     text = "the new tokenizer may have tokens that the old one lacks (Qwen2.5 to Qwen3); all else must be the same"
     rebase.add_argument("--extra-tokens", action="store_true", help=text)
     add_registry(rebase)
+    add_trust(rebase)
 
 
 def _add_alignment(parser: argparse.ArgumentParser) -> None:

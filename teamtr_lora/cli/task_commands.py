@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import add_overrides, positive, print_json
+from teamtr_lora.cli.arguments import RUNS_ITEMS_ONLY, add_overrides, positive, print_json
 from teamtr_lora.common.errors import UserError
 
 
@@ -15,7 +15,8 @@ def add_commands(command: Any) -> None:
     settings = "settings of the task, for example houses=4"
     one_a_line = "print JSON; items one a line, as score --items takes them"
     as_json = "print {task, n, mean, standard_error, items} as JSON"
-    tasks = command("tasks", _tasks, "List the tasks, show one's settings, or print a few of its items.", json=one_a_line)
+    text = "List the tasks, show one's settings, or print a few of its items."
+    tasks = command("tasks", _tasks, text, RUNS_ITEMS_ONLY, json=one_a_line)
     tasks.add_argument("action", choices=["list", "show", "sample"], help="what to do")
     tasks.add_argument("task", nargs="?", metavar="TASK", help="a task's name (show, sample)")
     add_overrides(tasks, "key=value", settings)

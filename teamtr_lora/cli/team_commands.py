@@ -6,7 +6,20 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import add_registry, engine, options, port, positive, print_json, share, show, temperature
+from teamtr_lora.cli.arguments import (
+    RUNS_CODE,
+    RUNS_ROUTER_ONLY,
+    add_registry,
+    add_trust,
+    engine,
+    options,
+    port,
+    positive,
+    print_json,
+    share,
+    show,
+    temperature,
+)
 from teamtr_lora.common.errors import UserError
 
 _TEAM_OF = "where a team's bare name is looked up"
@@ -18,7 +31,7 @@ def add_commands(command: Any) -> None:
     _add_eval(command)
 
     text = "Play one episode with your own question and print the transcript."
-    ask = command("ask", _ask, text, json="print the transcript as JSON")
+    ask = command("ask", _ask, text, RUNS_ROUTER_ONLY, json="print the transcript as JSON")
     ask.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of the registry")
     ask.add_argument("question", help="what to ask the team, in quotes")
     ask.add_argument("--temperature", type=temperature, default=None, metavar="T", help="0 is greedy (default: the recipe's)")
@@ -40,7 +53,7 @@ def add_commands(command: Any) -> None:
 
 def _add_eval(command: Any) -> None:
     text = "Measure a team on held-out items: avg@k, pass@k, pass^k, maj@k, agents, coordination; interrupted, it goes on."
-    evaluate = command("eval", _eval, text, json="print the same fields as JSON")
+    evaluate = command("eval", _eval, text, RUNS_CODE, json="print the same fields as JSON")
     evaluate.add_argument(
         "team", type=Path, nargs="?", metavar="RUN_OR_TEAM", help="a run, a registry team, or a recipe (untrained)"
     )
@@ -52,6 +65,7 @@ def _add_eval(command: Any) -> None:
     text = "folder of the results (default: one in RUN/evaluations; for a recipe or a registry team, in ./evaluations)"
     evaluate.add_argument("--out", type=Path, metavar="DIR", help=text)
     add_registry(evaluate, _TEAM_OF)
+    add_trust(evaluate)
     evaluate.add_argument("--reuse", action="store_true", help="read a finished evaluation instead of playing it again")
     evaluate.add_argument("--compare", type=Path, nargs=2, metavar=("RUN_A", "RUN_B"), help="paired test of runs or evaluations")
     group = evaluate.add_argument_group("inference-time baselines, on the run's base and task")

@@ -7,5 +7,7 @@ Modules:
     code_paths  functions that a recipe names
     help_page   settings classes whose help() is a page
     settings    the strict base of every section of a recipe
+    trust       what the user has said about programs of a dataset
+    visible     text from elsewhere on a terminal: what would steer it is shown
     program     what to type to run this program again
 """

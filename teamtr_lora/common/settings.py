@@ -19,6 +19,7 @@ DEVICE = r"^(auto|cpu|cuda(:[0-9]+)?)$"
 DOTTED_PATH = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*[:.][A-Za-z_][A-Za-z0-9_]*$"
 TASK_PATH = rf"{DOTTED_PATH}|^[A-Za-z_][A-Za-z0-9_-]*$"
 DATA_FILE = r"\.(jsonl|jsonl\.gz|json|json\.gz|csv|parquet)$"
+FOLDER = r"^[^\x00]+$"
 SERVER_URL = r"^https?://[^/\s@]+(/[^\s]*)?$"
 API_KEY_VARIABLE = r"^([A-Za-z_][A-Za-z0-9_]*)?API_KEY$"  # a stranger's recipe could send any other secret to its own server
 
@@ -28,6 +29,7 @@ PATTERN_WORDS = {
     DEVICE: "auto, cpu, cuda or cuda:N",
     DOTTED_PATH: "a Python callable written module:function",
     TASK_PATH: "a Python callable written module:function, or the name of a task that an installed package offers",
+    FOLDER: "the path of a folder (not empty, no NUL character)",
     SERVER_URL: "an address such as http://host:8000",
     API_KEY_VARIABLE: "the name of an environment variable that ends in API_KEY (letters, digits and _)",
     DATA_FILE: "a file that ends in .jsonl, .json, .jsonl.gz, .json.gz, .csv or .parquet",

@@ -25,7 +25,7 @@ from teamtr_lora.recipe.problems import check
 from teamtr_lora.registry.reader import DEFAULT_ROOT
 from teamtr_lora.registry.stored import StoredTeam, find_team
 from teamtr_lora.rollout.collector import PlayPlan, Progress
-from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
 from teamtr_lora.runs.evaluations import EvaluationStore, evaluation_name, is_evaluation, read_evaluation
 from teamtr_lora.runs.transcripts import episode_record
 from teamtr_lora.tasks import Item, Task
@@ -79,13 +79,14 @@ def _on_engine(stored: StoredTeam, engine: str) -> StoredTeam:
 def opened(stored: StoredTeam) -> Iterator[tuple[Recipe, PlayableTeam]]:
     """A stored team, ready to play."""
     recipe = stored.recipe
-    playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
-    try:
-        if stored.versions:
-            load_versions(playable, stored.versions, stored.adapters)
-        yield recipe, playable
-    finally:
-        playable.close()
+    with fits(recipe):
+        playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
+        try:
+            if stored.versions:
+                load_versions(playable, stored.versions, stored.adapters)
+            yield recipe, playable
+        finally:
+            playable.close()
 
 
 def evaluate_team(source: str | Path, options: EvalOptions | None = None, progress: Progress | None = None) -> EvaluationResult:
@@ -106,7 +107,7 @@ def evaluate_team(source: str | Path, options: EvalOptions | None = None, progre
     items = evaluation_items(task, options.split, options.limit or recipe.evaluation.items)
     settings = _settings(recipe, versions, task, items, options)
     store = EvaluationStore(options.out or stored.evaluations / evaluation_name(settings), settings, Outcome.from_dict)
-    with store.claimed():
+    with store.claimed(), fits(recipe):
         if store.finished and not options.reuse:
             store.forget()
         _play_missing(stored, store, task, items, options, progress)

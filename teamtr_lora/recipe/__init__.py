@@ -14,6 +14,7 @@ Modules:
     words                a problem in words
     config               what `TeamTRConfig(stages=2)` does with its keywords
     named                files and functions that a recipe names
+    memory_keys          which keys make a run smaller, where a GPU is full
     reference            every key with its default and meaning
     template             what `init` writes
 """

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from teamtr_lora.recipe.recipe import Recipe, TeamTRConfig
-from teamtr_lora.recipe.words import MISSING, Loc, Problem, explain, key_text, locate
+from teamtr_lora.recipe.words import LISTED, MISSING, Loc, Problem, explain, key_text, locate
 
 # A round finds the wrong keys, and each further round the broken rules of one more level: router or task, team, recipe. Two are
 # to spare.
@@ -61,7 +61,8 @@ def check_settings(data: Mapping[str, Any], model: type[Settings]) -> tuple[Sett
                 loc, node, parent = locate(detail["loc"])
                 kind = detail["type"]
                 if kind != "rule" or not _echoes(loc, bad_before):
-                    problem = explain(kind, detail.get("ctx", {}), loc, node, parent, _value_at(data, loc))
+                    guess = len(found) < LISTED
+                    problem = explain(kind, detail.get("ctx", {}), loc, node, parent, _value_at(data, loc), guess=guess)
                     found.setdefault(key_text(loc), problem)
                 bad.add(loc)
                 _repair(copied, loc, kind)

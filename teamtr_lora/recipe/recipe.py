@@ -22,7 +22,7 @@ from teamtr_lora.algorithm.variants.region import REGIONS
 from teamtr_lora.algorithm.variants.resampling import RESAMPLING
 from teamtr_lora.algorithm.variants.reuse import REUSE
 from teamtr_lora.common.help_page import HelpPage, list_keys
-from teamtr_lora.common.settings import Mistake, Section, Text, refuse
+from teamtr_lora.common.settings import FOLDER, Mistake, Section, Text, refuse
 from teamtr_lora.recipe.choices import OneOf
 from teamtr_lora.recipe.measuring_sections import DiagnosticsSection, EvaluationSection, SwapSection
 from teamtr_lora.recipe.rollout_section import RolloutSection, engine_mistakes
@@ -208,7 +208,7 @@ class TeamTRConfig(Section, metaclass=HelpPage):
     """
 
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of everything random in the run.")
-    output_dir: Annotated[str, Field(min_length=1)] | None = Field(
+    output_dir: Annotated[str, Field(pattern=FOLDER)] | None = Field(
         default=None, description="The run directory itself; null chooses one under runs."
     )
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are sampled.")

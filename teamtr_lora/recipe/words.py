@@ -14,6 +14,7 @@ from typing import Any
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import PATTERN_WORDS, nearest
+from teamtr_lora.common.visible import visible_line
 from teamtr_lora.recipe.recipe import Recipe
 from teamtr_lora.tasks.table import SCRIPT
 
@@ -81,16 +82,21 @@ class Problem:
         return f"{self.key}{shown}: " + "; ".join(part for part in (self.wrong, self.fix, meant) if part)
 
 
+LISTED = 50  # problems that are told one by one; a recipe with more has lost its way as a whole
+
+
 class RecipeError(UserError):
-    """All the problems of a recipe: one line if there is one, else a headline and one line each."""
+    """All the problems of a recipe: one line if there is one, else a headline and one line each, up to LISTED of them."""
 
     def __init__(self, problems: Sequence[Problem], source: str = "the recipe") -> None:
         self.problems = list(problems)
         self.source = source
         if len(self.problems) == 1:
-            text = f"{source}: {self.problems[0]}"
+            text = visible_line(f"{source}: {self.problems[0]}")
         else:
-            text = "\n  ".join([f"{source} has {len(self.problems)} problems:", *map(str, self.problems)])
+            lines = [visible_line(str(problem)) for problem in self.problems[:LISTED]]
+            more = [f"and {len(self.problems) - LISTED:,} more"] if len(self.problems) > LISTED else []
+            text = "\n  ".join([f"{visible_line(source)} has {len(self.problems):,} problems:", *lines, *more])
         super().__init__(text)
 
 
@@ -145,8 +151,10 @@ def task_names(task: Node) -> list[str]:
     return list(name["enum"]) if "enum" in name else [name["const"]]
 
 
-def explain(kind: str, context: dict[str, Any], loc: Loc, node: Node, parent: Node, value: Any) -> Problem:
-    """One pydantic error, of type `kind`, as a problem."""
+def explain(kind: str, context: dict[str, Any], loc: Loc, node: Node, parent: Node, value: Any, *, guess: bool = True) -> Problem:
+    """One pydantic error, of type `kind`, as a problem; without `guess` no similar name is looked for, which takes time."""
+    if not guess:
+        return Problem(key_text(loc), MISSING, "unknown key" if kind == "extra_forbidden" else "is not right", "")
     key, general = key_text(loc), ".".join("*" if isinstance(part, int) else part for part in loc)
     if kind == "rule":
         return Problem(key, MISSING if value is None else value, context["wrong"], context["fix"])

@@ -14,6 +14,7 @@ import yaml
 from teamtr_lora.common.errors import UserError
 
 MAX_BYTES = 1_000_000
+LARGE = 50_000  # characters
 MAX_NODES = 100_000
 MAX_DEPTH = 64
 
@@ -34,11 +35,12 @@ _BREAKS = re.compile("[\\r\\x85\\u2028\\u2029\\ufeff]")
 _MERGE = "tag:yaml.org,2002:merge"
 
 
-class _Loader(yaml.SafeLoader):
+class _Checks(yaml.composer.Composer):
     """Refuses duplicate keys, keys that are not text, deep nesting, and aliases that expand without bound."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
     depth = 0
+    peek_event: Any  # the parser's
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth += 1
@@ -68,6 +70,24 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+class _Loader(_Checks, yaml.SafeLoader):
+    """The words of its errors are PyYAML's."""
+
+
+# The scanner of a stranger's large file is libyaml's, which is ten times as fast; what it scans goes through the same checks.
+_Scanner: Any = vars(yaml.cyaml)["CParser"] if yaml.__with_libyaml__ else None
+if _Scanner is None:
+    _LargeLoader: Any = _Loader
+else:
+
+    class _LargeLoader(_Checks, _Scanner, yaml.constructor.SafeConstructor, yaml.resolver.Resolver):  # type: ignore[no-redef]
+        def __init__(self, stream: str) -> None:
+            _Scanner.__init__(self, stream)
+            yaml.composer.Composer.__init__(self)
+            yaml.constructor.SafeConstructor.__init__(self)
+            yaml.resolver.Resolver.__init__(self)
+
+
 class _Dumper(yaml.SafeDumper):
     """Quotes exactly the text that `_Loader` would otherwise read as something else."""
 
@@ -84,7 +104,8 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 for _tag, _pattern, _first in _RESOLVERS:
-    _Loader.add_implicit_resolver(_tag, _pattern, list(_first))
+    for _loader in {_Loader, _LargeLoader}:
+        _loader.add_implicit_resolver(_tag, _pattern, list(_first))
     _Dumper.add_implicit_resolver(_tag, _pattern, list(_first))
 
 
@@ -110,7 +131,7 @@ def _expanded_size(node: Any, sizes: dict[Any, int]) -> int:
 def parse(text: str, source: str) -> Any:
     """The value of one YAML document; `source` names it in errors."""
     try:
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader
+        return yaml.load(text, Loader=_LargeLoader if len(text) > LARGE else _Loader)  # both construct what SafeLoader does
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -7,8 +7,10 @@ On disk:
     identity        bases, tokenizers and protocols as hashes
     card            model cards, of an adapter and of a team's repository
     stored          what RUN_OR_TEAM means, for every command and function that takes one
+    programs        programs that come with the dataset of a stored team: trusted once
     overview        `adapters list`, `show` and `rm`
     verify          `adapters verify`
+    verify_run      the same of a run directory
 From elsewhere:
     imports         `adapters import`: a run's team, or a PEFT folder
     fit             whether an adapter can be used, and fits a base; pickles beside it are refused

@@ -129,6 +129,21 @@ def _layer(module: str, holders: list[str]) -> int | None:
     return next(found, None)
 
 
+def check_targets(carried: Iterable[str], wanted: LoraSection, facts: BaseFacts | None, where: str) -> None:
+    """The modules that carry an adapter are those that its recipe names: training and sampling put it on those. Without `facts`
+    (the base is not here) as far as the names themselves tell."""
+    carried, targets = set(carried), wanted.targets
+    if facts is not None:
+        fits = carried == set(modules_of(targets, facts))
+    else:
+        fits = isinstance(targets, str) or (
+            all(_ends(module, targets) for module in carried)
+            and all(any(_ends(module, [name]) for module in carried) for name in targets)
+        )
+    if not fits:
+        raise UserError(f"{where}: is on other modules than the recipe's lora.targets says; it was altered")
+
+
 def modules_of(targets: str | list[str], facts: BaseFacts) -> list[str]:
     """The base's modules that a recipe's lora.targets mean."""
     names = [linear.name for linear in facts.linears]

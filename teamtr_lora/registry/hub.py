@@ -15,7 +15,16 @@ from teamtr_lora.common.settings import nearest
 from teamtr_lora.registry.fit import check_lora
 from teamtr_lora.registry.hub_client import COMMIT, HubRepo, Remote
 from teamtr_lora.registry.manifest import TeamManifest, manifest_bytes, sealed
-from teamtr_lora.registry.pulled_files import advice, check_listing, fetch_team, fetch_version, fetched, lora_of, staging
+from teamtr_lora.registry.pulled_files import (
+    advice,
+    check_listing,
+    facts_of,
+    fetch_team,
+    fetch_version,
+    fetched,
+    lora_of,
+    staging,
+)
 from teamtr_lora.registry.pushed_files import TEAM_FILE, Parcel, agent_parcel, fingerprint, team_parcel
 from teamtr_lora.registry.reader import DEFAULT_ROOT, VERSION_FILES, parse_team, read_file, safe
 from teamtr_lora.registry.registry_store import Registry
@@ -108,13 +117,18 @@ def pull(repo: str, *, revision: str | None = None, name: str | None = None, roo
         for agent in missing:  # before anything is stored: a refused pull stores nothing
             registry.check_number_is_free(team.team, agent, team.agents[agent], hub.where)
         check_listing(hub, remote, sent, missing)
+        facts = facts_of(sent) if missing else None
         for agent in missing:
-            fetch_version(hub, remote, sent, agent, folder)
-        for agent in missing:
-            contents = {file: read_file(folder / agent / file, limit) for file, limit in VERSION_FILES.items()}
-            registry.adopt_adapter(contents, f"{hub.where}/{agent}", team.team)
-        if status != "already here":
-            registry.adopt_team(manifest_bytes(team), f"{hub.where}/{TEAM_FILE}")
+            fetch_version(hub, remote, sent, agent, folder, facts)
+        try:
+            for agent in missing:
+                contents = {file: read_file(folder / agent / file, limit) for file, limit in VERSION_FILES.items()}
+                registry.adopt_adapter(contents, f"{hub.where}/{agent}", team.team)
+            if status != "already here":
+                registry.adopt_team(manifest_bytes(team), f"{hub.where}/{TEAM_FILE}")
+        except BaseException:  # a full disk, an interrupt: adapters without their team would take its name
+            registry.withdraw(team.team, {agent: team.agents[agent] for agent in missing})
+            raise
     current = registry.numbers(team.team)[-1]
     return Pulled(
         repo=hub.name,

@@ -21,10 +21,20 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptSettings, TeamSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.words import RecipeError
-from teamtr_lora.registry.fit import Adapter, check_lora, modules_of, open_contents, pickles, refuse_pickles, understand
+from teamtr_lora.registry.fit import (
+    Adapter,
+    check_lora,
+    check_targets,
+    modules_of,
+    open_contents,
+    pickles,
+    refuse_pickles,
+    understand,
+)
 from teamtr_lora.registry.identity import Identity, identify_folder, protocol_hash
 from teamtr_lora.registry.local_keys import local_files, put
 from teamtr_lora.registry.manifest import AdapterManifest, MadeBy, Replaced, TeamManifest, one_line
+from teamtr_lora.registry.programs import programs_of
 from teamtr_lora.registry.reader import entries, safe
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.runs.history import Replaced as RunReplaced
@@ -180,8 +190,7 @@ def _import_run(registry: Registry, path: Path, team: str, base: str | None, pro
     for agent, adapter in adapters.items():
         wanted = next(a.lora for a in recipe.team.agents if a.name == agent)
         check_lora(adapter.lora, wanted, str(folders[agent]))
-        if set(modules_of(adapter.lora.targets, facts)) != set(modules_of(wanted.targets, facts)):
-            raise UserError(f"{folders[agent]}: is on other modules than the recipe's lora.targets says; it was altered")
+        check_targets(modules_of(adapter.lora.targets, facts), wanted, facts, str(folders[agent]))
     current = registry.team(team) if registry.numbers(team) else None
     if current:
         _same_base(current, identity)
@@ -192,6 +201,8 @@ def _import_run(registry: Registry, path: Path, team: str, base: str | None, pro
     done, members = Imported(), {}
     if history.stale:
         done.notes.append("the run was not evaluated since its team last changed: no metrics are stored with it")
+    if dataset := programs_of(run.recipe):
+        done.notes.append(f"its task runs programs of the dataset {show(dataset)}; playing it asks for --trust-programs once")
     for agent, adapter in adapters.items():
         stored = _store(
             registry, team, agent, adapter, identity=identity, recipe=recipe, made_by=history.made_by[agent], current=current,

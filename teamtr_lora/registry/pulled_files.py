@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, parse_json, show
+from teamtr_lora.base.frozen_base import BaseFacts, base_facts
 from teamtr_lora.base.lora_config import read_lora_config
-from teamtr_lora.base.source import is_shared_name
+from teamtr_lora.base.source import is_shared_name, present
 from teamtr_lora.base.versions import WEIGHTS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import TEMPORARY, disk_errors
 from teamtr_lora.common.locks import locked
 from teamtr_lora.recipe import LoraSection
-from teamtr_lora.registry.fit import check_lora, pickles
+from teamtr_lora.registry.fit import check_lora, check_targets, modules_of, pickles, understand
 from teamtr_lora.registry.hub_client import HubRepo, Remote
 from teamtr_lora.registry.local_keys import leaves_its_folder, local_choices, local_files, local_paths, named_code
 from teamtr_lora.registry.manifest import TeamManifest
+from teamtr_lora.registry.programs import programs_of
 from teamtr_lora.registry.pushed_files import HISTORY_FILE, TEAM_FILE
 from teamtr_lora.registry.reader import VERSION_FILES, check_belongs, checked_recipe, open_version, parse_team, read_file
 
@@ -93,13 +95,25 @@ def check_listing(hub: HubRepo, remote: Remote, team: TeamManifest, agents: list
         raise UserError(f"{hub.where}: team {team.team!r} has {total} bytes; more than {MAX_TOTAL_BYTES} are not pulled")
 
 
-def fetch_version(hub: HubRepo, remote: Remote, team: TeamManifest, agent: str, folder: Path) -> None:
-    """One agent's files in `folder`/AGENT, every hash computed: they are what team.json names, or nothing is taken."""
+def fetch_version(
+    hub: HubRepo, remote: Remote, team: TeamManifest, agent: str, folder: Path, facts: BaseFacts | None = None
+) -> None:
+    """One agent's files in `folder`/AGENT, checked completely: every hash, and every tensor against its own config, the recipe
+    and, with `facts`, the base. They are what team.json names and can be used, or nothing is taken."""
     where, expected = f"{hub.where}/{agent}", (team.team, agent, team.agents[agent])
     contents = {file: fetched(hub, remote, f"{agent}/{file}", folder) for file in VERSION_FILES}
     manifest, _, config = open_version(contents, where, expected)
     check_belongs(manifest, team, where)
-    check_lora(read_lora_config(config, where), lora_of(team, agent), where)
+    wanted = lora_of(team, agent)
+    check_lora(read_lora_config(config, where), wanted, where)
+    targets = understand(contents, where, facts).lora.targets
+    check_targets(modules_of(targets, facts) if facts else targets, wanted, facts, where)
+
+
+def facts_of(team: TeamManifest) -> BaseFacts | None:
+    """What is known of the team's base; None where it is not on this machine."""
+    folder = present(team.base.source, team.base.revision)
+    return base_facts(folder) if folder else None
 
 
 def lora_of(team: TeamManifest, agent: str) -> LoraSection:
@@ -113,6 +127,8 @@ def advice(team: TeamManifest) -> list[str]:
     if not is_shared_name(team.base.source):
         notes.append(f"base.source = {show(team.base.source)}: a base that you must supply, in a folder of that name")
     notes += [f"{key} = {show(value)}: a file that you must supply" for key, value in local_files(team.recipe).items()]
+    if dataset := programs_of(team.load_recipe().placed_in(Path.cwd())):
+        notes.append(f"task: runs programs that come with the dataset {show(dataset)}; playing it asks for --trust-programs once")
     if responder is not None and responder.script is None:
         notes.append("task.responder.url: a server that you must supply; without one nobody answers the team")
     return notes

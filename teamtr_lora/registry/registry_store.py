@@ -8,6 +8,7 @@ Writers of one team take turns (by a lock that goes with its process); readers n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -170,6 +171,17 @@ class Registry(RegistryReader):
             elif self.contents(team, agent, version) != dict(contents):
                 raise UserError(f"{where}: {team}/{agent}/{version} is here with other files; use another team name")
         return manifest
+
+    def withdraw(self, team: str, versions: Mapping[str, str]) -> None:
+        """Takes back adapters that were adopted for a team which then could not be stored; agent -> version."""
+        with self._writing(team):
+            for agent, version in versions.items():
+                folder = self.root / team / agent / version
+                if folder.is_dir() and not self.users(team, agent, version):
+                    _remove_folder(folder, folder.parent)
+            for empty in [*(self.root / team / agent for agent in versions), self.root / team]:
+                with contextlib.suppress(OSError):  # it holds other versions, or was never made
+                    empty.rmdir()
 
     def adopt_team(self, data: bytes, where: str) -> TeamManifest:
         """Stores a team version exactly as another registry wrote it; its adapters must be here."""

@@ -15,6 +15,7 @@ from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.identity import identify
 from teamtr_lora.registry.local_keys import named_code
 from teamtr_lora.registry.manifest import TeamManifest
+from teamtr_lora.registry.programs import check_programs
 from teamtr_lora.registry.reader import DEFAULT_ROOT, TEAM_FILE, RegistryReader, entries
 from teamtr_lora.runs.layout import EVALUATIONS, is_run
 from teamtr_lora.runs.stored_run import read_run
@@ -72,6 +73,8 @@ def find_team(source: str | Path, root: Path = DEFAULT_ROOT, *, scored: bool = T
     found = locate(source, root, recipes=recipes)
     if found.kind == "run":
         run = read_run(found.path)
+        if scored:
+            check_programs(run.recipe, found.path)
         return StoredTeam(run.recipe, run.versions, run.adapters, run.evaluations)
     if found.kind == "recipe":
         return StoredTeam(load_recipe(found.path), {}, found.path.parent, Path(EVALUATIONS) / found.path.stem)
@@ -79,6 +82,8 @@ def find_team(source: str | Path, root: Path = DEFAULT_ROOT, *, scored: bool = T
     team = registry.team(name, found.number)
     recipe = registry.check_members(team).placed_in(Path.cwd())
     _check_code_is_here(recipe, f"{registry.root / name}", scored)
+    if scored:
+        check_programs(recipe, registry.root / name)
     _check_base(team, registry.root / name)
     versions = {agent: registry.manifest(name, agent, version).adapter_version() for agent, version in team.agents.items()}
     return StoredTeam(recipe, versions, registry.root / name, Path(EVALUATIONS) / f"{name}-{team.number}")

@@ -39,6 +39,8 @@ class Verified:
 
     adapters: int = 0
     teams: int = 0
+    rows: int = 0  # of a run's log
+    checkpoints: int = 0
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what could not be checked here
 

@@ -6,6 +6,8 @@
     PUT    /v1/teamtr/adapters/NAME    stores an adapter and answers with its folder on the server; never overwrites (409)
     DELETE /v1/teamtr/adapters/NAME    removes it
 
+Only so many are kept: to make room, the oldest that the server has not loaded go first (507 where all are in use).
+
 The body is one safetensors file whose metadata holds the adapter's config as JSON. Files are only stored here: loading them is
 vLLM's `/v1/load_lora_adapter`. Nothing that is uploaded is ever run or unpickled.
 """
@@ -85,6 +87,9 @@ class AdapterUpload(RequireKey):
     """Takes uploads. vLLM puts such a middleware before its own check of the API key, so it has to check itself."""
 
     max_bytes = MAX_WEIGHT_BYTES
+    max_stored = 64
+    max_total_bytes = 4 * MAX_WEIGHT_BYTES
+    max_at_once = 8
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         super().__init__(app)
@@ -94,6 +99,7 @@ class AdapterUpload(RequireKey):
         else:
             self._own = tempfile.TemporaryDirectory(prefix="teamtr-lora-uploads-")  # goes when the server ends
             self.root = Path(self._own.name)
+        self._arriving = 0
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
@@ -126,8 +132,29 @@ class AdapterUpload(RequireKey):
         declared = headers.get("content-length", "0")
         if not (declared.isascii() and declared.isdigit()) or int(declared) > self.max_bytes:
             raise _RefusedError(413, f"more than {self.max_bytes} bytes")
-        await self._store(folder, receive)
+        if self._arriving >= self.max_at_once:
+            raise _RefusedError(503, f"{self._arriving} uploads are arriving already; try again")
+        self._arriving += 1
+        try:
+            await asyncio.to_thread(self._make_room, int(declared) or self.max_bytes, _loaded(scope))
+            await self._store(folder, receive)
+        finally:
+            self._arriving -= 1
         return {"path": str(folder)}
+
+    def _make_room(self, size: int, loaded: set[str] | None) -> None:
+        """Removes the oldest adapters that are not in use until one of `size` bytes fits. Where the server does not show what it
+        has loaded (`loaded` is None), any of them may be in use."""
+        stored = sorted(
+            (path for path in self.root.iterdir() if NAME.fullmatch(path.name)), key=lambda path: path.stat().st_mtime
+        )
+        sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in stored}
+        while len(sizes) >= self.max_stored or sum(sizes.values()) + size > self.max_total_bytes:
+            unused = [] if loaded is None else [path for path in stored if path in sizes and str(path) not in loaded]
+            if not unused:
+                raise _RefusedError(507, f"{len(sizes)} adapters are stored here and in use, which is all that there is room for")
+            _remove(unused[0])
+            del sizes[unused[0]]
 
     async def _store(self, folder: Path, receive: Receive) -> None:
         """Writes the upload beside its folder, checks it, then renames it: the folder is there whole or not at all."""
@@ -164,6 +191,14 @@ def _keys(scope: Scope) -> list[str]:
     except (KeyError, AttributeError):  # a vLLM that keeps its key elsewhere may have one, so everybody is refused
         raise _RefusedError(503, "whether this server has an API key cannot be told (vLLM 0.26 to 0.32 show it)") from None
     return [key for key in (given or [os.environ.get("VLLM_API_KEY")]) if key]
+
+
+def _loaded(scope: Scope) -> set[str] | None:
+    """The folders of the adapters that vLLM has loaded; None where it does not say."""
+    try:
+        return {str(request.lora_path) for request in scope["app"].state.openai_serving_models.lora_requests.values()}
+    except (KeyError, AttributeError):
+        return None
 
 
 def _authorise(scope: Scope) -> None:

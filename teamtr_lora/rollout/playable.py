@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase, load_base
+from teamtr_lora.base.memory import memory_phase, phase_of
 from teamtr_lora.base.source import beside
 from teamtr_lora.base.versions import AdapterVersion, read_version
 from teamtr_lora.common.code_paths import load_callable
-from teamtr_lora.recipe import BaseSection, LoraSection, RolloutSection, TeamSection
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe import BaseSection, LoraSection, Recipe, RolloutSection, TeamSection
+from teamtr_lora.recipe.memory_keys import smaller
 from teamtr_lora.rollout.collector import PlayPlan, Progress, play
 from teamtr_lora.rollout.engines import open_sampler
 from teamtr_lora.rollout.sampler import Sampler
@@ -44,9 +49,11 @@ class PlayableTeam:
         for agent in self.team.names:
             self.sampler.publish(self.bank.version(agent))
 
-    def training_memory(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def training_memory(self) -> Iterator[None]:
         """Around an update: an engine that shares the trainer's GPU may lend its memory."""
-        return self.sampler.training_memory()
+        with memory_phase("update"), self.sampler.training_memory():
+            yield
 
     def renew_sampler(self, rollout: RolloutSection) -> None:
         """Opens another engine if an error or an interrupt has cut this one off in the middle of a step."""
@@ -59,7 +66,23 @@ class PlayableTeam:
         self.sampler.close()
 
     def play(self, task: Task, plan: PlayPlan, progress: Progress | None = None) -> list[Episode]:
-        return play(self.team, task, self.sampler, plan, self.versions(), progress)
+        with memory_phase("rollout"):
+            return play(self.team, task, self.sampler, plan, self.versions(), progress)
+
+
+@contextmanager
+def fits(recipe: Recipe, tokens: Callable[[], int | None] = lambda: None) -> Iterator[None]:
+    """A GPU that is full, inside of it, as one line: what was going on, and which keys make that smaller. `tokens`: the size of a
+    micro-batch, where one was chosen."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        phase = phase_of(error) or "update"
+        keys = " or ".join(smaller(recipe, phase, tokens()))
+        raise UserError(
+            f"the GPU is out of memory during {phase}; try {keys}; every update before is saved: train goes on with --resume and "
+            "such a setting"
+        ) from error
 
 
 def open_team(
@@ -73,6 +96,19 @@ def open_team(
 ) -> PlayableTeam:
     """Loads the base and puts a fresh adapter on it for every agent. `folder` is where the recipe was found. `extra` adapters are
     put on the same base beside the team's, such as one that is to replace an agent's."""
+    with memory_phase("loading"):
+        return _open_team(base_section, team_section, rollout, seed=seed, folder=folder, extra=extra)
+
+
+def _open_team(
+    base_section: BaseSection,
+    team_section: TeamSection,
+    rollout: RolloutSection,
+    *,
+    seed: int,
+    folder: Path,
+    extra: Mapping[str, LoraSection] | None,
+) -> PlayableTeam:
     started = time.monotonic()
     base = load_base(
         beside(base_section.source, folder),

@@ -43,7 +43,7 @@ class CheckpointStore(CheckpointReader):
         if folder.exists():  # left by a kill between rename and what follows; the same step is written again
             shutil.rmtree(folder)
         write_folder_atomic(folder, contents)
-        for old in self._steps()[:-KEPT]:
+        for old in self.steps()[:-KEPT]:
             shutil.rmtree(old)
 
     def load(self) -> tuple[RunState, dict[str, tuple[dict[str, Tensor], dict[str, Any]]]]:

@@ -14,10 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from teamtr_lora.base.adapter_files import parse_json
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import sha256
 from teamtr_lora.runs.diagnostic_rows import ProbeReading, UpdateDiagnostics
 from teamtr_lora.runs.layout import MAX_METRICS_BYTES, METRICS, OWN_NAMES, append_synced, read_own, refuse_links
 
-TIME_FIELDS = ("seconds", "start_seconds", "tokens_per_second", "time", "peak_memory_bytes")
+CHECKSUM = "checksum"  # the last field of every row, over all before it: finds damage, and is no signature
+TIME_FIELDS = ("seconds", "start_seconds", "tokens_per_second", "time", "peak_memory_bytes", CHECKSUM)
+_BEFORE = f',"{CHECKSUM}":"'.encode()
 
 
 class _Row(BaseModel):
@@ -217,7 +220,7 @@ class MetricsLog:
 
     def append(self, row: MetricsRow) -> None:
         """One row, on the disk when this returns."""
-        append_synced(self._path, (row.model_dump_json() + "\n").encode())
+        append_synced(self._path, checksummed(row.model_dump_json().encode()) + b"\n")
 
     @property
     def size(self) -> int:
@@ -229,6 +232,36 @@ class MetricsLog:
             raise UserError(f"{self._path}: shorter than the checkpoint says ({self.size} of {size} bytes); the file was altered")
         if self.size > size:
             os.truncate(self._path, size)
+
+
+def checksummed(row: bytes) -> bytes:
+    """A row's JSON with its checksum, which stands in the row itself: a line stays one JSON object."""
+    return row.removesuffix(b"}") + _BEFORE + _checksum(row) + b'"}'
+
+
+def _checksum(row: bytes) -> bytes:
+    return sha256(row)[:16].encode()
+
+
+def _unwrapped(line: bytes) -> bytes:
+    """The row without its checksum, which must fit. A row without one was written by an earlier version."""
+    body, found, rest = line.rpartition(_BEFORE)
+    row = body + b"}" if found else line
+    if found and rest != _checksum(row) + b'"}':
+        raise ValueError(f"it does not match its {CHECKSUM}")
+    return row
+
+
+def damaged_rows(run: Path) -> tuple[int, list[tuple[int, str]]]:
+    """How many rows a run directory has, and the damaged ones: line and what is wrong."""
+    data = read_own(run / METRICS, MAX_METRICS_BYTES) or b""
+    lines, damaged = data.split(b"\n")[:-1], []
+    for number, line in enumerate(lines, start=1):
+        try:
+            parse_row(line, "the row")
+        except UserError as error:
+            damaged.append((number, str(error).removeprefix("the row is ")))
+    return len(lines), damaged
 
 
 def read_rows(run: Path) -> list[MetricsRow]:
@@ -250,7 +283,7 @@ def has_rows(run: Path) -> bool:
 def parse_row(line: bytes, where: str) -> MetricsRow:
     """One line of the file; `where` is what an error calls it."""
     try:
-        data = parse_json(line, "the row")
+        data = parse_json(_unwrapped(line), "the row")
         return _KINDS[data["kind"]].model_validate(data)
     except (UserError, ValueError, KeyError, TypeError) as error:
         what = str(error).splitlines()[0]

@@ -14,12 +14,12 @@ from filelock import FileLock
 
 from teamtr_lora.base.versions import AdapterVersion, stored_versions
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.files import dump_json, remove_temporaries, write_atomic
+from teamtr_lora.common.files import disk_errors, dump_json, remove_temporaries, write_atomic
 from teamtr_lora.common.locks import acquire
 from teamtr_lora.recipe import Recipe, dump_recipe, first_difference, load_recipe
 from teamtr_lora.runs import layout
 from teamtr_lora.runs.layout import is_baseline, read_own_json, refuse_links
-from teamtr_lora.runs.metrics import MetricsLog
+from teamtr_lora.runs.metrics import MetricsLog, damaged_rows
 from teamtr_lora.runs.rollout_store import RolloutStore
 from teamtr_lora.runs.run_state import CheckpointReader
 from teamtr_lora.runs.transcripts import EpisodeMarks, episode_record
@@ -36,6 +36,7 @@ ELSEWHERE = "choose another --run-dir (in Python: output_dir)"
 MAY_CHANGE = (
     "training.stages", "output_dir", "tracking", "base.device", "rollout.server", "rollout.vllm", "rollout.requests_per_batch",
     "swap", "diagnostics", "evaluation.every_stages",
+    "training.tokens_per_microbatch", "training.gradient_checkpointing",  # the same sums in other parts: what a full GPU needs
 )  # fmt: skip
 
 
@@ -86,8 +87,9 @@ class RunDir:
 
     def check(self, recipe: Recipe, *, resume: bool) -> None:
         """Refuses a folder that holds something else, before anything is loaded or written."""
-        refuse_links(self.path, layout.OWN_NAMES)
-        saved = (self.path / layout.RECIPE).exists()
+        with disk_errors(self.path):  # a name that no file system takes
+            refuse_links(self.path, layout.OWN_NAMES)
+            saved = (self.path / layout.RECIPE).exists()
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: is a file; {ELSEWHERE}")
         if is_baseline(self.path):
@@ -176,10 +178,26 @@ class RunDir:
     def write_team(self, versions: Mapping[str, AdapterVersion], loras: Mapping[str, dict[str, Any]]) -> None:
         """The current team, so that its readers need nothing of the checkpoint. `loras`: the recipe's `lora` sections of agents
         that were swapped; in one file with the versions, so that no reader sees a version without the shape it has."""
-        team = stored_versions(versions)
-        for agent, lora in loras.items():
-            team[agent]["lora"] = lora
-        write_atomic(self.path / layout.TEAM, dump_json(team))
+        write_atomic(self.path / layout.TEAM, _team_text(versions, loras))
+
+    def restore_team(self, versions: Mapping[str, AdapterVersion], loras: Mapping[str, dict[str, Any]]) -> None:
+        """Writes the team of the checkpoint again where team.json is missing, damaged or another one."""
+        try:
+            found = read_own_json(self.path / layout.TEAM)
+        except UserError as error:
+            found = None
+            logger.warning("%s; it is written again from the checkpoint", error)
+        if found != json.loads(_team_text(versions, loras)):
+            self.write_team(versions, loras)
+
+    def check_rows(self) -> None:
+        """Warns of damaged rows: training does not read them, but what certifies it does."""
+        damaged = damaged_rows(self.path)[1]
+        if damaged:
+            logger.warning(
+                "%s: line %d is %s (%d damaged rows in all): certify and diagnose will refuse this run",
+                self.path / layout.METRICS, *damaged[0], len(damaged),
+            )  # fmt: skip
 
     def write_episodes(
         self, name: str, episodes: list[Episode], keep: str | int, marks: Sequence[EpisodeMarks] | None = None
@@ -204,6 +222,13 @@ class RunDir:
         """What `write_baseline` wrote; None where no baseline has run here."""
         refuse_links(self.path, layout.OWN_NAMES)
         return read_own_json(self.path / layout.BASELINE)
+
+
+def _team_text(versions: Mapping[str, AdapterVersion], loras: Mapping[str, dict[str, Any]]) -> str:
+    team = stored_versions(versions)
+    for agent, lora in loras.items():
+        team[agent]["lora"] = lora
+    return dump_json(team)
 
 
 def default_run_dir(name: str, root: Path = Path("runs")) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -131,7 +132,7 @@ class CheckpointReader:
         self._folder = run / CHECKPOINTS
 
     def exists(self) -> bool:
-        return bool(self._steps())
+        return bool(self.steps())
 
     def state(self) -> RunState:
         """Where the newest checkpoint is, without its tensors."""
@@ -139,9 +140,15 @@ class CheckpointReader:
 
     def _read(self, *names: str) -> tuple[RunState, dict[str, Any], dict[str, bytes]]:
         """State, the whole of state.json, and the files of the newest checkpoint, each checked against its hash."""
-        folder = self._steps()[-1]
-        older = [path.name for path in self._steps()[:-1]]
+        older = [path.name for path in self.steps()[:-1]]
         fix = f"remove that folder to go on from {older[-1]}" if older else "start again with another --run-dir"
+        return self._read_step(self.steps()[-1], names, fix)
+
+    def read_step(self, folder: Path) -> RunState:
+        """The state of one checkpoint, all of its files checked."""
+        return self._read_step(folder, (STATE, TENSORS), "remove that folder")[0]
+
+    def _read_step(self, folder: Path, names: Sequence[str], fix: str) -> tuple[RunState, dict[str, Any], dict[str, bytes]]:
         try:
             contents = {name: _present(folder / name) for name in (MANIFEST, *names)}
             hashes = json.loads(contents[MANIFEST])
@@ -157,7 +164,8 @@ class CheckpointReader:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{folder}: the checkpoint is damaged ({type(error).__name__}: {error}); {fix}") from error
 
-    def _steps(self) -> list[Path]:
+    def steps(self) -> list[Path]:
+        """The folders of the checkpoints, oldest first."""
         return sorted(self._folder.glob("step-*")) if self._folder.is_dir() else []
 
 

@@ -26,7 +26,6 @@ from teamtr_lora.base.memory_model import (
     update_peak,
 )
 from teamtr_lora.base.source import beside, describe
-from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.recipe.engine_facts import ENGINES
@@ -115,10 +114,14 @@ def make_plan(recipe: Recipe) -> Plan:
 
 
 def _team(recipe: Recipe, folder: Path, facts: BaseFacts) -> Team:
-    router = recipe.team.router
-    custom = load_callable(router.callable, key="team.router.callable", folder=recipe.folder) if router.callable else None
+    custom = _unasked if recipe.team.router.callable else None
     tokenizer = load_tokenizer(folder, recipe.base.source)
     return build_team(recipe.team, tokenizer, base_context_tokens=facts.context_tokens, custom_router=custom)
+
+
+def _unasked(messages: Any, agents: Any) -> str:
+    """Stands in for the user's own router, whose file a plan need not run: nobody speaks."""
+    raise RuntimeError("a plan plays no episode")
 
 
 def _prompt_tokens(recipe: Recipe, team: Team) -> int:
@@ -126,7 +129,7 @@ def _prompt_tokens(recipe: Recipe, team: Team) -> int:
     if isinstance(recipe.task, ScriptSettings):
         prompts = [""]
     else:
-        task = recipe.task.build(recipe.folder)
+        task = recipe.task.for_items(recipe.folder)
         task.check_agents(team.names, team.router.max_messages)
         task.check_router(team.router)
         items = task.items("train")

@@ -27,7 +27,7 @@ from teamtr_lora.common.locks import locked
 from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.recipe import LoraSection, Recipe, RecipeError
 from teamtr_lora.recipe.problems import check
-from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
 from teamtr_lora.runs.history import read_rebase
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.runs.run_state import RunState
@@ -70,7 +70,9 @@ def rebased(
     rebase.look()  # before any file is made
     busy = "another process is moving a team here; wait for it or choose another --out"
     with locked(out.with_name(f".{out.name}.rebase.lock"), out, busy):
-        yield rebase.run()
+        with fits(rebase.recipe):
+            report = rebase.run()
+        yield report
         work.clear()
 
 

@@ -24,7 +24,7 @@ from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.identity import identify_folder
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
 from teamtr_lora.runs.work import Work
 from teamtr_lora.swap.compatibility import STRINGS, Check, Fitting, fit_adapter, stop_on_failure, token_check
 from teamtr_lora.swap.newcomer import Incoming, find_incoming
@@ -44,7 +44,9 @@ def swapped(
     """Swaps, and gives the report; when that has been dealt with, the work folder goes."""
     with place.changing():
         swap = _Swap(place, options, registry, task=task, listener=listener)
-        yield swap.run()
+        with fits(swap.recipe):
+            report = swap.run()
+        yield report
         swap.work.clear()
 
 

@@ -98,7 +98,12 @@ class DatasetSettings(ItemSource):
 
     def build(self, folder: Path) -> DatasetTask:
         names = [self.reward] if isinstance(self.reward, str) else list(self.reward)
-        functions = [load_callable(name, key="task.reward", folder=folder) for name in names]
+        return self._build(folder, [load_callable(name, key="task.reward", folder=folder) for name in names])
+
+    def for_items(self, folder: Path) -> DatasetTask:
+        return self._build(folder, [])  # a reward only scores: its file is not run
+
+    def _build(self, folder: Path, functions: list[Callable[..., Any]]) -> DatasetTask:
         train, test = self.read_rows(folder)
         task = DatasetTask(
             train,

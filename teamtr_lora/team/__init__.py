@@ -1,12 +1,14 @@
 """The team as plain data and pure functions: agents, how their shared context becomes tokens, who speaks next.
 
 Modules:
-    team        the team: ordered agents, a protocol and a router, built from settings
-    router      who speaks next, and whose message is the answer
-    protocol    how the shared context becomes tokens
-    chat        a chat template taken apart
-    tool_calls  tool calls found in a message, written in one form
-    episode     what an episode is made of
+    team             the team: ordered agents, a protocol and a router, built from settings
+    router           who speaks next, and whose message is the answer
+    protocol         how the shared context becomes tokens
+    chat             a chat template taken apart
+    template_limits  bounds of time and memory for a template
+    template_trial   the process in which a template is tried first
+    tool_calls       tool calls found in a message, written in one form
+    episode          what an episode is made of
 """
 
 from teamtr_lora.team.chat import ChatPieces

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.team.template_limits import MOST_CHARACTERS, RENDER_SECONDS, TooLongError, check_template, limited
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class ChatPieces:
         """`also_ends`: further ids that end a message, such as those of a base's generation config. Without `system_turn` the
         template gets no system turn, and may write one of its own."""
         self._tokenizer, self._reasoning = tokenizer, reasoning
+        _check_templates(tokenizer)
         self._encoded: dict[str, list[int]] = {}
         self._special = self._special_ids()
         self._decoded: tuple[tuple[bool, tuple[int, ...]] | None, str] = (None, "")
@@ -143,8 +145,8 @@ class ChatPieces:
 
     def _render(self, turns: list[dict[str, str]], *, generation_prompt: bool) -> str:
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
+            with limited():
+                text = self._tokenizer.apply_chat_template(
                     turns,
                     tokenize=False,
                     add_generation_prompt=generation_prompt,
@@ -153,12 +155,25 @@ class ChatPieces:
                     date_string=FIXED_DAY.strftime("%d %b %Y"),
                     strftime_now=FIXED_DAY.strftime,
                 )
-            )
+        except TooLongError as error:
+            raise UserError(f"base.source: the tokenizer's chat template was not finished after {RENDER_SECONDS:g} s") from error
         except Exception as error:  # template errors are jinja2's or ValueError: all mean "this template cannot do it"
             raise UserError(f"base.source: the tokenizer's chat template failed: {error}") from error
+        if len(text) > MOST_CHARACTERS + sum(len(turn["content"]) for turn in turns):
+            raise UserError(f"base.source: the tokenizer's chat template makes {len(text):,} characters of a short conversation")
+        return str(text)
 
     def _refuse(self, why: str) -> None:
         raise UserError(
             f"team.protocol: this base's chat template cannot carry an append-only transcript: {why}; use a base with a "
             "ChatML-like template"
         )
+
+
+def _check_templates(tokenizer: Any) -> None:
+    """A tokenizer has one template, or several by name; whichever is rendered must come to an end."""
+    found = getattr(tokenizer, "chat_template", None)
+    names = {name: str(token) for name, token in getattr(tokenizer, "special_tokens_map", {}).items() if isinstance(token, str)}
+    for template in found.values() if isinstance(found, dict) else [found]:
+        if isinstance(template, str):
+            check_template(template, tuple(sorted(names.items())))

@@ -13,6 +13,7 @@ from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import k1_terms, k3_terms, message_kl
 from teamtr_lora.algorithm.trust_region import ESTIMATORS
+from teamtr_lora.base.memory import memory_phase
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.scoring import CurrentPolicy, Scorer
@@ -41,7 +42,8 @@ class CandidateReading:
 def gate_pass(scorer: Scorer, *, tf32: bool | None = None) -> Iterator[None]:
     """Passes inside have no gradients and strict float32 arithmetic: they measure the policy as it is defined, whatever the
     base's precision. With `tf32` (None: as the recipe says) matrix products are rounded to TF32, which is faster on a GPU."""
-    with torch.no_grad(), nullcontext() if scorer.exact_already else scorer.strict(tf32=scorer.tf32 if tf32 is None else tf32):
+    strict = nullcontext() if scorer.exact_already else scorer.strict(tf32=scorer.tf32 if tf32 is None else tf32)
+    with memory_phase("gate"), torch.no_grad(), strict:
         yield
 
 

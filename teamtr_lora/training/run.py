@@ -67,9 +67,12 @@ class TrainingRun:
         self.updater.scorer.tf32 = self.state.gate_tf32
         if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
             self.updater.scaler.load_state_dict(self.state.loss_scaler)
-        if self.state.tokens_per_microbatch:  # free memory may differ today: the run goes on with the sizes it began with
+        chosen_by_us = self.config.training.tokens_per_microbatch == "auto"
+        if self.state.tokens_per_microbatch and chosen_by_us:  # free memory may differ today: the run goes on with its own size
             self.updater.scorer.tokens_per_microbatch = self.state.tokens_per_microbatch
         self.run_dir.metrics.truncate(self.state.metrics_bytes)
+        self.run_dir.check_rows()
+        self.run_dir.restore_team(self.state.versions, self.state.loras)
         self.events.state.global_step, self.events.state.epoch = self.state.counts["updates"], self.state.stage
 
     def begin(self) -> None:

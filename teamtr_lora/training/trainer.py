@@ -32,8 +32,9 @@ from teamtr_lora.recipe import (
     dump_recipe,
     problems,
 )
+from teamtr_lora.registry.programs import trust_programs
 from teamtr_lora.registry.stored import find_team
-from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
 from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
 from teamtr_lora.tasks import Rewards, Task
 from teamtr_lora.tasks.custom import checked_task
@@ -220,6 +221,14 @@ class TeamTRTrainer:
         same, `stages` may be more. The directory is `output_dir`, or runs/NAME with `name` (the first that is free, or with
         `resume` the newest). KeyboardInterrupt and errors leave a run that can be resumed.
         """
+        with fits(self.recipe, self._tokens):
+            return self._train(resume, name)
+
+    def _tokens(self) -> int | None:
+        """The size of a micro-batch, once a run has chosen it."""
+        return self.run.updater.scorer.tokens_per_microbatch if self.run else None
+
+    def _train(self, resume: bool, name: str) -> TrainSummary:
         started, process = time.monotonic(), process_age()
         recipe = self.recipe
         if recipe.output_dir:
@@ -227,6 +236,7 @@ class TeamTRTrainer:
         else:
             run_dir = RunDir(latest_run_dir(name) if resume else default_run_dir(name))
         run_dir.check(recipe, resume=resume)
+        trust_programs(recipe)
         recipe = self.recipe = run_dir.with_stages_done(run_dir.with_swaps(recipe))
         playable = self.open()
         lock = run_dir.claim(recipe, {**code_hashes(recipe), **data_hashes(recipe)})
@@ -266,15 +276,16 @@ class TeamTRTrainer:
             if count is not None and count < 1:
                 raise UserError(f"{name} = {count}: must be at least 1")
         section, rollout = self.recipe.evaluation, self.recipe.rollout
-        return evaluate(
-            self.open(),
-            self.task,
-            items=items or section.items,
-            k=k or section.samples_in_training,
-            temperature=section.sampled_at(rollout),
-            max_message_tokens=rollout.max_message_tokens,
-            seed=self.recipe.seed,
-        )
+        with fits(self.recipe):
+            return evaluate(
+                self.open(),
+                self.task,
+                items=items or section.items,
+                k=k or section.samples_in_training,
+                temperature=section.sampled_at(rollout),
+                max_message_tokens=rollout.max_message_tokens,
+                seed=self.recipe.seed,
+            )
 
     def _summary(self, run: TrainingRun) -> TrainSummary:
         state = run.state

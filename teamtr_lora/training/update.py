@@ -306,7 +306,8 @@ class AgentUpdater:
         if not optimized.stopped_early:  # the gate is the first to measure the last step
             self.betas[agent] = self._variants.region.next_penalty(optimized.beta, first.kl.mean, radius)
         if self._config.training.learning_rate == "auto" and self._variants.region.gates:
-            reach = first.alpha * math.sqrt(radius / first.kl.bound) if 0 < first.kl.bound < math.inf else 1.0
+            at = step.accepted or first
+            reach = at.alpha * math.sqrt(radius / at.kl.bound) if 0 < at.kl.bound < math.inf else 1.0
             self.rates[agent] = next_rate(optimized.learning_rate, reach, taken=optimized.steps, planned=optimized.planned)
         if step.accepted:
             gain = reading.gain.mean

@@ -14,7 +14,7 @@ from tabular_lab import Array, Lab, episode_lab, random_team, softmax, solve, st
 
 from teamtr_lora.algorithm.advantage import group_advantages
 from teamtr_lora.algorithm.variants.reuse import HoldOut
-from teamtr_lora.training.update import judging_weights
+from teamtr_lora.training.batches import judging_weights
 
 AGENT = 0  # the one that is updated; another one speaks between its messages
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,6 +178,55 @@ def test_too_much_is_refused_before_and_while_it_arrives(ask: Ask, uploads: Path
     assert ask("PUT", "a", big, headers={"Content-Length": str(len(big))})[0] == 413
     assert ask("PUT", "a", big)[0] == 413
     assert ask("PUT", "a", body(), headers={"Content-Length": "x"})[0] == 413
+    assert list(uploads.iterdir()) == []
+
+
+def serving(*loaded: Path) -> Any:
+    """An app that shows, as vLLM does, which folders it has loaded."""
+    requests = {path.name: SimpleNamespace(lora_path=str(path)) for path in loaded}
+    models = SimpleNamespace(lora_requests=requests)
+    return SimpleNamespace(state=SimpleNamespace(args=SimpleNamespace(api_key=None), openai_serving_models=models))
+
+
+def aged(uploads: Path, *names: str) -> None:
+    for age, name in enumerate(names):
+        os.utime(uploads / name, (1000 + age, 1000 + age))
+
+
+def test_the_oldest_unused_go_first(ask: Ask, uploads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AdapterUpload, "max_stored", 3)
+    for name in ("a", "b", "c"):
+        assert ask("PUT", name, body(), app=serving())[0] == 200
+    aged(uploads, "a", "b", "c")
+    assert ask("PUT", "d", body(), app=serving(uploads / "a"))[0] == 200
+    assert sorted(path.name for path in uploads.iterdir()) == ["a", "c", "d"], "a is older than b, but loaded"
+    aged(uploads, "a", "c", "d")
+    for number in range(20):
+        assert ask("PUT", f"n{number}", body(), app=serving(uploads / "a"))[0] == 200
+    assert len(list(uploads.iterdir())) == 3 and (uploads / "a").is_dir()
+
+
+def test_where_all_are_in_use_there_is_no_room(ask: Ask, uploads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AdapterUpload, "max_stored", 2)
+    ask("PUT", "a", body(), app=serving()), ask("PUT", "b", body(), app=serving())
+    for app in (serving(uploads / "a", uploads / "b"), None):  # None: a vLLM that does not show what it has loaded
+        status, answer = ask("PUT", "c", body(), app=app)
+        assert status == 507 and "in use" in answer["error"]
+    assert sorted(path.name for path in uploads.iterdir()) == ["a", "b"]
+
+
+def test_bytes_are_bounded_too(ask: Ask, uploads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(body()) + 1000  # with its config
+    monkeypatch.setattr(AdapterUpload, "max_total_bytes", 3 * size)
+    for number in range(10):
+        headers = {"Content-Length": str(len(body()))}
+        assert ask("PUT", f"n{number}", body(), app=serving(), headers=headers)[0] == 200
+        assert sum(file.stat().st_size for file in uploads.rglob("*") if file.is_file()) <= 3 * size + 1000
+
+
+def test_only_so_many_arrive_at_once(ask: Ask, uploads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AdapterUpload, "max_at_once", 0)
+    assert ask("PUT", "a", body(), app=serving())[0] == 503
     assert list(uploads.iterdir()) == []
 
 

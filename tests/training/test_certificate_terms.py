@@ -14,10 +14,11 @@ from teamtr_lora.algorithm.variants.reuse import HoldOut
 from teamtr_lora.recipe import TrustRegionSection
 from teamtr_lora.runs.metrics import CertificateTerms
 from teamtr_lora.team import agent_sequences
+from teamtr_lora.training.batches import judging_weights
 from teamtr_lora.training.certificate_terms import certificate_terms
 from teamtr_lora.training.gate import gate_pass, read_candidate
 from teamtr_lora.training.scoring import keep_current, unweighted_batch
-from teamtr_lora.training.update import AgentUpdater, Judging, judging_weights
+from teamtr_lora.training.update import AgentUpdater, Judging
 from teamtr_lora.training.window import Material, PlayedEpisodes
 
 

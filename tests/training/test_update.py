@@ -522,3 +522,28 @@ def test_the_in_sample_gain_is_of_the_step_that_is_kept(updater: Updater, episod
     row = row_of(outcome, episodes, None)
     assert row.surrogate_gain_in_sample == outcome.optimized.gain and row.kl_in_sample == outcome.optimized.kl
     assert row.surrogate_gain_standard_error == outcome.kept.gain.standard_error > 0
+
+
+@pytest.mark.parametrize("kind", ["none", "penalty_fixed", "penalty_adaptive"])
+def test_kinds_without_a_gate_keep_the_initial_learning_rate(updater: Updater, episodes, kind: str) -> None:
+    _, update = updater(kind=kind, learning_rate="auto", initial_learning_rate=7e-4)
+    for seed in range(2):
+        outcome = update.update("left", fresh(episodes), seed)
+        assert outcome.optimized.learning_rate == 7e-4 and outcome.optimized.probes == 0 and outcome.optimized.steps == 2
+    assert update.rates == {"left": None, "right": None}
+
+
+def test_each_agent_has_a_learning_rate_of_its_own_that_follows_the_gate(updater: Updater, episodes) -> None:
+    """Probed once; then the gate's reading of the whole step says how much longer the next one may be, twice at most."""
+    _, update = updater(learning_rate="auto", initial_learning_rate=0.3, holdout=0.5)
+    first = update.update("left", fresh(episodes), 0)
+    assert first.optimized.probes > 0 and first.optimized.learning_rate < 0.1 and update.rates["right"] is None
+    whole = first.readings[1.0].kl["exact"].bound
+    factor = math.sqrt(0.05 / whole) * first.optimized.steps / 2
+    assert update.rates["left"] == pytest.approx(first.optimized.learning_rate * min(max(factor, 0.5), 2.0))
+    expected = update.rates["left"]
+    second = update.update("left", fresh(episodes), 1)
+    assert second.optimized.learning_rate == expected or second.optimized.probes > 0
+    assert row_of(second, episodes, None).learning_rate == second.optimized.learning_rate
+    _, fixed = updater(learning_rate=3e-3)
+    assert fixed.update("left", fresh(episodes), 0).optimized.learning_rate == 3e-3 and fixed.rates["left"] is None

@@ -1,6 +1,7 @@
 """What the commands print: the results of the rooms below as text and tables on a terminal.
 
 Modules:
+    console        the console of all of them: no text from elsewhere steers the terminal
     summary        what `train`, `ask` and `plan` print when they are done; a progress bar for the rest
     evaluation     `eval`
     certificates   `certify`

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from teamtr_lora.cli.text.console import Console
 from teamtr_lora.cli.text.tables import known, table_of
 from teamtr_lora.study.certified import Calibration, Certificate, Certified, RunCertificates, StageCertificate, UpdateCertificate
 
@@ -23,7 +23,7 @@ def print_certificates(run: RunCertificates, *, updates: bool = False) -> None:
         bound = r.certificate
         shown = (_signed(bound.surrogate), known(bound.penalty), _signed(bound.bound), _signed(r.high_probability.bound))
         _add(table, r, shown, bound, (r.return_improvement, r.return_improvement_standard_error, r.slack))
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     console.print(_legend(run, certain, updates))
     for r in rows:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from teamtr_lora.cli.text.console import Console
 from teamtr_lora.cli.text.tables import known, table_of
 from teamtr_lora.study.diagnose import RunDiagnosis
 
@@ -38,11 +39,11 @@ def print_diagnosis(found: RunDiagnosis) -> None:
     for name in ("kl_spread", "clipping", "stability", "coordination", "order", "cost"):
         values = getattr(found, name)
         if values:
-            words = ", ".join(f"{key} {_shown(value)}" for key, value in _flat(values).items())
+            words = ", ".join(f"{escape(key)} {_shown(value)}" for key, value in _flat(values).items())
             note = " (quantiles: means over updates)" if name == "kl_spread" else ""
             console.print(f"[bold]{name.replace('_', ' ')}[/]{note}: {words}")
     for name, reason in found.missing.items():
-        console.print(f"{name.replace('_', ' ')}: {reason}")
+        console.print(f"{name.replace('_', ' ')}: {reason}", markup=False)
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
@@ -61,7 +62,7 @@ def _token_shift(shift: dict[str, Any]) -> Table:
         f"{shift[name]['flip_rate']:.1%} of positions"
         for name in kinds
     )
-    title = f"token probabilities by rank before the update ({shift['agent']}, stage {shift['stage']}; {steps})"
+    title = f"token probabilities by rank before the update ({escape(shift['agent'])}, stage {shift['stage']}; {steps})"
     columns = [f"{name.replace('_', ' ')}: {what}" for name in kinds for what in ("after", "moved")]
     table = table_of(title, "rank", "before", *columns, left=0, box=box.SIMPLE)
     before = shift[kinds[0]]["before"]
@@ -84,4 +85,4 @@ def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return known(value, ".3g") if value is None or isinstance(value, float) else str(value)
+    return known(value, ".3g") if value is None or isinstance(value, float) else escape(str(value))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.markup import escape
 
+from teamtr_lora.cli.text.console import Console
 from teamtr_lora.cli.text.tables import known, table_of
+from teamtr_lora.common.visible import visible_line
 from teamtr_lora.evaluation.compare import Comparison
 from teamtr_lora.evaluation.evaluate import Measure
 from teamtr_lora.evaluation.result import Estimate, EvaluationResult
@@ -45,7 +46,7 @@ def _print_categories(console: Console, result: EvaluationResult) -> None:
         table = table_of(f"by {escape(column)}", column, "items", *(f"{name} (95% interval)" for name in shown))
         for value, (items, measures) in values.items():
             cells = [" ".join(_cells(name, measures[name])[:2]) for name in shown]
-            table.add_row(escape(value), str(items), *cells)
+            table.add_row(escape(visible_line(value)), str(items), *cells)
         console.print(table)
 
 

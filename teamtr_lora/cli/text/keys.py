@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.markup import escape
 
+from teamtr_lora.cli.text.console import Console
 from teamtr_lora.recipe.words import Key
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.cli.text.tables import with_error
+from teamtr_lora.common.visible import visible_line
 from teamtr_lora.registry.imports import Imported
 from teamtr_lora.registry.verify import Verified
 
@@ -57,6 +58,8 @@ def print_verified(found: Verified) -> None:
     for note in found.notes:
         _say(f"not checked: {note}")
     count = f"{found.adapters} adapter versions and {found.teams} team versions"
+    if found.rows or found.checkpoints:
+        count = f"{found.adapters} adapter versions, {found.rows} rows and {found.checkpoints} checkpoints"
     _say(f"{count}: {len(found.problems)} problems" if found.problems else f"{count}: every hash fits")
 
 
@@ -71,11 +74,11 @@ def print_imported(done: Imported, root: Path) -> None:
 
 def _columns(rows: Sequence[Sequence[str]]) -> None:
     """Aligned and never cut: hashes and paths are there to be copied."""
+    rows = [[visible_line(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         _say("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _say(line: str) -> None:
-    """Names of files can hold anything: what would steer the terminal is shown as a question mark."""
-    print("".join(c if c.isprintable() else "?" for c in line))
+    print(visible_line(line))

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from teamtr_lora.cli.text.console import Console
 from teamtr_lora.cli.text.tables import known
 from teamtr_lora.common.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 
+from teamtr_lora.cli.text.console import Console
 from teamtr_lora.cli.text.tables import known, table_of, with_error
 from teamtr_lora.common.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall

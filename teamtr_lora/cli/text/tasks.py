@@ -6,12 +6,13 @@ import json
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from teamtr_lora.cli.arguments import print_json
+from teamtr_lora.cli.text.console import Console
 from teamtr_lora.common.code_paths import offered_tasks
+from teamtr_lora.common.visible import visible_line
 from teamtr_lora.recipe.words import walk
 from teamtr_lora.tasks.machinery.score import Scores
 from teamtr_lora.tasks.machinery.task import Item
@@ -62,14 +63,14 @@ def print_items(items: list[Item], as_json: bool) -> None:
         if as_json:
             print_json({"id": item.id, "prompt": item.prompt, "data": item.data}, indent=None)
         else:
-            print(f"--- {item.id}\n{item.prompt}\n")
+            print(f"--- {visible_line(item.id)}\n{item.prompt}\n")
 
 
 def print_scores(scores: Scores) -> None:
     kinds = [name for name in scores.items[0] if name not in ("id", "score")]
     table = Table("item", "score", *kinds, box=None, pad_edge=False)
     for row in scores.items:
-        table.add_row(escape(str(row["id"])), *(f"{row[kind]:g}" for kind in ("score", *kinds)))
+        table.add_row(escape(visible_line(str(row["id"]))), *(f"{row[kind]:g}" for kind in ("score", *kinds)))
     console = Console(highlight=False)
     console.print(table)
     error = "" if scores.standard_error is None else f" ± {scores.standard_error:.4f} (standard error)"

@@ -24,10 +24,9 @@ from pathlib import Path
 from threading import Thread
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.trust import TRUST_PROGRAMS, UNPROTECTED
 from teamtr_lora.tasks.machinery.sandbox_child import BREACH, NONCE_BYTES, UNSEALED
 
-TRUST_PROGRAMS = "TEAMTR_LORA_TRUST_PROGRAMS"
-UNPROTECTED = "unprotected"  # the one value of that variable that lets programs run where the kernel does not hold them
 COMMAND = [sys.executable, "-s", "-S", "-P", "-W", "ignore", str(Path(__file__).with_name("sandbox_start.py"))]
 # no variable of the trainer's but where libraries are; and the same order of sets, and so the same verdict, every time
 ENVIRONMENT = {"PATH": "", "LC_ALL": "C.UTF-8", "TZ": "UTC0", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}

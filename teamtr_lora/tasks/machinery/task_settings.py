@@ -56,6 +56,14 @@ class TaskSettings(Section):
         task.reward_range = self.reward_range
         return task
 
+    def for_items(self, folder: Path) -> Task:
+        """The task for those who look at its items and score nothing: code of the user that only scores is not loaded."""
+        return self.build(folder)
+
+    def programs_of(self, folder: Path) -> str | None:
+        """The dataset whose programs the task runs, for those who ask before; None where it runs none."""
+        return None
+
 
 class ItemSource(TaskSettings):
     """Where a task's items come from, for tasks that read them from a file or the hub."""

@@ -1,0 +1,48 @@
+"""The console of every command: rich's, through which no text from elsewhere can steer the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rich import console as rich_console
+from rich.errors import MarkupError
+from rich.segment import Segment
+from rich.text import Text
+
+from teamtr_lora.common.visible import end_above, go_above, visible
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+
+class Console(rich_console.Console):
+    """What rich itself writes between the texts (colours, the moves of a bar) is all that reaches the terminal as an escape."""
+
+    def render_str(self, text: str, **look: Any) -> Text:
+        shown = visible(text)  # before it is laid out: a column is as wide as what it shows
+        try:
+            return super().render_str(shown, **look)
+        except MarkupError:  # a name with brackets in it
+            return super().render_str(shown, **{**look, "markup": False})
+
+    def render(self, renderable: Any, options: rich_console.ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+                continue
+            style = segment.style
+            if style is not None and style.link:  # an address that the text does not show
+                style = style.update_link(None)
+            yield Segment(visible(segment.text), style)
+
+    def set_live(self, live: Live) -> bool:
+        """While a bar stands, what others print goes above it: through our filter, and not through rich's own, which would make
+        colours and links of the escapes in it."""
+        live._redirect_stdout = live._redirect_stderr = False
+        go_above(lambda line: self.print(Text(line), soft_wrap=True))
+        return super().set_live(live)
+
+    def clear_live(self) -> None:
+        super().clear_live()
+        end_above()
