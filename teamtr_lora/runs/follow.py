@@ -38,8 +38,8 @@ class RowFollower:
                 file.seek(0)
                 self.rows, self._end, self._last = [], 0, b""
             data = file.read(MAX_METRICS_BYTES)
-        lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+        lines = data.split(b"\n")[:-1]
         for line in lines:
             self.rows.append(parse_row(line, f"{self._path}: line {len(self.rows) + 1}"))
-            self._end, self._last = self._end + len(line), line
+            self._end, self._last = self._end + len(line) + 1, line + b"\n"
         return bool(lines)

@@ -32,7 +32,7 @@ def _product(values: list[float]) -> float:
     return found
 
 
-NO_SWAP = "No agent of this run was replaced; `teamtr-lora swap` replaces one and records it."
+NO_SWAP = "No agent of this run was replaced; teamtr-lora swap replaces one and records it."
 
 
 def alignment(run: RunData) -> Drawn:
