@@ -159,8 +159,7 @@ def _updates(run: RunData) -> str:
     made = _list([f"{part.partition(' ')[0]} {'was' if part[:2] == '1 ' else 'were'} {part.partition(' ')[2]}" for part in parts])
     total = len(run.updates)
     text = f"Of {total} updates, {made}." if total > 1 else f"One update so far, {made}."
-    estimator = run.recipe.trust_region.estimator
-    why = Counter((row.decision, kind_of_reason(row, estimator)) for row in run.updates if row.decision != "accepted")
+    why = Counter((row.decision, kind_of_reason(row)) for row in run.updates if row.decision != "accepted")
     if why:
         causes = [f"{n} {words[decision]} ({cause})" for (decision, cause), n in why.most_common(6)]
         text += f" Why: {', '.join(causes)}."

@@ -69,7 +69,7 @@ def _update_table(run: RunData) -> list[list[Any]]:
         kl = row.kl.get(estimator)
         bound = kl.bound if kl else None
         numbers = [row.reward_mean, bound, row.delta, row.alpha, row.surrogate_gain]
-        found.append([row.stage, row.agent, row.decision, reason(row, estimator), *numbers])
+        found.append([row.stage, row.agent, row.decision, reason(row), *numbers])
     return found
 
 

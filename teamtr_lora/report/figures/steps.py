@@ -42,7 +42,7 @@ def kl_against_delta(run: RunData) -> Drawn:
         readings = [row.kl[estimator] for _, row in own]
         bounds = [r.bound if r.bound is not None else r.mean for r in readings]
         if own:
-            said = [f"{update_hover(row)}<br>{reason(row, estimator)}" for _, row in own]
+            said = [f"{update_hover(row)}<br>{reason(row)}" for _, row in own]
             trace = points(SAID[decision], [place for place, _ in own], [_positive(b) for b in bounds], color=f"${decision}",
                            symbol=SYMBOLS[decision], text=said, customdata=[_positive(r.mean) for r in readings],
                            hovertemplate="%{text}<br>KL %{customdata:.2g}, bound %{y:.2g}<extra></extra>")  # fmt: skip
@@ -100,12 +100,11 @@ def gain(run: RunData) -> Drawn:
 def decisions(run: RunData) -> Drawn:
     if not run.updates:
         return NONE_YET
-    estimator = run.recipe.trust_region.estimator
     step = 1 if len(run.updates) <= 8 * len(run.agents) else None  # there is no half of an update
     traces = []
     for decision in DECISIONS:
         own = [row for row in run.updates if row.decision == decision]
-        why = {agent: Counter(reason(row, estimator) for row in own if row.agent == agent) for agent in run.agents}
+        why = {agent: Counter(reason(row) for row in own if row.agent == agent) for agent in run.agents}
         said = ["<br>".join(f"{n} x {text}" for text, n in why[agent].most_common(4)) for agent in run.agents]
         counts = [sum(why[agent].values()) for agent in run.agents]
         if own:
