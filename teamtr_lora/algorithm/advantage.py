@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from teamtr_lora.algorithm.variants.advantage_kinds import ADVANTAGES
+
 ROUNDING = 1e-9  # returns this close, as a share of the larger or of 1, are equal
 
 
@@ -34,9 +36,8 @@ def group_advantages(
 ) -> GroupAdvantages:
     """`clip((R - mean) / sqrt(var + eps))` with the population variance of each group, eps inside the root.
 
-    Kinds: `no_norm` leaves the division out, `no_clip` the clipping, and `leave_one_out` is R minus the mean of the group's
-    others, neither divided nor clipped. In float64: rewards are few, and a group of equal returns must give exactly zero, also
-    where they are sums of the same rewards in another order.
+    That is the kind `group`; the table ADVANTAGES has the others. In float64: rewards are few, and a group of equal returns must
+    give exactly zero, also where they are sums of the same rewards in another order.
 
     `weight_E` is for episodes that another team played: how much likelier today's is to play each. They enter the group's mean
     and variance; whoever uses the advantages multiplies them by the weights once more.
@@ -63,16 +64,13 @@ def group_advantages(
         off_E = (1 - 1 / size_G)[index_E] * (returns_E - others_E)
         variance_G = total(weight_E * torch.where(equal_G[index_E], 0.0, off_E) ** 2) / total(weight_E)
     centred_E = torch.where(equal_G[index_E], 0.0, off_E)
-    if kind == "leave_one_out":
-        unclipped_E = centred_E * (size_G / (size_G - 1).clamp(min=1))[index_E]
-    else:
-        unclipped_E = centred_E if kind == "no_norm" else centred_E / torch.sqrt(variance_G[index_E] + eps)
-    bounded = kind in ("group", "no_norm")
-    clipped_E = unclipped_E.clamp(-clip, clip) if bounded else unclipped_E
+    made = ADVANTAGES[kind]()
+    unclipped_E = made.scaled(centred_E, torch.sqrt(variance_G[index_E] + eps), size_G[index_E])
+    clipped_E = unclipped_E.clamp(-clip, clip) if made.clipped else unclipped_E
     return GroupAdvantages(
         clipped_E=clipped_E.float(),
         unclipped_E=unclipped_E.float(),
-        clip_rate=float((unclipped_E.abs() > clip).double().mean()) if bounded else 0.0,
+        clip_rate=float((unclipped_E.abs() > clip).double().mean()) if made.clipped else 0.0,
         groups=groups,
         zero_variance_groups=int(equal_G.sum()),
     )

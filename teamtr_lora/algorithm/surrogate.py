@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from teamtr_lora.algorithm.variants.ratio import RATIOS
+
 # exp overflows float32 near 88 and its gradient turns to NaN; a ratio of e^30 is clipped or hopeless either way
 LARGEST_LOG_RATIO = 30.0
-
-Ratio = Literal["message", "token", "sequence_mean"]
 
 
 def sum_by_message(values_N: Tensor, message_N: Tensor, messages: int) -> Tensor:
@@ -42,25 +41,18 @@ def surrogate_terms(
     *,
     clip: float,
     clip_high: float | None = None,
-    ratio: Ratio = "message",
+    ratio: str = "message",
 ) -> SurrogateTerms:
-    """Ratios are clipped to 1 - clip and 1 + clip_high (None: 1 + clip).
-
-    `message`: w is the product over the message's tokens (the paper's). `token`: one ratio a token, averaged over the
-    message. `sequence_mean`: the geometric mean of the token ratios."""
+    """Ratios are clipped to 1 - clip and 1 + clip_high (None: 1 + clip). `ratio`: their unit, a name of the table RATIOS."""
     messages = advantage_M.numel()
     delta_N = logp_new_N - logp_cur_N
     length_M = sum_by_message(torch.ones_like(delta_N), message_N, messages).clamp(min=1)
     log_ratio_M = sum_by_message(delta_N, message_N, messages)
     high = clip if clip_high is None else clip_high
     bounds = (torch.log1p(torch.tensor(-clip)).item(), torch.log1p(torch.tensor(high)).item())
-    if ratio == "token":
-        objective_N = clipped_objective(delta_N, advantage_M[message_N], clip, high)
-        objective_M = sum_by_message(objective_N, message_N, messages) / length_M
-        outside_N = ((delta_N < bounds[0]) | (delta_N > bounds[1])).to(delta_N.dtype)
-        clipped_M = sum_by_message(outside_N, message_N, messages) / length_M
-    else:
-        used_M = log_ratio_M if ratio == "message" else log_ratio_M / length_M
-        objective_M = clipped_objective(used_M, advantage_M, clip, high)
-        clipped_M = ((used_M < bounds[0]) | (used_M > bounds[1])).to(delta_N.dtype)
+    used, owner = RATIOS[ratio]().ratios(delta_N, message_N, log_ratio_M, length_M)
+    objective_M = clipped_objective(used, advantage_M if owner is None else advantage_M[owner], clip, high)
+    clipped_M = ((used < bounds[0]) | (used > bounds[1])).to(delta_N.dtype)
+    if owner is not None:
+        objective_M, clipped_M = (sum_by_message(each, owner, messages) / length_M for each in (objective_M, clipped_M))
     return SurrogateTerms(objective_M, log_ratio_M, clipped_M)

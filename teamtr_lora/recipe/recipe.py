@@ -12,12 +12,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
+from teamtr_lora.algorithm.variants.advantage_kinds import ADVANTAGES
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.gain import GAINS
 from teamtr_lora.algorithm.variants.matched import MATCHED, stage_budget
+from teamtr_lora.algorithm.variants.optimizer_kinds import OPTIMIZERS
 from teamtr_lora.algorithm.variants.ordering import ORDERS
 from teamtr_lora.algorithm.variants.publishing import UPDATES
 from teamtr_lora.algorithm.variants.radii import RADII
+from teamtr_lora.algorithm.variants.ratio import RATIOS
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.algorithm.variants.region import REGIONS
 from teamtr_lora.algorithm.variants.resampling import RESAMPLING
 from teamtr_lora.algorithm.variants.reuse import REUSE
@@ -31,8 +35,8 @@ from teamtr_lora.recipe.team_sections import BaseSection, TeamSection
 from teamtr_lora.tasks.table import BY_NAME, DEFAULT, TaskSection
 
 _ORDER, _RESAMPLING, _UPDATE, _MATCHED = OneOf(ORDERS), OneOf(RESAMPLING), OneOf(UPDATES), OneOf(MATCHED)
-_GAIN, _REUSE = OneOf(GAINS), OneOf(REUSE)
-_KIND, _RADII = OneOf(REGIONS), OneOf(RADII)
+_ADVANTAGE, _RATIO, _OPTIMIZER, _REUSE = OneOf(ADVANTAGES), OneOf(RATIOS), OneOf(OPTIMIZERS), OneOf(REUSE)
+_KIND, _RADII, _REDUCTION, _GAIN = OneOf(REGIONS), OneOf(RADII), OneOf(REDUCTIONS), OneOf(GAINS)
 
 
 class TrainingSection(Section):
@@ -63,10 +67,8 @@ class TrainingSection(Section):
         le=1,
         description="Earlier rollouts are learned from while the effective sample size of their weights is at least this share.",
     )
-    advantage: Literal["group", "no_norm", "no_clip", "leave_one_out"] = Field(
-        default="group",
-        description="group: normalised by the group's standard deviation and clipped; no_norm: not normalised; no_clip: not "
-        "clipped; leave_one_out: reward minus the mean of the group's others.",
+    advantage: Annotated[str, _ADVANTAGE] = Field(
+        default="group", description=_ADVANTAGE.described("What an episode's return is worth beside its group's")
     )
     learning_rate: Literal["auto"] | Annotated[float, Field(gt=0)] = Field(
         default="auto",
@@ -76,8 +78,8 @@ class TrainingSection(Section):
     initial_learning_rate: float = Field(
         default=1e-3, gt=0, description="learning_rate: auto only. Size of the first probing step."
     )
-    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = Field(
-        default="adamw", description="Optimizer; the 8-bit ones need the extra `quant`."
+    optimizer: Annotated[str, _OPTIMIZER] = Field(
+        default="adamw", description=_OPTIMIZER.described("Optimizer; the 8-bit ones need the extra `quant`")
     )
     weight_decay: float = Field(
         default=0.0,
@@ -103,8 +105,8 @@ class TrainingSection(Section):
     discount: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = Field(
         default="auto", description="Discount per message; auto is 1 - 1/H with H messages per episode."
     )
-    ratio: Literal["message", "token", "sequence_mean"] = Field(
-        default="message", description="Unit of the importance ratio in the surrogate."
+    ratio: Annotated[str, _RATIO] = Field(
+        default="message", description=_RATIO.described("Unit of the importance ratio in the surrogate")
     )
     clip_ratio: float = Field(
         default=0.2, gt=0, lt=1, description="Surrogate clip range: ratios outside 1 +/- this earn nothing more."
@@ -152,8 +154,8 @@ class TrustRegionSection(Section):
         default=0.01, gt=0, description="Radius of the trust region in nats of KL, per message or per token as `reduction` says."
     )
     radii: Annotated[str, _RADII] = Field(default="equal", description=_RADII.described("Each agent's radius"))
-    reduction: Literal["message_sum", "token_mean"] = Field(
-        default="message_sum", description="KL summed over a message's tokens, or averaged over them."
+    reduction: Annotated[str, _REDUCTION] = Field(
+        default="message_sum", description=_REDUCTION.described("How the KL of a message counts")
     )
     estimator: Literal["exact", "k3", "k1"] = Field(
         default="exact", description="KL estimator: exact sums over the vocabulary; k3 and k1 use the sampled token only."

@@ -10,6 +10,8 @@ compares names. Nothing here imports torch or numpy, so that recipes can be chec
     ordering    the order of the agents in a stage
     region      kinds of trust region: what penalises, stops, shortens or rejects a step
     radii       a stage's total radius, shared among the agents
+    ratio       the unit of the importance ratio in the surrogate
+    advantage_kinds  what is made of a return minus its group's mean
     gain        what is asked of a step's surrogate gain, beside its KL
     reuse       which episodes an update learns from, and which ones judge it
     reduction   the KL of a message, from that of its tokens
