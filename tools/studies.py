@@ -106,7 +106,7 @@ def by_size(size: int) -> list[Variant]:
 def coupled(delta: str) -> list[Variant]:
     """Four blind agents that must differ. With a small radius nothing is stale; with a large one everything is."""
     agents = json.dumps([{"name": name} for name in NAMES[:4]])
-    own = (f"team.agents={agents}", f"trust_region.delta={delta}", "rollout.items_per_stage=24", "rollout.episodes_per_item=6")
+    own = (f"team.agents={agents}", f"trust_region.delta={delta}", "rollout.items_per_stage=96", "rollout.episodes_per_item=6")
     chosen = {name: METHODS[name] for name in ("teamtr", "no-reuse", "naive", "joint", "importance", "no-region")}
     return variants(COUPLED, (*STAGE_BUDGET, *own), chosen)
 

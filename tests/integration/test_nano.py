@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from pathlib import Path
+
+from transformers import AutoTokenizer
 
 from teamtr_lora.base.source import resolve
 from teamtr_lora.recipe import load_recipe
@@ -24,3 +28,23 @@ def test_the_untrained_team_is_right_between_30_and_60_percent_of_the_time() -> 
     assert evaluation.temperature == 1.0
     assert 0.30 <= evaluation.avg_at_k <= 0.60
     assert evaluation.coordination is not None and evaluation.coordination.value == evaluation.avg_at_k
+
+
+def test_agents_may_be_called_anything() -> None:
+    """Twenty random names of one to three tokens, in teams of four: as good as with the usual names."""
+    pieces = [piece for piece in AutoTokenizer.from_pretrained(resolve("nano")).get_vocab() if re.fullmatch("[a-z]+", piece)]
+    rng = random.Random(0)
+    names: list[str] = []
+    while len(names) < 20:
+        name = "".join(rng.choice(pieces) for _ in range(rng.randint(1, 3)))
+        names += [name] if name not in names else []
+
+    def accuracy(team: list[str]) -> float:
+        roles = ("ones", "tens", "hundreds", "thousands")
+        agents = [{"name": name, "role": role} for name, role in zip(team, roles, strict=True)]
+        recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml", [f"team.agents={json.dumps(agents)}", "task.digits=4"])
+        return TeamTRTrainer.from_recipe(recipe).evaluate(items=128, k=1).avg_at_k
+
+    usual = accuracy(["planner", "solver", "checker", "writer"])
+    for place in range(0, 20, 4):
+        assert abs(accuracy(names[place : place + 4]) - usual) <= 0.05, names[place : place + 4]

@@ -34,7 +34,7 @@ def test_the_gate_holds_under_stress(rows: list[UpdateRow]) -> None:
         assert not row.out_of_region
         if row.decision in ("accepted", "shrunk"):
             assert row.kl["exact"].bound <= row.delta
-            assert row.surrogate_gain is not None and row.surrogate_gain > 0
+            assert row.surrogate_gain_in_sample is not None and row.surrogate_gain_in_sample > 0
 
 
 def test_every_message_comes_from_the_version_current_at_its_update(run: Path, rows: list[UpdateRow]) -> None:
