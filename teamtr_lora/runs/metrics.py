@@ -83,7 +83,7 @@ class UpdateRow(_Row):
     out_of_region: bool = Field(
         description="accepted with an exact-KL bound above delta; false by construction where the exact KL gates"
     )
-    kl: dict[str, KLReading] = Field(description="by estimator, at the accepted alpha, else at the last one tried")
+    kl: dict[str, KLReading] = Field(description="by estimator, at the accepted alpha, else at the one refused")
     kl_message_sum: float | None = Field(description="held-out mean of the message-sum exact KL, nats per message")
     kl_token_mean: float | None = Field(description="held-out mean of each message's exact KL per token, nats")
     kl_discounted: float | None = Field(description="held-out discounted functional of def:kltok, where the agent spoke")

@@ -76,10 +76,9 @@ def decision_reason(outcome: UpdateOutcome) -> str:
     """Why the whole step was not taken, in words: out of region, no gain, or nothing to learn from. Empty where it was."""
     if outcome.decision == "skipped":
         return _nothing_to_learn(outcome.version.agent, outcome.messages, outcome.advantages)
-    tried = outcome.step.readings
-    if outcome.decision == "accepted" or not tried:
+    judged = outcome.step.readings[0] if outcome.decision == "shrunk" else outcome.step.shown  # what it was short of
+    if outcome.decision == "accepted" or judged is None:
         return ""
-    judged = tried[0] if outcome.decision == "shrunk" else tried[-1]  # what the whole step, or the last resort, was short of
     gain, error, in_sample = judged.gain.mean, judged.gain.standard_error, outcome.optimized.gain
     if not math.isfinite(judged.kl.mean) or not math.isfinite(gain):
         return "broken: its KL or its gain is not a finite number"

@@ -87,7 +87,7 @@ class UpdateOutcome:
 
     @property
     def shown(self) -> CandidateReading | None:
-        """The reading that is reported: of the accepted step, or of the last one that was tried."""
+        """The reading that is reported: see StepDecision.shown."""
         return self.readings[self.step.shown.alpha] if self.step.shown else None
 
 
@@ -145,7 +145,7 @@ class AgentUpdater:
                     known += [(split.judging.batch, readings[step.accepted.alpha].log_ratio_M)]
                     log_ratio_E = self._log_ratios(agent, material, known, before)
                 if self._variants.region.gain_rule.in_sample and not optimized.improves:
-                    step, log_ratio_E = StepDecision(None, step.readings), None
+                    step, log_ratio_E = StepDecision(None, step.readings, refused=step.accepted), None
         except BaseException:  # an interrupt too: half an update is no version of the agent
             put_back()
             raise
