@@ -52,7 +52,7 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
 
 def print_transcript(record: dict[str, Any]) -> None:
     """An episode as it is written down in a run's episodes/."""
-    console = Console(highlight=False, emoji=False)
+    console = Console()
     console.print(f"[bold]question[/]\n{escape(record['prompt'])}")
     for message in record["messages"]:
         cut = " [yellow](cut off by the token limit)[/]" if message["finish"] == "length" else ""
@@ -62,7 +62,7 @@ def print_transcript(record: dict[str, Any]) -> None:
 
 
 def print_plan(plan: Plan) -> None:
-    console = Console(highlight=False)
+    console = Console()
     for title, rows in _plan_tables(plan).items():
         table = Table(title=title, title_justify="left", show_header=False)
         table.add_column()
