@@ -35,13 +35,13 @@ class Difference:
 
 def kinds_of(runs: Sequence[RunData]) -> list[Kind]:
     """In the order in which they were given, each named by what sets it apart from the others."""
-    alike: dict[str, list[RunData]] = {}
-    settings = {id(run): _flat(run) for run in runs}
+    alike: dict[str, tuple[dict[str, Any], list[RunData]]] = {}
     for run in runs:
-        alike.setdefault(repr(sorted(settings[id(run)].items())), []).append(run)
-    members = list(alike.values())
-    varied = [key for key in settings[id(runs[0])] if len({repr(settings[id(own[0])].get(key)) for own in members}) > 1]
-    return [Kind(_label(own, settings[id(own[0])], varied), own) for own in members]
+        settings = _flat(run)
+        alike.setdefault(repr(sorted(settings.items())), (settings, []))[1].append(run)
+    kinds = list(alike.values())
+    varied = [key for key in kinds[0][0] if len({repr(settings.get(key)) for settings, _ in kinds}) > 1]
+    return [Kind(_label(own, settings, varied), own) for settings, own in kinds]
 
 
 def _label(runs: list[RunData], settings: dict[str, Any], varied: list[str]) -> str:

@@ -1,6 +1,7 @@
 """One agent's update, from top to bottom: advantages, division of the episodes, optimization, judgement, accept or put back.
 
-It goes on in batches.py (episodes to tensors), scoring.py (forward passes), optimize.py (the steps) and gate.py (the judgement).
+It is given the `Material` of window.py, and goes on in batches.py (episodes to tensors), scoring.py (forward passes), optimize.py
+(the steps) and gate.py (the judgement).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from teamtr_lora.algorithm.step_size import next_rate
 from teamtr_lora.algorithm.trust_region import GateReading, StepDecision
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.radii import gain_slope, smoothed
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import TeamTRConfig, TrainingSection
@@ -330,7 +332,7 @@ class AgentUpdater:
             logger.warning(
                 "%s: the sampler is KL %.2g per %s away from the trainer, more than delta = %.2g: its samples are not from "
                 "the policy being updated; use the same precision on both sides or set rollout.importance_cap",
-                agent, gap["message_kl"], "message" if reduction == "message_sum" else "token", self.radii[agent],
+                agent, gap["message_kl"], "message" if REDUCTIONS[reduction].whole else "token", self.radii[agent],
             )  # fmt: skip
         return gap
 
