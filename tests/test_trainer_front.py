@@ -15,8 +15,11 @@ from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallbac
 from transformers.integrations import CometCallback, TensorBoardCallback, WandbCallback
 
 from teamtr_lora import TeamTRConfig, TeamTRTrainer, UserError
+from teamtr_lora.algorithm.clustered import ClusteredMean
+from teamtr_lora.algorithm.trust_region import GateReading, StepDecision
 from teamtr_lora.cli import main
 from teamtr_lora.runs.metrics import StageRow, UpdateRow, read_rows
+from teamtr_lora.training.rows import decision_reason
 
 ROWS = [{"prompt": f"question {n}", "answer": n} for n in range(12)]
 AGENTS: list[dict[str, Any]] = [{"name": "planner", "lora": {"rank": 2}}, {"name": "solver", "lora": {"rank": 2}}]
@@ -169,6 +172,18 @@ def test_rows_say_why_a_step_was_not_taken(make: Make, tmp_path: Path) -> None:
                 assert row.reason.startswith(("out of region: KL bound ", "no gain: "))
             if "no gain" in row.reason:
                 assert "±" in row.reason
+
+
+def test_the_reason_is_that_of_the_length_that_was_refused() -> None:
+    """A longer step was tried after it and was out of region, which is not why nothing was taken."""
+    gain = ClusteredMean(0.01, 0.002, 0.013)
+    inside, outside = (GateReading(alpha, ClusteredMean(kl, 0.0, kl), gain) for alpha, kl in ((1.0, 0.005), (4.0, 0.5)))
+    step = StepDecision(None, [inside, outside], refused=inside)
+    outcome: Any = SimpleNamespace(decision="rejected", step=step, delta=0.02, optimized=SimpleNamespace(gain=-0.001))
+    assert step.shown is inside
+    assert decision_reason(outcome) == "no gain: +0.0100 ± 0.0020 on held-out episodes; -0.0010 on those it was fitted to"
+    outcome.step = StepDecision(None, [inside, outside])
+    assert decision_reason(outcome) == "out of region: KL bound 0.5000 above 0.02"
 
 
 def test_the_summary_has_the_mean_reward_beside_the_accuracy(make: Make, tmp_path: Path) -> None:

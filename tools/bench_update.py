@@ -43,7 +43,7 @@ from teamtr_lora.rollout.playable import PlayableTeam, open_team
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.team import Episode, Message, build_team
 from teamtr_lora.training.batches import MessageBatch
-from teamtr_lora.training.microbatch_size import update_shape
+from teamtr_lora.training.microbatch_size import team_shape
 from teamtr_lora.training.optimize import Minibatch, accumulate
 from teamtr_lora.training.update import AgentUpdater
 from teamtr_lora.training.window import Material, PlayedEpisodes
@@ -219,7 +219,7 @@ def peak_of_update(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     updater.update(playable.team.names[0], Material(newest=PlayedEpisodes.fresh(episodes)), 0)
     measured = torch.cuda.max_memory_allocated() - standing
-    shape = replace(update_shape(playable, recipe), tokens=updater.scorer.tokens_per_microbatch)
+    shape = replace(team_shape(playable, recipe), tokens=updater.scorer.tokens_per_microbatch)
     parts = update_memory(base_facts(playable.base.folder), shape)
     model = update_peak(parts)
     return {

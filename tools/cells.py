@@ -32,18 +32,13 @@ from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
+from teamtr_lora.report.seeds import mean_and_interval
 from teamtr_lora.runs.metrics import StageRow, UpdateRow, has_rows, read_rows
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.study.diagnose import rise_stability, staleness
 from teamtr_lora.training.trainer import TeamTRTrainer
 
 FIRST, LAST, LAST_THREE, TRAINED = slice(1), slice(-1, None), slice(-3, None), slice(1, None)  # evaluations
-# 97.5% quantiles of Student's t with 1, 2, ... degrees of freedom; the normal's beyond
-T_QUANTILES = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
-    2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-
 
 Measures = dict[str, float | None]
 
@@ -349,11 +344,7 @@ def together(column: Column, done: Sequence[Cell]) -> dict[str, Any]:
 
 def half_width(values: Sequence[float]) -> float | None:
     """Half of the 95% interval of the mean; None where one value gives no spread to judge by."""
-    freedom = len(values) - 1
-    if freedom < 1:
-        return None
-    quantile = T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else 1.960
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return mean_and_interval(values)[1] if values else None
 
 
 COMPARED = ("after", "area")  # of these the paired differences are printed

@@ -25,11 +25,6 @@ class GroupAdvantages:
     groups: int
     zero_variance_groups: int
 
-    @property
-    def informative_groups(self) -> int:
-        """Groups whose episodes differ in return: the only ones with a gradient."""
-        return self.groups - self.zero_variance_groups
-
 
 def group_advantages(
     returns_E: Tensor, group_E: Tensor, *, clip: float, eps: float, kind: str = "group", weight_E: Tensor | None = None

@@ -61,11 +61,12 @@ class GateReading:
 class StepDecision:
     accepted: GateReading | None  # None: rejected
     readings: list[GateReading] = field(default_factory=list)
+    refused: GateReading | None = None  # held-out episodes allowed it, those that it was fitted to did not
 
     @property
     def shown(self) -> GateReading | None:
-        """The reading to report: the accepted one, or the last that was tried."""
-        return self.accepted or (self.readings[-1] if self.readings else None)
+        """The reading to report: the accepted one, the refused one, or the last that was tried."""
+        return self.accepted or self.refused or (self.readings[-1] if self.readings else None)
 
 
 def choose_step(

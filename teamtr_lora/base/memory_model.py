@@ -7,7 +7,7 @@ backward pass was counted by hooks on the saved tensors of Llama and Qwen3 layer
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # torch takes seconds to import, and commands that only read settings come by here
     from teamtr_lora.base.frozen_base import BaseFacts
@@ -36,6 +36,34 @@ class UpdateShape:
     path: TrainingPath
     checkpointing: bool
     head_chunk: int
+
+
+def update_shape(
+    config: Any,
+    *,
+    agents: int,
+    messages: int,
+    learned_items: int,
+    rank: int,
+    value: int,
+    device: str,
+    quantized: bool,
+    dora: bool,
+) -> UpdateShape:
+    """The largest update of a team of `agents`, who speak equally often and all as long as they may. `config` has the sections
+    rollout, training and trust_region of a recipe."""
+    rollout, training = config.rollout, config.training
+    per_episode = rollout.max_message_tokens * -(-messages // agents)
+    return UpdateShape(
+        tokens=DEFAULT_TOKENS,
+        learned_tokens=learned_items * rollout.episodes_per_item * per_episode,
+        judged_tokens=config.trust_region.judging_episodes * per_episode,
+        rank=rank,
+        value=value,
+        path=training_path(device, value, quantized=quantized, dora=dora, compiled=training.compile),
+        checkpointing=training.gradient_checkpointing,
+        head_chunk=training.head_chunk_tokens,
+    )
 
 
 def training_path(device: str, value: int, *, quantized: bool, dora: bool, compiled: bool) -> TrainingPath:

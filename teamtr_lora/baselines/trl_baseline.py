@@ -25,7 +25,8 @@ from teamtr_lora.baselines.bridge import Columns, prompt_keys, reward, trl_colum
 from teamtr_lora.baselines.record import BaselineState, check_folder, summary, write_state
 from teamtr_lora.baselines.single import budget, single_agent_recipe
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.evaluation.evaluate import Evaluation, plan_in_training, summarise
+from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
+from teamtr_lora.evaluation.returns import with_return
 from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
@@ -160,7 +161,7 @@ class BaselineRun:
     def _begin(self, algorithm: Algorithm) -> None:
         self.run_dir.metrics.truncate(0)
         evaluation = self._evaluate()
-        self.state.accuracy_before, self.state.reward_before = evaluation.avg_at_k, evaluation.mean_reward
+        self.state.accuracy_before, self.state.reward_before = evaluation["avg_at_k"], evaluation["mean_reward"]
         settings = group_settings(algorithm, self.recipe)
         steps = batch_settings(self.recipe, longest=self._longest, iterations=settings["num_iterations"])
         self.state.settings = settings | steps  # kept, so that a resumed run steps as it began
@@ -295,14 +296,14 @@ class BaselineRun:
                 f"{self.recipe.training.starting_rate:g} (the last good version is stored)"
             )
 
-    def _commit(self, stage: int, evaluation: Evaluation | None) -> None:
+    def _commit(self, stage: int, evaluation: dict[str, Any] | None) -> None:
         """Until this returns, the update just made does not exist for a resumed run."""
         state, bank = self.state, self.playable.bank
         version = bank.version(self.agent)
         write_version(self.run_dir.adapters, version, bank.tensors(self.agent), bank.config(self.agent))
         if evaluation:
-            state.accuracy_after, state.episodes_evaluated = evaluation.avg_at_k, evaluation.episodes
-            state.reward_after = evaluation.mean_reward
+            state.accuracy_after, state.episodes_evaluated = evaluation["avg_at_k"], evaluation["episodes"]
+            state.reward_after = evaluation["mean_reward"]
         now = time.monotonic()
         state.seconds, self._clock = state.seconds + now - self._clock, now
         row = self._stage_row(stage, evaluation)
@@ -314,12 +315,12 @@ class BaselineRun:
         write_state(self.run_dir, state)
         self.events.fire("on_save")
 
-    def _stage_row(self, stage: int, evaluation: Evaluation | None) -> StageRow:
+    def _stage_row(self, stage: int, evaluation: dict[str, Any] | None) -> StageRow:
         return StageRow(
             stage=stage,
             order=[self.agent] if stage else [],
             versions=self.playable.versions(),
-            evaluation=evaluation.as_dict() if evaluation else None,
+            evaluation=evaluation,
             floors=None,
             items_seen=stage * self.recipe.rollout.items_per_stage,
             updates=stage,
@@ -334,14 +335,15 @@ class BaselineRun:
             time=time.time(),
         )
 
-    def _evaluate(self) -> Evaluation:
+    def _evaluate(self) -> dict[str, Any]:
         """On the items and seeds of `train`, so that the two are compared on common random numbers."""
         plan = plan_in_training(self.task, self.recipe)
         episodes = self._play(plan, "evaluation")
         evaluation = summarise(episodes, self.task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
         self.state.sampled_tokens += evaluation.sampled_tokens
-        self.events.fire("on_evaluate", metrics=evaluation.as_dict())
-        return evaluation
+        record = with_return(evaluation, episodes, self._meter.discount)
+        self.events.evaluated(record)
+        return record
 
     def _play(self, plan: PlayPlan, phase: str) -> list[Episode]:
         model = self.playable.bank.model

@@ -11,4 +11,5 @@ Modules:
     visible     text from elsewhere on a terminal: what would steer it is shown
     program     what to type to run this program again, and what settings are called there
     consoles    where the program prints
+    quantities  times and counts as people read them
 """

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 class Console(rich_console.Console):
-    """What rich itself writes between the texts (colours, the moves of a bar) is all that reaches the terminal as an escape."""
+    """What rich itself writes between the texts (colours, the moves of a bar) is all that reaches the terminal as an escape.
+    Texts are shown as they are: no number in them is coloured, and no :name: becomes a picture."""
+
+    def __init__(self, **look: Any) -> None:
+        super().__init__(**{"highlight": False, "emoji": False} | look)
 
     def render_str(self, text: str, **look: Any) -> Text:
         shown = visible(text)  # before it is laid out: a column is as wide as what it shows
@@ -50,6 +54,6 @@ class Console(rich_console.Console):
 
 def console(*, stderr: bool = False) -> Console:
     """On a terminal and in a notebook lines wrap between words; in a file or a pipe a line is a line, however long."""
-    made = Console(stderr=stderr, highlight=False, emoji=False)
+    made = Console(stderr=stderr)
     made.soft_wrap = not (made.is_terminal or made.is_jupyter)
     return made

@@ -2,7 +2,7 @@
 
 Prompts, ids, file names, names of bases and errors of other libraries may hold anything. `visible_streams` puts the one filter
 in front of stdout and stderr, so that whatever prints, logs or raises goes through it. A rich console knows which escapes are its
-own; ours (cli/text/console.py) passes every text through `visible` itself and is let through here.
+own; ours (common/consoles.py) passes every text through `visible` itself and is let through here.
 """
 
 from __future__ import annotations

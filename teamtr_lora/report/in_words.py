@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from teamtr_lora.common.quantities import duration, short
 from teamtr_lora.report.reasons import kind_of_reason
 from teamtr_lora.report.run_data import RunData
 from teamtr_lora.report.seeds import Kind, differences, gain_of, mean_and_interval
@@ -194,26 +195,6 @@ def _accuracy(run: RunData, place: int) -> float:
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
-
-
-def short(count: float) -> str:
-    """1234 as 1.2k."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return f"{count:.0f}"
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 24:
-        return f"{hours // 24} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    if minutes >= 10:
-        return f"{minutes} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def _signed(points: float) -> str:

@@ -6,8 +6,8 @@ from teamtr_lora.runs.metrics import UpdateRow
 
 
 def reason(row: UpdateRow) -> str:
-    """What the row says; rows of accepted updates leave it out."""
-    return row.reason or "the whole step was inside the region"
+    """What the row says; rows of accepted updates leave it out. Not every kind of trust region holds steps back."""
+    return row.reason or f"the whole step was {'taken, though outside' if row.out_of_region else 'inside'} the region"
 
 
 def kind_of_reason(row: UpdateRow) -> str:

@@ -12,7 +12,10 @@ from teamtr_lora.evaluation.statistics import PairedTest, paired_test
 from teamtr_lora.report.run_data import RunData
 
 # 97.5% quantiles of Student's t with 1, 2, ... degrees of freedom: few seeds are usual, and the normal's 1.96 is then too small
-T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+T975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
+    2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
 ASIDE = ("seed", "output_dir", "tracking")  # what does not make two runs different
 
 
@@ -35,13 +38,13 @@ class Difference:
 
 def kinds_of(runs: Sequence[RunData]) -> list[Kind]:
     """In the order in which they were given, each named by what sets it apart from the others."""
-    alike: dict[str, list[RunData]] = {}
-    settings = {id(run): _flat(run) for run in runs}
+    alike: dict[str, tuple[dict[str, Any], list[RunData]]] = {}
     for run in runs:
-        alike.setdefault(repr(sorted(settings[id(run)].items())), []).append(run)
-    members = list(alike.values())
-    varied = [key for key in settings[id(runs[0])] if len({repr(settings[id(own[0])].get(key)) for own in members}) > 1]
-    return [Kind(_label(own, settings[id(own[0])], varied), own) for own in members]
+        settings = _flat(run)
+        alike.setdefault(repr(sorted(settings.items())), (settings, []))[1].append(run)
+    kinds = list(alike.values())
+    varied = [key for key in kinds[0][0] if len({repr(settings.get(key)) for settings, _ in kinds}) > 1]
+    return [Kind(_label(own, settings, varied), own) for settings, own in kinds]
 
 
 def _label(runs: list[RunData], settings: dict[str, Any], varied: list[str]) -> str:

@@ -98,7 +98,7 @@ def _play(
                 if completion.ticket not in waiting:  # left in the sampler by a rollout that failed
                     continue
                 player = waiting.pop(completion.ticket)
-                feedback = _take(team, player, completion, versions)
+                feedback = _take(player, completion, versions)
                 tokens += len(completion.token_ids)
                 if isinstance(feedback, Future):
                     answering[feedback] = player
@@ -199,7 +199,7 @@ def _answered(team: Team, answering: dict[Future[Feedback], _Player], *, until_o
     return players
 
 
-def _take(team: Team, player: _Player, completion: Completion, versions: Mapping[str, str]) -> Feedback | Future[Feedback]:
+def _take(player: _Player, completion: Completion, versions: Mapping[str, str]) -> Feedback | Future[Feedback]:
     """Adds the message to its episode; returns what the environment says to it, or will say."""
     episode = player.episode
     if completion.error:

@@ -32,7 +32,9 @@ class KLReading(_Row):
 
     mean: float | None = Field(description="over held-out messages, nats per message or per token as trust_region.reduction says")
     standard_error: float | None = Field(description="of the mean, clustered by group; null with one group")
-    bound: float | None = Field(description="mean + z * standard error, clustered by group; what the gate compares with delta")
+    bound: float | None = Field(
+        description="upper confidence bound of the mean, clustered by group; the gate compares it with delta"
+    )
 
 
 class CertificateTerms(_Row):
@@ -83,20 +85,22 @@ class UpdateRow(_Row):
     out_of_region: bool = Field(
         description="accepted with an exact-KL bound above delta; false by construction where the exact KL gates"
     )
-    kl: dict[str, KLReading] = Field(description="by estimator, at the accepted alpha, else at the last one tried")
+    kl: dict[str, KLReading] = Field(description="by estimator, at the accepted alpha, else at the one refused")
     kl_message_sum: float | None = Field(description="held-out mean of the message-sum exact KL, nats per message")
     kl_token_mean: float | None = Field(description="held-out mean of each message's exact KL per token, nats")
     kl_discounted: float | None = Field(description="held-out discounted functional of def:kltok, where the agent spoke")
-    kl_in_sample: float | None = Field(description="exact, nats as `kl`, on the gradient's messages, where optimization stopped")
+    kl_in_sample: float | None = Field(
+        description="exact, nats as `kl`, on the gradient's messages, at the accepted alpha; else where optimization stopped"
+    )
     surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")
     surrogate_gain_standard_error: float | None = Field(description="of surrogate_gain, clustered by group")
     surrogate_gain_in_sample: float | None = Field(description="of the accepted step on the episodes that it was fitted to")
     learning_rate: float = Field(description="optimizer step size, found by the update where training.learning_rate is auto")
     probing_steps: int = Field(description="optimizer steps taken back because their size was far off")
-    window_episodes: int = Field(description="episodes of earlier rollouts that it learned from again")
+    window_episodes: int = Field(description="episodes of earlier rollouts that it was given to learn from again")
     log_ratio_max: float | None = Field(description="largest |log message ratio| on held-out messages")
     ratio_clip_rate: float = Field(
-        description="share of ratios outside 1 +/- clip_ratio on the gradient's messages, where optimization stopped"
+        description="share of ratios outside the clip range on the gradient's messages, where kl_in_sample is of"
     )
     gradient_norm: float | None = Field(
         description="of the last optimizer step, before max_grad_norm scales it down; null where not finite"
@@ -117,13 +121,14 @@ class UpdateRow(_Row):
     sampler_gap: dict[str, float] | None = Field(
         description="sampler against trainer log-probabilities: mean_abs, max_abs, message_kl (reduced as the gate's)"
     )
-    episodes: int = Field(description="the update learned from")
-    fresh_episodes: int = Field(description="of them, sampled for this update: 0 where an earlier rollout is used again")
+    episodes: int = Field(description="of the newest rollout, which judges the update or a part of it does; see window_episodes")
+    fresh_episodes: int = Field(description="of them, sampled for this update: 0 where updates of a stage share a rollout")
     certificate: CertificateTerms | None = Field(description="null where nothing was accepted")
     importance: dict[str, float] | None = Field(
         default=None,
-        description="resampling: importance, on episodes used again: their trajectory weights' ess (share of the episodes), p95, "
-        "p99, largest, over_ten (share above 10), mean and its standard error; null where none are used",
+        description="trajectory weights of all episodes that the update was given, as they enter it (4 at most; fresh ones have "
+        "1): ess (share of the episodes), p95, p99, largest, over_ten (share above 10), mean and its standard error; null where "
+        "none is weighted",
     )
     diagnostics: UpdateDiagnostics | None = Field(default=None, description="null where diagnostics.from_updates is off")
     probe: ProbeReading | None = Field(default=None, description="null in stages that diagnostics.probe_every_stages leaves out")

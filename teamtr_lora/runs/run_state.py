@@ -96,7 +96,8 @@ class RunState:
     def take_swap(self, record: SwapRecord) -> list[str]:
         """Makes the team of `record.after` the run's own, and returns the agents that changed.
 
-        They start with fresh penalties, radii and slopes, as those belong to the old weights; a stage in progress begins anew.
+        They start with fresh penalties, radii, slopes and learning rates, as those belong to the old weights; a stage in progress
+        begins anew, and no earlier rollout is learned from again.
         """
         changed = [agent for agent, version in record.after.items() if version != record.before[agent]]
         for agent in changed:

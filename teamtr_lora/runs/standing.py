@@ -77,7 +77,7 @@ def _standing(run: Path, name: str) -> RunStanding:
         counts=state.counts,
         sampled_tokens=state.sampled_tokens,
         seconds=state.seconds,
-        seconds_left=_seconds_left(run, state, stages) if busy and not done else None,
+        seconds_left=_seconds_left(state, stages) if busy and not done else None,
         changed=_changed(run),
     )
 
@@ -106,7 +106,7 @@ def _from_rows(run: Path) -> RunState | None:
     )
 
 
-def _seconds_left(run: Path, state: RunState, stages: int) -> float | None:
+def _seconds_left(state: RunState, stages: int) -> float | None:
     """By the time that an update has taken so far, evaluations included."""
     done = state.counts["updates"]
     agents = max(1, len(state.versions))

@@ -98,7 +98,7 @@ def diagnose_rows(stored: StoredRun, rows: Sequence[MetricsRow]) -> RunDiagnosis
         local_gain=known("local_gain", f"{PROBE} and diagnostics.fisher_messages", lambda: _local_gain(updates)),
         cost=_cost(made, stages[-1] if stages else None, recipe.training.matched),
         missing=missing,
-        verdict=diagnose_verdict(updates, stages),
+        verdict=diagnose_verdict(updates, stages, fixed_rate=recipe.training.learning_rate != "auto"),
     )
 
 
@@ -181,10 +181,11 @@ def _drift(updates: list[UpdateRow]) -> list[dict[str, Any]]:
 
 
 def _importance(updates: list[UpdateRow]) -> list[dict[str, Any]]:
-    """Means over stages; `largest` is the largest of all. Of the weights that were trained with, where there are any."""
+    """Means over stages; `largest` is the largest of all. Of the weights that were trained with, where an update learned from the
+    stage's first episodes: those of a window of rollouts begin elsewhere."""
     found = []
     for place, own in _by_place(updates):
-        weights = [row.importance or (row.probe.weights if row.probe else None) for row in own]
+        weights = [(None if row.fresh_episodes else row.importance) or (row.probe and row.probe.weights) for row in own]
         known = [w for w in weights if w is not None]
         if known and place > 1:
             row = {name: _mean([w[name] for w in known]) for name in known[0]}

@@ -21,9 +21,9 @@ from teamtr_lora.base.memory_model import (
     UPDATE_PARTS,
     UpdateShape,
     choose_tokens,
-    training_path,
     update_memory,
     update_peak,
+    update_shape,
 )
 from teamtr_lora.base.source import beside, describe
 from teamtr_lora.common.errors import UserError
@@ -87,7 +87,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None) -> Plan:
     sampled = episodes * messages * rollout.max_message_tokens
     transcript = min(team.context_tokens, prompt + messages * (rollout.max_message_tokens + _turn_tokens(team)))
     memory = _standing_memory(recipe, facts, adapters, transcript, dtype, device)
-    shape = _update_shape(recipe, transcript, messages, dtype, device)
+    shape = _update_shape(recipe, messages, dtype, device)
     tokens = _tokens_per_microbatch(recipe, facts, shape, memory, device)
     memory |= update_memory(facts, replace(shape, tokens=max(tokens, transcript)))
     return Plan(
@@ -182,27 +182,18 @@ def _standing_memory(
     }
 
 
-def _update_shape(recipe: Recipe, transcript: int, messages: int, dtype: torch.dtype, device: torch.device) -> UpdateShape:
-    """The largest update: every message as long as it may be."""
-    rollout, training, loras = recipe.rollout, recipe.training, [agent.lora for agent in recipe.team.agents]
-    learned = Variants.of(recipe).reuse.learned_items(rollout.items_per_stage, len(loras))
-    per_episode = rollout.max_message_tokens * -(-messages // len(loras))
-    path = training_path(
-        device.type,
-        dtype.itemsize,
-        quantized=recipe.base.quantization != "none",
-        dora=any(lora.dora for lora in loras),
-        compiled=training.compile,
-    )
-    return UpdateShape(
-        tokens=transcript,
-        learned_tokens=learned * rollout.episodes_per_item * per_episode,
-        judged_tokens=recipe.trust_region.judging_episodes * per_episode,
+def _update_shape(recipe: Recipe, messages: int, dtype: torch.dtype, device: torch.device) -> UpdateShape:
+    loras = [agent.lora for agent in recipe.team.agents]
+    return update_shape(
+        recipe,
+        agents=len(loras),
+        messages=messages,
+        learned_items=Variants.of(recipe).reuse.learned_items(recipe.rollout.items_per_stage, len(loras)),
         rank=max(lora.rank for lora in loras),
         value=dtype.itemsize,
-        path=path,
-        checkpointing=training.gradient_checkpointing,
-        head_chunk=training.head_chunk_tokens,
+        device=device.type,
+        quantized=recipe.base.quantization != "none",
+        dora=any(lora.dora for lora in loras),
     )
 
 

@@ -46,7 +46,8 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
     return words
 
 
-def diagnose_verdict(updates: Sequence[UpdateRow], stages: Sequence[StageRow]) -> list[str]:
+def diagnose_verdict(updates: Sequence[UpdateRow], stages: Sequence[StageRow], *, fixed_rate: bool) -> list[str]:
+    """`fixed_rate`: the recipe names a learning rate."""
     counts: Counter[str] = Counter(row.decision for row in updates)
     taken = counts["accepted"] + counts["shrunk"]
     words = [
@@ -60,23 +61,25 @@ def diagnose_verdict(updates: Sequence[UpdateRow], stages: Sequence[StageRow]) -
         rise = last["avg_at_k"] - first["avg_at_k"]
         kind = "a rise" if rise > noise else "a fall" if rise < -noise else "no more than the noise of the evaluations"
         words.append(f"Held-out accuracy went from {first['avg_at_k']:.3f} to {last['avg_at_k']:.3f}: {kind}.")
-    return [*words, _next_step(updates, counts)]
+    return [*words, _next_step(updates, counts, fixed_rate)]
 
 
-def _next_step(updates: Sequence[UpdateRow], counts: Counter[str]) -> str:
+def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: bool) -> str:
     half = len(updates) / 2
-    kinds = Counter(row.reason.partition(":")[0].removeprefix("the whole step was ") for row in updates if row.reason)
+    outside = sum(row.reason.startswith("out of region") for row in updates if row.decision == "rejected")
     if counts["skipped"] > half:
         return (
             "Next: most updates had nothing to learn from, as all tries of an item earned the same: check the reward, raise "
             "rollout.episodes_per_item or rollout.temperature, or take easier items."
         )
-    if counts["rejected"] > half and kinds["out of region"] > kinds["no gain"]:
-        return "Next: most steps were out of region: lower training.learning_rate, set it to auto, or raise trust_region.delta."
+    if counts["rejected"] > half and 2 * outside > counts["rejected"]:
+        shorter = "set training.learning_rate=auto" if fixed_rate else "raise rollout.items_per_stage, which tightens the bound"
+        return f"Next: most steps were out of region: {shorter}, or raise trust_region.delta."
     if counts["rejected"] > half:
         return "Next: most steps gained nothing: raise rollout.items_per_stage, so that the gain stands out from its noise."
     if counts["shrunk"] > half:
-        return "Next: most steps were longer than the region and were cut: a lower training.learning_rate wastes less of them."
+        shorter = "training.learning_rate=auto" if fixed_rate else "a lower training.inner_epochs"
+        return f"Next: most steps were longer than the region and were cut: {shorter} wastes less of them."
     return "Next: nothing stands out; the tables below say how each part did, and what is missing says which setting measures it."
 
 

@@ -13,6 +13,7 @@ from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.runs.metrics import CertificateTerms
 from teamtr_lora.team import Episode
 from teamtr_lora.training.gate import CandidateReading
+from teamtr_lora.training.rows import finite
 from teamtr_lora.training.update import Judging
 
 
@@ -55,9 +56,9 @@ def certificate_terms(
     )
     return CertificateTerms(
         surrogate=with_gamma.mean,
-        surrogate_standard_error=_finite(with_gamma.standard_error),
+        surrogate_standard_error=finite(with_gamma.standard_error),
         surrogate_undiscounted=without.mean,
-        surrogate_undiscounted_standard_error=_finite(without.standard_error),
+        surrogate_undiscounted_standard_error=finite(without.standard_error),
         # over all episodes, as L is; the reading's is over those in which the agent spoke
         kl=float(np.average(kl_E, weights=weight_E)),
         turn_kl=_turn_kl(reading, episode_M, weight_E / weight_E.sum()),
@@ -82,7 +83,3 @@ def _turn_kl(reading: CandidateReading, episode_M: np.ndarray, share_E: np.ndarr
         totals += [0.0] * (place + 1 - len(totals))
         totals[place] += kl * share_E[episode]
     return totals
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

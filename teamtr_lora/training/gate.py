@@ -13,6 +13,7 @@ from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import k1_terms, k3_terms, message_kl
 from teamtr_lora.algorithm.trust_region import ESTIMATORS
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.memory import memory_phase
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.training.batches import MessageBatch
@@ -79,7 +80,7 @@ def read_candidate(
         present = part.message_N.unique().cpu()
         objective_M[present] = terms.objective_M.cpu()[present]
         log_ratio_M[present] = terms.log_ratio_M.cpu()[present]
-    unit_N = 1.0 if config.trust_region.reduction == "message_sum" else lengths[torch.cat(messages_N)]
+    reduction, length_N = REDUCTIONS[config.trust_region.reduction], lengths[torch.cat(messages_N)]
     share_M = batch.weight_M.double() / batch.weight_M.double().sum()
 
     def mean(values_M: Tensor) -> ClusteredMean:
@@ -94,7 +95,7 @@ def read_candidate(
         log_ratio_M=log_ratio_M,
         kl_M=sums,
         group_M=batch.group_M,
-        terms_N={name: torch.cat(parts) / unit_N for name, parts in terms_N.items()},
+        terms_N={name: reduction.of_message(torch.cat(parts), length_N) for name, parts in terms_N.items()},
     )
 
 

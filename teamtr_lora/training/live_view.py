@@ -11,6 +11,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora.common.consoles import Console
 from teamtr_lora.common.consoles import console as default_console
+from teamtr_lora.common.quantities import clock
 
 COLOURS = {"accepted": "green", "shrunk": "yellow", "rejected": "red", "skipped": "dim"}
 NOTEBOOK_SECONDS = 0.5  # between two changes of the line in a notebook, each of which is a message to the browser
@@ -83,7 +84,7 @@ class LiveView(TrainerCallback):
         self._progress.update(self._bar, completed=state.global_step)
         self._console.print(
             f"  {row['agent']:<12} reward {row['reward_mean']:.3f}  {bound}  [{COLOURS[row['decision']]}]{decision:<14}[/]"
-            f"  {row['tokens_per_second']:,.0f} tokens/s  {_clock(left)} left{why}"
+            f"  {row['tokens_per_second']:,.0f} tokens/s  {clock(left)} left{why}"
         )
 
     def _stage_line(self, row: dict[str, Any], args: Any) -> None:
@@ -128,8 +129,3 @@ class _NotebookLine:
 
 def _number(value: float | None) -> str:
     return "inf" if value is None else f"{value:.4f}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes}:{rest:02d}"

@@ -9,7 +9,7 @@ import torch
 
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.base.frozen_base import base_facts
-from teamtr_lora.base.memory_model import DEFAULT_TOKENS, UpdateShape, choose_tokens, training_path, update_memory, update_peak
+from teamtr_lora.base.memory_model import DEFAULT_TOKENS, UpdateShape, choose_tokens, update_memory, update_peak, update_shape
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
 
@@ -21,7 +21,7 @@ def microbatch_tokens(playable: PlayableTeam, config: TeamTRConfig) -> int:
     wanted, device = config.training.tokens_per_microbatch, playable.base.device
     if device.type == "cpu":
         return DEFAULT_TOKENS if wanted == "auto" else wanted
-    facts, shape = base_facts(playable.base.folder), update_shape(playable, config)
+    facts, shape = base_facts(playable.base.folder), team_shape(playable, config)
     beside = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     lendable = playable.sampler.lendable_bytes()
     tokens = choose_tokens(facts, shape, beside, lendable) if wanted == "auto" else wanted
@@ -36,29 +36,17 @@ def microbatch_tokens(playable: PlayableTeam, config: TeamTRConfig) -> int:
     return tokens
 
 
-def update_shape(playable: PlayableTeam, config: TeamTRConfig) -> UpdateShape:
-    """What an update's memory depends on, for this team; one message an agent and episode, as long as it may be."""
-    base, rollout, training = playable.base, config.rollout, config.training
-    learned = Variants.of(config).reuse.learned_items(rollout.items_per_stage, len(playable.team.names))
-    per_episode = rollout.max_message_tokens * turns_per_agent(playable)
-    return UpdateShape(
-        tokens=DEFAULT_TOKENS,
-        learned_tokens=learned * rollout.episodes_per_item * per_episode,
-        judged_tokens=config.trust_region.judging_episodes * per_episode,
-        rank=max(playable.bank.config(agent)["r"] for agent in playable.team.names),
+def team_shape(playable: PlayableTeam, config: TeamTRConfig) -> UpdateShape:
+    """What an update's memory depends on, for this team."""
+    base, agents = playable.base, playable.team.names
+    return update_shape(
+        config,
+        agents=len(agents),
+        messages=playable.team.router.max_messages,
+        learned_items=Variants.of(config).reuse.learned_items(config.rollout.items_per_stage, len(agents)),
+        rank=max(playable.bank.config(agent)["r"] for agent in agents),
         value=base.dtype.itemsize,
-        path=training_path(
-            base.device.type,
-            base.dtype.itemsize,
-            quantized=base.quantization != "none",
-            dora=not playable.bank.can_mix,
-            compiled=training.compile,
-        ),
-        checkpointing=training.gradient_checkpointing,
-        head_chunk=training.head_chunk_tokens,
+        device=base.device.type,
+        quantized=base.quantization != "none",
+        dora=not playable.bank.can_mix,
     )
-
-
-def turns_per_agent(playable: PlayableTeam) -> int:
-    """Messages of one agent in an episode, where all speak alike."""
-    return -(-playable.team.router.max_messages // len(playable.team.names))

@@ -23,7 +23,7 @@ class OutsideStep:
 
     def __init__(self, playable: PlayableTeam, config: TeamTRConfig, agent: str) -> None:
         self._playable, self._config, self._agent = playable, config, agent
-        self._discount = message_discount(config.training.discount, playable.team.router.max_messages)
+        self.discount = message_discount(config.training.discount, playable.team.router.max_messages)
         self._scorer = Scorer.of(playable, config)
         self._before: Snapshot = {}
 
@@ -33,7 +33,7 @@ class OutsideStep:
 
     def outcome(self, episodes: list[Episode], report: OptimizeReport) -> UpdateOutcome:
         """The agent has been changed, by learning from `episodes`, and the change is committed."""
-        advantages = episode_advantages(episodes, self._agent, self._config.training, self._discount)
+        advantages = episode_advantages(episodes, self._agent, self._config.training, self.discount)
         reading = self._read(episodes, advantages.clipped_E.tolist())
         report.kl = reading.kl["exact"].mean
         whole = GateReading(1.0, reading.kl[self._config.trust_region.estimator], reading.gain)
@@ -68,4 +68,4 @@ class OutsideStep:
                 current = keep_current(scorer, batch)
             finally:
                 bank.restore(agent, after)
-            return read_candidate(scorer, batch, current, self._config, self._discount)
+            return read_candidate(scorer, batch, current, self._config, self.discount)

@@ -33,19 +33,19 @@ def update_row(outcome: UpdateOutcome, rollout: Rollout, *, stage: int, update: 
         alphas_tried=[r.alpha for r in outcome.step.readings],
         out_of_region=accepted is not None and reading is not None and reading.kl["exact"].bound > outcome.delta,
         kl=_kl(reading),
-        kl_message_sum=_finite(reading.message_sum_kl) if reading else None,
-        kl_token_mean=_finite(reading.token_mean_kl) if reading else None,
-        kl_discounted=_finite(reading.discounted_kl) if reading else None,
-        kl_in_sample=_finite(outcome.optimized.kl),
-        surrogate_gain=_finite(reading.gain.mean) if reading else None,
-        surrogate_gain_standard_error=_finite(reading.gain.standard_error) if reading else None,
-        surrogate_gain_in_sample=None if outcome.optimized.gain is None else _finite(outcome.optimized.gain),
+        kl_message_sum=finite(reading.message_sum_kl) if reading else None,
+        kl_token_mean=finite(reading.token_mean_kl) if reading else None,
+        kl_discounted=finite(reading.discounted_kl) if reading else None,
+        kl_in_sample=finite(outcome.optimized.kl),
+        surrogate_gain=finite(reading.gain.mean) if reading else None,
+        surrogate_gain_standard_error=finite(reading.gain.standard_error) if reading else None,
+        surrogate_gain_in_sample=None if outcome.optimized.gain is None else finite(outcome.optimized.gain),
         learning_rate=outcome.optimized.learning_rate,
         probing_steps=outcome.optimized.probes,
         window_episodes=sum(len(part.episodes) for part in outcome.material.earlier),
-        log_ratio_max=_finite(reading.log_ratio_max) if reading else None,
+        log_ratio_max=finite(reading.log_ratio_max) if reading else None,
         ratio_clip_rate=outcome.optimized.clip_rate,
-        gradient_norm=_finite(outcome.optimized.gradient_norm),
+        gradient_norm=finite(outcome.optimized.gradient_norm),
         optimizer_steps=outcome.optimized.steps,
         stopped_early=outcome.optimized.stopped_early,
         beta=outcome.optimized.beta,
@@ -76,10 +76,9 @@ def decision_reason(outcome: UpdateOutcome) -> str:
     """Why the whole step was not taken, in words: out of region, no gain, or nothing to learn from. Empty where it was."""
     if outcome.decision == "skipped":
         return _nothing_to_learn(outcome.version.agent, outcome.messages, outcome.advantages)
-    tried = outcome.step.readings
-    if outcome.decision == "accepted" or not tried:
+    judged = outcome.step.readings[0] if outcome.decision == "shrunk" else outcome.step.shown  # what it was short of
+    if outcome.decision == "accepted" or judged is None:
         return ""
-    judged = tried[0] if outcome.decision == "shrunk" else tried[-1]  # what the whole step, or the last resort, was short of
     gain, error, in_sample = judged.gain.mean, judged.gain.standard_error, outcome.optimized.gain
     if not math.isfinite(judged.kl.mean) or not math.isfinite(gain):
         return "broken: its KL or its gain is not a finite number"
@@ -102,12 +101,12 @@ def _nothing_to_learn(agent: str, messages: int, advantages: GroupAdvantages) ->
 
 def _kl(reading: CandidateReading | None) -> dict[str, KLReading]:
     return {
-        name: KLReading(mean=_finite(kl.mean), standard_error=_finite(kl.standard_error), bound=_finite(kl.bound))
+        name: KLReading(mean=finite(kl.mean), standard_error=finite(kl.standard_error), bound=finite(kl.bound))
         for name, kl in (reading.kl.items() if reading else ())
     }
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """JSON has no infinity, so the bound of a single held-out group and the numbers of a diverged candidate become null."""
     return value if math.isfinite(value) else None
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.runs.transcripts import EpisodeMarks, TokenMarks
 from teamtr_lora.team import Episode
 from teamtr_lora.training.update import UpdateOutcome
@@ -35,7 +36,7 @@ def episode_marks(
             turn: TokenMarks(
                 pieces=_pieces(cached, message.token_ids),
                 logprobs=_rounded(message.sampler_logprobs),
-                change=changes.get(id(message)),
+                change=changes.get((place, turn)),
             )
             for turn, message in enumerate(episodes[place].messages)
         }
@@ -43,17 +44,18 @@ def episode_marks(
     return [EpisodeMarks(round(advantages[place], 4), sample.get(place, {})) for place in range(len(episodes))]
 
 
-def _changes(outcome: UpdateOutcome, reduction: str) -> dict[int, list[float]]:
-    """By the identity of a message: log new - log old of each token, where the gate has scored it."""
+def _changes(outcome: UpdateOutcome, reduction: str) -> dict[tuple[int, int], list[float]]:
+    """By a message's episode and turn: log new - log old of each token, where the gate has scored it."""
     if outcome.kept is None or outcome.judging is None:
         return {}
     batch = outcome.judging.batch
     message_N = torch.cat([part.message_N.cpu() for part in batch.microbatches])
     lengths_M = message_N.bincount(minlength=len(batch.messages))
-    gate_unit_N = 1.0 if reduction == "message_sum" else lengths_M[message_N]  # token_mean shares a message's KL out
-    change_N = (-outcome.kept.terms_N["k1"] * gate_unit_N)[message_N.argsort(stable=True)]
+    unit_N = REDUCTIONS[reduction].of_message(1.0, lengths_M[message_N])  # what the gate has made of a token's term
+    change_N = (-outcome.kept.terms_N["k1"] / unit_N)[message_N.argsort(stable=True)]
+    places = zip(batch.episode_M.tolist(), (message.turn for message in batch.messages), strict=True)
     by_message = change_N.split(lengths_M.tolist())
-    return {id(m): _rounded(part.tolist()) for m, part in zip(batch.messages, by_message, strict=True)}
+    return {place: _rounded(part.tolist()) for place, part in zip(places, by_message, strict=True)}
 
 
 def _rounded(values: Sequence[float]) -> list[float]:

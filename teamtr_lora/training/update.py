@@ -1,6 +1,7 @@
 """One agent's update, from top to bottom: advantages, division of the episodes, optimization, judgement, accept or put back.
 
-It goes on in batches.py (episodes to tensors), scoring.py (forward passes), optimize.py (the steps) and gate.py (the judgement).
+It is given the `Material` of window.py, and goes on in batches.py (episodes to tensors), scoring.py (forward passes), optimize.py
+(the steps) and gate.py (the judgement).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from teamtr_lora.algorithm.step_size import next_rate
 from teamtr_lora.algorithm.trust_region import GateReading, StepDecision
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.radii import gain_slope, smoothed
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import TeamTRConfig, TrainingSection
@@ -87,7 +89,7 @@ class UpdateOutcome:
 
     @property
     def shown(self) -> CandidateReading | None:
-        """The reading that is reported: of the accepted step, or of the last one that was tried."""
+        """The reading that is reported: see StepDecision.shown."""
         return self.readings[self.step.shown.alpha] if self.step.shown else None
 
 
@@ -145,7 +147,7 @@ class AgentUpdater:
                     known += [(split.judging.batch, readings[step.accepted.alpha].log_ratio_M)]
                     log_ratio_E = self._log_ratios(agent, material, known, before)
                 if self._variants.region.gain_rule.in_sample and not optimized.improves:
-                    step, log_ratio_E = StepDecision(None, step.readings), None
+                    step, log_ratio_E = StepDecision(None, step.readings, refused=step.accepted), None
         except BaseException:  # an interrupt too: half an update is no version of the agent
             put_back()
             raise
@@ -330,7 +332,7 @@ class AgentUpdater:
             logger.warning(
                 "%s: the sampler is KL %.2g per %s away from the trainer, more than delta = %.2g: its samples are not from "
                 "the policy being updated; use the same precision on both sides or set rollout.importance_cap",
-                agent, gap["message_kl"], "message" if reduction == "message_sum" else "token", self.radii[agent],
+                agent, gap["message_kl"], "message" if REDUCTIONS[reduction].whole else "token", self.radii[agent],
             )  # fmt: skip
         return gap
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -47,7 +47,7 @@ class Material:
     newest: PlayedEpisodes
     earlier: Sequence[PlayedEpisodes] = ()
     # of all episodes: later updates use it again, and need to know how much likelier this one makes it. None: none of them
-    kept_E: np.ndarray | None = field(default=None)
+    kept_E: np.ndarray | None = None
 
     @cached_property
     def episodes(self) -> list[Episode]:

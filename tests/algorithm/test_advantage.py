@@ -39,7 +39,6 @@ def test_advantages_are_those_of_a_plain_loop(pairs: list[tuple[int, float]], cl
     distinct = {g: [r for r, other in zip(returns, groups, strict=True) if other == g] for g in groups}
     assert got.groups == len(distinct)
     assert got.zero_variance_groups == sum(map(equal, distinct.values()))
-    assert got.informative_groups == got.groups - got.zero_variance_groups
 
 
 def test_equal_returns_give_exactly_zero() -> None:
@@ -48,7 +47,7 @@ def test_equal_returns_give_exactly_zero() -> None:
             equal_E = torch.full((size,), value, dtype=torch.float64)
             got = group_advantages(equal_E, torch.zeros(size, dtype=torch.long), clip=3.0, eps=1e-12)
             assert got.unclipped_E.tolist() == [0.0] * size
-            assert got.zero_variance_groups == 1 and got.informative_groups == 0 and got.clip_rate == 0.0
+            assert got.zero_variance_groups == got.groups == 1 and got.clip_rate == 0.0
 
 
 def test_sums_of_the_same_rewards_in_another_order_are_equal() -> None:

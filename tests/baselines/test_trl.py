@@ -76,6 +76,7 @@ def test_the_run_directory_has_what_a_run_of_train_has(done: tuple[TrainSummary,
     assert all(row.messages == 24 and row.optimizer_steps == 2 and row.decision == "accepted" for row in updates)
     assert stages[0].evaluation and stages[0].evaluation["avg_at_k"] == summary.accuracy_before
     assert stages[-1].evaluation and stages[-1].evaluation["avg_at_k"] == summary.accuracy_after
+    assert len({stage.evaluation["items_digest"] for stage in stages if stage.evaluation}) == 1, "compared item by item"
     spent = sum(row.sampled_tokens for row in updates) + sum(s.evaluation["sampled_tokens"] for s in stages if s.evaluation)
     assert summary.tokens == stages[-1].sampled_tokens == spent
     assert summary.out_of_region_accepted == sum((row.kl["exact"].bound or 9) > 0.02 for row in updates)

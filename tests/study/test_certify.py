@@ -314,6 +314,17 @@ def test_certify_with_numbers_chosen_by_hand(edited: Any, capsys: Any) -> None:
     assert second["achievable"]["concentration"] == pytest.approx(3 * z * 0.02)
 
 
+def test_weights_of_a_window_are_not_taken_for_those_from_the_stage_start(edited: Any, capsys: Any) -> None:
+    def weighted(rows: list[dict[str, Any]]) -> None:
+        filled(rows, [1, 1, 1])
+        for row in rows:
+            if row["kind"] == "update":
+                row["importance"] = dict.fromkeys(row["probe"]["weights"], 9.0)
+
+    assert main(["diagnose", str(edited(weighted)), "--json"]) == 0
+    assert [row["mean"] for row in json.loads(capsys.readouterr().out)["importance"]] == [1.5, 1.5]
+
+
 def test_diagnose_with_numbers_chosen_by_hand(edited: Any, capsys: Any) -> None:
     folder = edited(lambda rows: filled(rows, [1, 0, 1]))
     assert main(["diagnose", str(folder), "--json"]) == 0

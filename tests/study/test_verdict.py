@@ -46,13 +46,16 @@ def row(decision: str, reason: str = "") -> Any:
     [
         ([row("skipped", "nothing to learn from: x")] * 3, "check the reward"),
         ([row("rejected", "out of region: KL bound 1 above 0.1")] * 2 + [row("accepted")], "trust_region.delta"),
-        ([row("rejected", "no gain: -0.1")] * 2 + [row("accepted")], "rollout.items_per_stage"),
-        ([row("shrunk", "the whole step was out of region: x")] * 2 + [row("accepted")], "training.learning_rate"),
+        ([row("rejected", "no gain: -0.1")] * 2 + [row("accepted")], "gained nothing: raise rollout.items_per_stage"),
+        ([row("shrunk", "the whole step was out of region: x")] * 2 + [row("accepted")], "were cut"),
         ([row("accepted")] * 3, "nothing stands out"),
     ],
 )
-def test_the_next_step_follows_from_the_decisions(rows: list[Any], advice: str) -> None:
-    words = diagnose_verdict(rows, [])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_the_next_step_follows_from_the_decisions(rows: list[Any], advice: str, fixed: bool) -> None:
+    words = diagnose_verdict(rows, [], fixed_rate=fixed)
+    far = "out of region" in rows[0].reason
+    assert ("training.learning_rate=auto" in words[-1]) == (far and fixed), "what is set already is no advice"
     assert f"of {len(rows)} updates were accepted" in words[0] and words[-1].startswith("Next: ") and advice in words[-1]
 
 
@@ -61,7 +64,7 @@ def test_a_rise_is_one_only_beyond_the_noise() -> None:
         return SimpleNamespace(evaluation={"avg_at_k": accuracy, "standard_error": 0.05})
 
     for after, kind in ((0.9, "a rise"), (0.55, "no more than the noise"), (0.1, "a fall")):
-        assert kind in diagnose_verdict([row("accepted")], [evaluated(0.5), evaluated(after)])[1]
+        assert kind in diagnose_verdict([row("accepted")], [evaluated(0.5), evaluated(after)], fixed_rate=False)[1]
 
 
 def test_what_a_setting_leaves_unmeasured_is_said_before_the_run() -> None:

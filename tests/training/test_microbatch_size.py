@@ -12,7 +12,7 @@ from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.memory_model import SIZES, update_memory, update_peak
 from teamtr_lora.team import Episode, Message, agent_sequences
 from teamtr_lora.training.batches import ATTENTION_COSTS, Numbered, Row, fill, pack
-from teamtr_lora.training.microbatch_size import microbatch_tokens, update_shape
+from teamtr_lora.training.microbatch_size import microbatch_tokens, team_shape
 
 GIB = 2**30
 
@@ -39,7 +39,7 @@ def on_gpu(make_team, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_on_a_gpu_it_fits_into_what_is_free(on_gpu: Any, config, caplog: pytest.LogCaptureFixture) -> None:
     settings = config(tokens_per_microbatch="auto")
     playable, memory = on_gpu.playable, on_gpu.memory
-    facts, shape = base_facts(playable.base.folder), update_shape(playable, settings)
+    facts, shape = base_facts(playable.base.folder), team_shape(playable, settings)
     assert shape.path == "compiled" and shape.value == 2
     memory.free = 60 * GIB
     assert microbatch_tokens(playable, settings) == SIZES[-1]  # so small a base is never enough work

@@ -29,7 +29,7 @@ LEFT_OUT = {"delta_stale value", "d_occ value", "mean_standard_error", "smallest
 
 
 def print_diagnosis(found: RunDiagnosis) -> None:
-    console = Console(highlight=False)
+    console = Console()
     for sentence in found.verdict:
         console.print(f"[bold]{escape(sentence)}[/]")
     for name, title in TITLES.items():

@@ -12,7 +12,7 @@ from teamtr_lora.recipe.words import Key
 
 
 def print_keys(keys: Sequence[Key]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     for key in keys:
         if not key.takes:
             lines, style = _lines(console, f"{key.name}  {key.meaning}", 0), "bold"

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from teamtr_lora.common.consoles import Console
-from teamtr_lora.report.in_words import short
+from teamtr_lora.common.quantities import clock, short
 
 _COLOURS = {"training": "cyan", "starting": "cyan", "finished": "green", "stopped": "yellow", "damaged": "red"}
 
@@ -29,7 +29,7 @@ def print_runs(found: dict[str, Any]) -> None:
         decisions = "/".join(str(counts[name]) for name in ("accepted", "shrunk", "rejected", "skipped"))
         state = f"[{_COLOURS[run['state']]}]{run['state']}[/]"
         ends = [_percent(run[end]) for end in ("accuracy_before", "accuracy_now")]
-        tokens, left = short(run["sampled_tokens"]), _clock(run["seconds_left"])
+        tokens, left = short(run["sampled_tokens"]), "-" if run["seconds_left"] is None else clock(run["seconds_left"])
         table.add_row(escape(run["name"]), state, f"{run['stage']}/{run['stages']}", *ends, decisions, tokens, left)
     console.print(table)
     console.print("decisions: accepted whole / shortened / rejected / skipped", style="dim")
@@ -40,10 +40,3 @@ def print_runs(found: dict[str, Any]) -> None:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
-
-
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -15,6 +15,7 @@ from rich.table import Table
 from teamtr_lora.cli.text.tables import known
 from teamtr_lora.common.consoles import Console
 from teamtr_lora.common.program import program
+from teamtr_lora.common.quantities import duration
 from teamtr_lora.rollout.collector import Progress as ProgressCall
 
 if TYPE_CHECKING:  # what trains takes seconds to import, and `ask` needs none of it
@@ -24,13 +25,12 @@ if TYPE_CHECKING:  # what trains takes seconds to import, and `ask` needs none o
 
 
 def print_next_steps(console: Console, summary: TrainSummary, example: str) -> None:
-    minutes, seconds = divmod(round(summary.seconds), 60)
     console.print()
     measured = f"on {summary.episodes_evaluated} episodes" if summary.episodes_evaluated else "(this team was not evaluated)"
     before, after = (known(accuracy, ".3f") for accuracy in (summary.accuracy_before, summary.accuracy_after))
     rewards = " -> ".join(known(reward, ".3f") for reward in (summary.reward_before, summary.reward_after))
     console.print(
-        f"[bold]held-out accuracy {before} -> {after}, mean reward {rewards}[/] {measured}, in {minutes} min {seconds} s"
+        f"[bold]held-out accuracy {before} -> {after}, mean reward {rewards}[/] {measured}, in {duration(summary.seconds)}"
     )
     console.print(
         f"{summary.updates} updates: {summary.accepted} accepted ({summary.shrunk} of them shrunk), {summary.rejected} rejected, "
@@ -52,7 +52,7 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
 
 def print_transcript(record: dict[str, Any]) -> None:
     """An episode as it is written down in a run's episodes/."""
-    console = Console(highlight=False, emoji=False)
+    console = Console()
     console.print(f"[bold]question[/]\n{escape(record['prompt'])}")
     for message in record["messages"]:
         cut = " [yellow](cut off by the token limit)[/]" if message["finish"] == "length" else ""
@@ -62,7 +62,7 @@ def print_transcript(record: dict[str, Any]) -> None:
 
 
 def print_plan(plan: Plan) -> None:
-    console = Console(highlight=False)
+    console = Console()
     for title, rows in _plan_tables(plan).items():
         table = Table(title=title, title_justify="left", show_header=False)
         table.add_column()
@@ -120,20 +120,13 @@ def _plan_tables(plan: Plan) -> dict[str, list[tuple[str, str]]]:
 
 def _times(time: ExpectedTime) -> list[tuple[str, str]]:
     return [
-        ("a stage", _clock(time.stage_seconds)),
-        ("of that, rollouts", _clock(time.rollouts_seconds)),
-        ("of that, updates", _clock(time.updates_seconds)),
-        ("an evaluation", _clock(time.evaluation_seconds)),
-        ("the start", _clock(time.start_seconds)),
-        ("the run", _clock(time.run_seconds)),
+        ("a stage", duration(time.stage_seconds)),
+        ("of that, rollouts", duration(time.rollouts_seconds)),
+        ("of that, updates", duration(time.updates_seconds)),
+        ("an evaluation", duration(time.evaluation_seconds)),
+        ("the start", duration(time.start_seconds)),
+        ("the run", duration(time.run_seconds)),
     ]
-
-
-def _clock(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{int(seconds) // 60} min {int(seconds) % 60} s"
 
 
 def _size(count: float) -> str:

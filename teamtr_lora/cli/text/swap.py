@@ -47,7 +47,7 @@ class SwapView(Listener):
 def swap_view(*, json: bool) -> Iterator[SwapView]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield SwapView(Console(stderr=json, highlight=False, soft_wrap=False), progress)
+        yield SwapView(Console(stderr=json), progress)
 
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:
@@ -59,7 +59,7 @@ def print_checks(console: Console, checks: Sequence[Check]) -> None:
 
 
 def print_swap(report: SwapReport) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     if report.plan:
         console.print("this swap would:")
         for step in report.plan:
@@ -76,14 +76,14 @@ def print_swap(report: SwapReport) -> None:
 
 
 def print_rebase(report: RebaseReport) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     _print_alignment(console, report.alignments)
     _print_scores(console, "the team on held-out items", report)
     console.print(f"{escape(report.team)} on {escape(report.old_base)} -> {escape(report.out)} on {escape(report.new_base)}")
 
 
 def print_undo(where: str, undone: Undone) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     for agent, (gone, back) in undone.changed.items():
         console.print(f"{escape(where)}: {escape(agent)} {gone} -> {back}")
     if undone.trained:

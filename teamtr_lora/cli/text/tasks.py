@@ -37,7 +37,7 @@ def print_tasks() -> None:
     table = Table("task", "items", "about", box=None, pad_edge=False)
     for row in task_rows():
         table.add_row(row["name"], row["items"], row["about"])
-    Console(highlight=False).print(table)
+    Console().print(table)
 
 
 def task_keys(family: type[TaskSettings]) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ def task_keys(family: type[TaskSettings]) -> list[dict[str, Any]]:
 
 def print_task(name: str) -> None:
     family = BY_NAME[name]
-    console = Console(highlight=False)
+    console = Console()
     console.print(f"{name}: {family.in_words(name)}\n{family.model_fields['name'].description}\n", markup=False)
     table = Table("key", "default", "about", box=None, pad_edge=False)
     for row in task_keys(family):
@@ -71,7 +71,7 @@ def print_scores(scores: Scores) -> None:
     table = Table("item", "score", *kinds, box=None, pad_edge=False)
     for row in scores.items:
         table.add_row(escape(visible_line(str(row["id"]))), *(f"{row[kind]:g}" for kind in ("score", *kinds)))
-    console = Console(highlight=False)
+    console = Console()
     console.print(table)
     error = "" if scores.standard_error is None else f" ± {scores.standard_error:.4f} (standard error)"
     console.print(f"{scores.task}: n = {len(scores.items)}, mean = {scores.mean:.4f}{error}", markup=False)

@@ -29,7 +29,7 @@ FIGURES = {
     "accuracy": Figure(BETTER, "Accuracy on held-out items", learning.accuracy, read=
         "Higher is better; where the bars (95% intervals) of two stages do not overlap, the change is more than luck."),
     "reward": Figure(BETTER, "Reward while training", learning.reward, read=
-        "Each point is the mean reward of the episodes that an update learned from, played by the team just before it."),
+        "Each point is the mean reward of an update's newest episodes, played by the team just before it."),
     "kl_against_delta": Figure(SAFE, "How far each update moved its agent", steps.kl_against_delta, read=
         "Steps below the dashed line (delta) were allowed; the bars beneath show how much of the proposed step was taken."),
     "message_kl": Figure(SAFE, "How single messages moved", steps.message_kl, read=
