@@ -38,7 +38,8 @@ def add_commands(command: Any) -> None:
     ask.add_argument("--seed", type=int, default=0, help="another seed, another answer (default: 0)")
     add_registry(ask, _TEAM_OF)
 
-    serve = command("serve", _serve, "Serve a team by vLLM's OpenAI API: `team`, the base and every agent, each a model.")
+    text = "Serve a team by vLLM's OpenAI API: `team`, the base and every agent, each a model."
+    serve = command("serve", _serve, text, RUNS_ROUTER_ONLY)
     serve.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run, a registry team; with --accept-adapters a recipe")
     add_registry(serve, _TEAM_OF)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)")
