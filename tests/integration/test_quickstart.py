@@ -30,7 +30,7 @@ sys.exit(code)
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], int]:
     """The run directory, the summary that `train --json` prints, and the peak memory in bytes."""
     run_dir = tmp_path_factory.mktemp("quickstart") / "run"
-    smaller = ["training.stages=2", "rollout.items_per_stage=24", "evaluation.every_stages=0"]
+    smaller = ["training.stages=2", "rollout.items_per_stage=16", "evaluation.every_stages=0"]
     arguments = ["train", RECIPE, *smaller, "--run-dir", str(run_dir), "--json"]
     # freed memory goes back: what glibc keeps for itself differs between machines, by up to a third of all
     returned = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "3000000"}
@@ -53,7 +53,7 @@ def test_the_team_learns(trained: tuple[Path, dict[str, Any], int]) -> None:
 
 def test_the_estimate_is_within_a_quarter_of_the_peak(trained: tuple[Path, dict[str, Any], int]) -> None:
     planned = subprocess.run(
-        [sys.executable, "-m", "teamtr_lora", "plan", RECIPE, "rollout.items_per_stage=24", "--json"],
+        [sys.executable, "-m", "teamtr_lora", "plan", RECIPE, "rollout.items_per_stage=16", "--json"],
         capture_output=True,
         text=True,
     )
