@@ -16,7 +16,9 @@ function el(tag, attributes, ...children) {
 }
 
 const number = (value, digits = 3) => (value === null || value === undefined ? "–" : Number(value).toFixed(digits));
-const percent = (value) => (value === null || value === undefined ? "–" : (100 * value).toFixed(1) + "%");
+// A half goes to the even digit, as in the words that Python wrote: 56.25 is 56.2 everywhere.
+const PERCENT = new Intl.NumberFormat("en", { style: "percent", minimumFractionDigits: 1, maximumFractionDigits: 1, roundingMode: "halfEven" });
+const percent = (value) => (value === null || value === undefined ? "–" : PERCENT.format(value));
 function short(value) {
   for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) if (value >= size) return +(value / size).toPrecision(3) + unit;
   return String(value);
@@ -154,7 +156,7 @@ function updateTable(run) {
   box.addEventListener("toggle", () => {
     if (!box.open || box.querySelector("table")) return;
     const body = el("tbody", {}, run.updates.map(([stage, agent, decision, why, ...values]) => el("tr", {},
-      el("td", {}, String(stage)), el("td", {}, agent), el("td", {}, el("span", { class: "mark " + decision }), decision === "shrunk" ? "shortened" : decision),
+      el("td", {}, String(stage)), el("td", {}, agent), el("td", {}, el("span", { class: "mark " + decision }), decision),
       el("td", { class: "wide" }, why), values.map((value, i) => el("td", { class: "number" }, number(value, i === 3 ? 2 : 4))))));
     const head = heads.map((name, i) => el("th", { class: i > 3 ? "number" : null }, name));
     box.append(el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head)), body)));
@@ -279,7 +281,7 @@ async function ask(what, parameters) {
   return data;
 }
 
-const COLUMNS = ["", "run", "state", "stage", "before", "now", "accepted", "shortened", "rejected", "skipped", "tokens", "time", "time left"];
+const COLUMNS = ["", "run", "state", "stage", "before", "now", "accepted", "shrunk", "rejected", "skipped", "tokens", "time", "time left"];
 
 function runsTable(runs, picked) {
   const heads = COLUMNS.map((name, i) => el("th", { class: i > 2 ? "number" : null }, name));
