@@ -154,7 +154,7 @@ function updateTable(run) {
   box.addEventListener("toggle", () => {
     if (!box.open || box.querySelector("table")) return;
     const body = el("tbody", {}, run.updates.map(([stage, agent, decision, why, ...values]) => el("tr", {},
-      el("td", {}, String(stage)), el("td", {}, agent), el("td", {}, el("span", { class: "mark " + decision }), decision === "shrunk" ? "shortened" : decision),
+      el("td", {}, String(stage)), el("td", {}, agent), el("td", {}, el("span", { class: "mark " + decision }), decision),
       el("td", { class: "wide" }, why), values.map((value, i) => el("td", { class: "number" }, number(value, i === 3 ? 2 : 4))))));
     const head = heads.map((name, i) => el("th", { class: i > 3 ? "number" : null }, name));
     box.append(el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head)), body)));
@@ -279,7 +279,7 @@ async function ask(what, parameters) {
   return data;
 }
 
-const COLUMNS = ["", "run", "state", "stage", "before", "now", "accepted", "shortened", "rejected", "skipped", "tokens", "time", "time left"];
+const COLUMNS = ["", "run", "state", "stage", "before", "now", "accepted", "shrunk", "rejected", "skipped", "tokens", "time", "time left"];
 
 function runsTable(runs, picked) {
   const heads = COLUMNS.map((name, i) => el("th", { class: i > 2 ? "number" : null }, name));

@@ -1,4 +1,4 @@
-"""Why an update was accepted, shortened, rejected or skipped, in the words of a newcomer."""
+"""Why an update was accepted, shrunk, rejected or skipped, in the words of a newcomer."""
 
 from __future__ import annotations
 

@@ -61,10 +61,9 @@ def test_accuracies_are_those_of_the_evaluations(full_data: RunData) -> None:
 def test_every_judged_update_is_marked_once_by_its_decision(full_data: RunData) -> None:
     drawn = kl_against_delta(full_data)
     assert isinstance(drawn, Drawing)
-    said = {"accepted": "accepted", "shrunk": "shortened", "rejected": "rejected"}
-    for decision, label in said.items():
+    for decision in ("accepted", "shrunk", "rejected"):
         own = [(place, row) for place, row in enumerate(full_data.updates, 1) if row.decision == decision]
-        marked = [trace for trace in drawn.traces if trace["name"] == label]
+        marked = [trace for trace in drawn.traces if trace["name"] == decision]
         assert [trace["x"] for trace in marked] == ([[place for place, _ in own]] if own else [])
         for trace in marked:
             assert trace["y"] == [row.kl["exact"].bound for _, row in own]

@@ -17,7 +17,6 @@ LOG = {"type": "log", "tickformat": "~g", "dtick": "D2"}
 Z95 = 1.96
 FEW = 90  # marks of one kind that are drawn one by one
 DECISIONS = ("accepted", "shrunk", "rejected", "skipped")
-SAID = {"accepted": "accepted", "shrunk": "shortened", "rejected": "rejected", "skipped": "skipped"}
 SYMBOLS = {"accepted": "circle", "shrunk": "diamond", "rejected": "x", "skipped": "circle-open"}
 
 
@@ -112,4 +111,4 @@ def numbered(updates: Sequence[UpdateRow]) -> list[tuple[int, UpdateRow]]:
 
 
 def update_hover(row: UpdateRow) -> str:
-    return f"stage {row.stage}, update {row.update}: {plain(row.agent)}, {SAID[row.decision]}"
+    return f"stage {row.stage}, update {row.update}: {plain(row.agent)}, {row.decision}"

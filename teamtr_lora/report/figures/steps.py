@@ -8,7 +8,6 @@ from typing import Any
 from teamtr_lora.report.figures.drawing import (
     DECISIONS,
     LOG,
-    SAID,
     SYMBOLS,
     Drawing,
     Drawn,
@@ -43,7 +42,7 @@ def kl_against_delta(run: RunData) -> Drawn:
         bounds = [r.bound if r.bound is not None else r.mean for r in readings]
         if own:
             said = [f"{update_hover(row)}<br>{reason(row)}" for _, row in own]
-            trace = points(SAID[decision], [place for place, _ in own], [_positive(b) for b in bounds], color=f"${decision}",
+            trace = points(decision, [place for place, _ in own], [_positive(b) for b in bounds], color=f"${decision}",
                            symbol=SYMBOLS[decision], text=said, customdata=[_positive(r.mean) for r in readings],
                            hovertemplate="%{text}<br>KL %{customdata:.2g}, bound %{y:.2g}<extra></extra>")  # fmt: skip
             traces.append(trace)
@@ -83,7 +82,7 @@ def gain(run: RunData) -> Drawn:
         if not own:
             continue
         said = [update_hover(row) for _, row in own]
-        trace = points(SAID[decision], [place for place, _ in own], [row.surrogate_gain for _, row in own], color=f"${decision}",
+        trace = points(decision, [place for place, _ in own], [row.surrogate_gain for _, row in own], color=f"${decision}",
                        symbol=SYMBOLS[decision], text=said, hovertemplate="%{text}<br>gain %{y:.4f}<extra></extra>")  # fmt: skip
         trace["error_y"] = errors([row.surrogate_gain_standard_error for _, row in own])
         traces.append(trace)
@@ -108,8 +107,8 @@ def decisions(run: RunData) -> Drawn:
         said = ["<br>".join(f"{n} x {text}" for text, n in why[agent].most_common(4)) for agent in run.agents]
         counts = [sum(why[agent].values()) for agent in run.agents]
         if own:
-            traces.append(bars(SAID[decision], run.agents, counts, color=f"${decision}", stack="updates", customdata=said,
-                               hovertemplate="%{y} " + SAID[decision] + "<br>%{customdata}<extra></extra>"))  # fmt: skip
+            traces.append(bars(decision, run.agents, counts, color=f"${decision}", stack="updates", customdata=said,
+                               hovertemplate="%{y} " + decision + "<br>%{customdata}<extra></extra>"))  # fmt: skip
     return Drawing(traces, axes("", "updates", barmode="stack", xaxis={"type": "category"}, yaxis={"dtick": step}))
 
 
