@@ -42,7 +42,7 @@ class Gain:
             return "The team was measured"
         if self.low > 0:
             return "The team got better"
-        return "The team got worse" if self.high < 0 else "No clear change so far"
+        return "The team got worse" if self.high < 0 else "No clear change"
 
 
 def headline(run: RunData) -> str:
@@ -71,7 +71,7 @@ def tiles(run: RunData) -> list[Tile]:
     if run.updates:
         taken = sum(row.alpha is not None for row in run.updates)
         shrunk = sum(row.decision == "shrunk" for row in run.updates)
-        found.append(Tile("updates accepted", f"{taken} of {len(run.updates)}", f"{shrunk} of them shortened" if shrunk else ""))
+        found.append(Tile("updates accepted", f"{taken} of {len(run.updates)}", f"{shrunk} of them shrunk" if shrunk else ""))
     if run.stages:
         found.append(Tile("tokens sampled", short(run.stages[-1].sampled_tokens)))
         found.append(Tile("time", duration(run.stages[-1].seconds)))
@@ -155,11 +155,11 @@ def _updates(run: RunData) -> str:
     if not run.updates:
         return "No update has been made yet."
     counts: Counter[str] = Counter(row.decision for row in run.updates)
-    words = {"accepted": "accepted whole", "shrunk": "shortened", "rejected": "rejected", "skipped": "skipped"}
+    words = {"accepted": "accepted whole", "shrunk": "shrunk", "rejected": "rejected", "skipped": "skipped"}
     parts = [f"{counts[decision]} {text}" for decision, text in words.items() if counts[decision]]
     made = _list([f"{part.partition(' ')[0]} {'was' if part[:2] == '1 ' else 'were'} {part.partition(' ')[2]}" for part in parts])
     total = len(run.updates)
-    text = f"Of {total} updates, {made}." if total > 1 else f"One update so far, {made}."
+    text = f"Of {total} update{'s' if total > 1 else ''}, {made}."
     why = Counter((row.decision, kind_of_reason(row)) for row in run.updates if row.decision != "accepted")
     if why:
         causes = [f"{n} {words[decision]} ({cause})" for (decision, cause), n in why.most_common(6)]
@@ -185,7 +185,7 @@ def _cost(run: RunData) -> str:
     if not run.stages:
         return ""
     last = run.stages[-1]
-    return f"So far that took {duration(last.seconds)} and {short(last.sampled_tokens)} sampled tokens."
+    return f"That took {duration(last.seconds)} and {short(last.sampled_tokens)} sampled tokens."
 
 
 def _accuracy(run: RunData, place: int) -> float:

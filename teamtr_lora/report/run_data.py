@@ -68,6 +68,7 @@ class RunData:
 
 def read_named_runs(paths: Sequence[Path]) -> list[RunData]:
     """Each called by its folder's name, or by its whole path where two folders have one name."""
+    paths = list({path.resolve(): path for path in paths}.values())  # a run given twice is one run
     names = [path.resolve().name for path in paths]
     stored = [read_run(path) for path in paths]
     titles = [str(path) if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]

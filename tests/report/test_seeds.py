@@ -30,6 +30,7 @@ def test_a_difference_is_paired_where_the_items_are_the_same(tmp_path: Path) -> 
     by_item = [np.array(e["by_item"]) for e in ends if e]
     assert found.test.difference == pytest.approx((by_item[1] - by_item[0]).mean())
     assert any("p = " in text for text in compared_in_words(kinds_of(runs)))
+    assert len(read_named_runs([tmp_path / "a", tmp_path / "b" / ".." / "a"])) == 1, "a run given twice is one run"
     ends[1]["items_digest"] = "other"  # type: ignore[index]
     assert differences(kinds_of(runs)) == []
 

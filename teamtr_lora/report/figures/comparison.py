@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from teamtr_lora.report.figures.drawing import DECISIONS, SAID, Drawing, Drawn, Figure, axes, band, bars, line, plain
+from teamtr_lora.report.figures.drawing import DECISIONS, Drawing, Drawn, Figure, axes, band, bars, line, plain
 from teamtr_lora.report.run_data import RunData
 from teamtr_lora.report.seeds import Kind, differences, mean_and_interval
 
@@ -43,7 +43,7 @@ def decisions_by_kind(kinds: Sequence[Kind]) -> Drawn:
             updates = [row for run in kind.runs for row in run.updates]
             shares.append(sum(row.decision == decision for row in updates) / len(updates) if updates else None)
         if any(shares):
-            traces.append(bars(SAID[decision], names, shares, color=f"${decision}", hovertemplate="%{y:.0%} " + SAID[decision]))
+            traces.append(bars(decision, names, shares, color=f"${decision}", hovertemplate="%{y:.0%} " + decision))
     if not traces:
         return "No run has made an update yet."
     return Drawing(traces, axes("", "share of updates", barmode="stack", yaxis={"tickformat": ".0%"}, xaxis={"type": "category"}))
@@ -65,6 +65,7 @@ def paired_differences(kinds: Sequence[Kind]) -> Drawn:
                            error_x=arms, hovertemplate="%{x:+.1%}"))  # fmt: skip
     layout = axes(f"accuracy less that of {plain(found[0].first)}", "", yaxis={"type": "category", "showticklabels": False})
     layout["xaxis"] |= {"tickformat": "+.0%", "zeroline": True}
+    layout["showlegend"] = True  # of a single trace, too: its name is nowhere else
     return Drawing(traces, layout)
 
 
@@ -79,7 +80,7 @@ COMPARING = {
     "accuracy_by_tokens": Figure(COMPARED, "Accuracy for the tokens spent", accuracy_by_tokens, read=
         "Further left and higher is better: the same accuracy for fewer sampled tokens."),
     "decisions_by_run": Figure(COMPARED, "What became of the updates", decisions_by_kind, read=
-        "The share of updates that were accepted whole, shortened, rejected and skipped."),
+        "The share of updates that were accepted whole, shrunk, rejected and skipped."),
 }  # fmt: skip
 
 
