@@ -57,3 +57,11 @@ def console(*, stderr: bool = False) -> Console:
     made = Console(stderr=stderr)
     made.soft_wrap = not (made.is_terminal or made.is_jupyter)
     return made
+
+
+def print_hanging(console: rich_console.Console, text: str, indent: int = 4) -> None:
+    """A line whose continuation, where it has to wrap, is indented."""
+    if console.soft_wrap:
+        console.print(text)
+    else:
+        console.print(*console.render_str(text).wrap(console, max(20, console.width - indent)), sep="\n" + " " * indent)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from transformers.trainer_callback import TrainerCallback
 
-from teamtr_lora.common.consoles import Console
+from teamtr_lora.common.consoles import Console, print_hanging
 from teamtr_lora.common.consoles import console as default_console
 from teamtr_lora.common.quantities import clock
 
@@ -82,9 +82,10 @@ class LiveView(TrainerCallback):
         decision = row["decision"] if row["alpha"] is None else f"{row['decision']} x{row['alpha']:.2f}"
         why = f" ({escape(row['reason'])})" if row["reason"] else ""
         self._progress.update(self._bar, completed=state.global_step)
-        self._console.print(
+        print_hanging(
+            self._console,
             f"  {row['agent']:<12} reward {row['reward_mean']:.3f}  {bound}  [{COLOURS[row['decision']]}]{decision:<14}[/]"
-            f"  {row['tokens_per_second']:,.0f} tokens/s  {clock(left)} left{why}"
+            f"  {row['tokens_per_second']:,.0f} tokens/s  {clock(left)} left{why}",
         )
 
     def _stage_line(self, row: dict[str, Any], args: Any) -> None:
@@ -97,9 +98,10 @@ class LiveView(TrainerCallback):
             error = evaluation["standard_error"]
             label = "before training" if row["stage"] == 0 else f"after stage {row['stage']}"
             spread = f" ± {error:.3f}" if error is not None else ""
-            self._console.print(
+            print_hanging(
+                self._console,
                 f"  [bold]held-out accuracy {label}: {evaluation['avg_at_k']:.3f}{spread}[/], mean reward "
-                f"{evaluation['mean_reward']:.3f}"
+                f"{evaluation['mean_reward']:.3f}",
             )
 
 

@@ -142,11 +142,14 @@ def test_loopback_is_this_machine_alone() -> None:
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "", "127.0.0.1.nip.io")))
 
 
-def test_the_table_in_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_in_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["runs", str(folder)]) == 0
     said = capsys.readouterr().out
     assert "one" in said and "finished" in said and "2/2" in said
     assert main(["runs", str(folder), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main(["runs", str(folder)]) == 0
+    assert "state finished" in capsys.readouterr().out, "a narrow terminal cuts no word off"
     assert main(["runs", str(make_run(folder.parent / "alone", 3))]) == 0, "a run's own folder is a folder with one run"
     assert "alone" in capsys.readouterr().out

@@ -23,7 +23,7 @@ def said(*texts: str) -> Episode:
 
 def test_each_task_is_described_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
     words = {name: family.in_words(name) for name, family in BY_NAME.items() if name != SCRIPT}
-    assert len(set(words.values())) == len(words)
+    assert len(set(words.values())) == len(words) and all(text.endswith(".") for text in words.values()), "whole sentences"
     for family in set(BY_NAME.values()):
         assert set(family.about) <= set(family.names()) and (not family.about or set(family.about) == set(family.names()))
     assert main(["tasks", "list"]) == 0

@@ -77,6 +77,7 @@ def test_a_narrow_terminal_wraps_between_words() -> None:
     lines = out.getvalue().replace("\x00", "").splitlines()
     words = " ".join(lines).split()
     assert len(lines) > 1 and all(len(line) <= 60 for line in lines)
+    assert all(line.startswith("    ") for line in lines[1:]), "what belongs to a line stands under it"
     assert {"tokens/s", "region:", "0.0310", "bound", "(bound"} <= set(words)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from teamtr_lora.cli.text.tables import print_table
 from teamtr_lora.common.consoles import Console
 from teamtr_lora.common.quantities import clock, short
 
@@ -23,7 +24,7 @@ def print_runs(found: dict[str, Any]) -> None:
     table.add_column("run", overflow="fold")
     table.add_column("state")
     for name in ("stage", "before", "now", "decisions", "tokens", "time left"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     for run in found["runs"]:
         counts = run["counts"] | {"accepted": run["counts"]["accepted"] - run["counts"]["shrunk"]}
         decisions = "/".join(str(counts[name]) for name in ("accepted", "shrunk", "rejected", "skipped"))
@@ -31,8 +32,8 @@ def print_runs(found: dict[str, Any]) -> None:
         ends = [_percent(run[end]) for end in ("accuracy_before", "accuracy_now")]
         tokens, left = short(run["sampled_tokens"]), "-" if run["seconds_left"] is None else clock(run["seconds_left"])
         table.add_row(escape(run["name"]), state, f"{run['stage']}/{run['stages']}", *ends, decisions, tokens, left)
-    console.print(table)
-    console.print("decisions: accepted whole / shortened / rejected / skipped", style="dim")
+    print_table(console, table)
+    console.print("decisions: accepted whole / shrunk / rejected / skipped", style="dim", highlight=False)
     for run in found["runs"]:
         if run["problem"]:
             console.print(f"{escape(run['name'])}: {escape(run['problem'])}", soft_wrap=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from teamtr_lora.common.consoles import Console
+from teamtr_lora.common.consoles import Console, print_hanging
 
 
 def table_of(title: str, *columns: str, left: int = 1, **look: Any) -> Table:
@@ -26,15 +27,16 @@ def print_table(console: Console, table: Table) -> None:
     if sum(needed) + 1 <= console.width:
         console.print(table)
         return
-    console.print(table.title or "", style="italic")
+    if table.title:
+        console.print(table.title, style="italic")
     names = [str(column.header) for column in table.columns]
     for cells in zip(*(column.cells for column in table.columns), strict=True):
         pairs = [f"{name} {cell}" for name, cell in zip(names, cells, strict=True) if str(cell)]
-        console.print("  " + ", ".join(pairs))
+        print_hanging(console, "  " + ", ".join(pairs))
 
 
 def _longest_word(texts: Iterable[Any]) -> int:
-    return max((len(word) for text in texts for word in str(text).split()), default=0)
+    return max((len(word) for text in texts for word in Text.from_markup(str(text)).plain.split()), default=0)
 
 
 def known(value: float | None, form: str = ".4f") -> str:

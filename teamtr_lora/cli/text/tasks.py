@@ -34,7 +34,10 @@ def task_rows() -> list[dict[str, str]]:
 
 
 def print_tasks() -> None:
-    table = Table("task", "items", "about", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task", no_wrap=True)
+    table.add_column("items", max_width=12)
+    table.add_column("about")
     for row in task_rows():
         table.add_row(row["name"], row["items"], row["about"])
     Console().print(table)

@@ -52,7 +52,7 @@ class TaskSettings(Section):
     @classmethod
     def in_words(cls, name: str) -> str:
         """One line about the task of that name."""
-        return cls.about.get(name) or (cls.__doc__ or "").split("\n")[0]
+        return cls.about.get(name) or " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
 
     def reader(self) -> Task:
         """A task that reads the answer out of what a team says, for questions of the user's own; where that needs more than the
