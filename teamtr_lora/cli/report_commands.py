@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.cli.arguments import port, print_json
+from teamtr_lora.common.errors import UserError
 
 _RUNS = Path("runs")
 
 
 def add_commands(command: Any) -> None:
-    text = "Writes one HTML file about a run, or about several compared: summary, figures, transcripts."
+    text = "Write one HTML file about a run, or about several compared: summary, figures, transcripts."
     report = command("report", _report, text, json="print the file's name and size as JSON")
     report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the run directory that train printed")
     report.add_argument(
         "--out", type=Path, metavar="FILE.html", help="default: report.html in the run's folder; of several runs, here"
     )
 
-    text = "Opens a local page about the runs in a folder, live while they train; it only reads."
+    text = "Open a local page about the runs in a folder, live while they train; it only reads."
     view = command("view", _view, text)
     view.add_argument("folder", type=Path, nargs="?", default=_RUNS, metavar="RUNS_FOLDER", help=f"default: {_RUNS}")
     view.add_argument("--port", type=port, default=8321, metavar="P", help="default: 8321")
@@ -49,16 +50,24 @@ def _view(args: argparse.Namespace) -> None:
     from teamtr_lora.report.view_server import serve
 
     try:
-        serve(args.folder, args.host, args.port, lambda address: print(f"open {address}  (end with Ctrl-C)", flush=True))
+        serve(_folder(args), args.host, args.port, lambda address: print(f"open {address}  (end with Ctrl-C)", flush=True))
     except KeyboardInterrupt:
         print()
+
+
+def _folder(args: argparse.Namespace) -> Path:
+    """The usual folder may come later, with the first run; one that was typed has to be there."""
+    folder: Path = args.folder
+    if not folder.is_dir() and (folder != _RUNS or folder.exists()):
+        raise UserError(f"{folder}: no such folder; give the one that holds your runs (default: {_RUNS})")
+    return folder
 
 
 def _runs(args: argparse.Namespace) -> None:
     from teamtr_lora.cli.text.runs_table import print_runs
     from teamtr_lora.report.view_server import RunsFolder
 
-    found = RunsFolder(args.folder).answer("runs", {})
+    found = RunsFolder(_folder(args)).answer("runs", {})
     if args.json:
         print_json(found)
     else:
