@@ -7,6 +7,8 @@ _EXAMPLES = {
         "train recipes/quickstart.yaml",
         "eval runs/quickstart --k 4",
         'ask runs/quickstart "347+285"',
+        "report runs/quickstart",
+        "view",
         "init my-team",
         "serve runs/quickstart --port 8000",
         "docs getting_started",
@@ -17,9 +19,14 @@ _EXAMPLES = {
         "train runs/try --resume",
     ],
     "validate": ["validate recipes/quickstart.yaml training.stages=4", "validate --schema > recipe.schema.json"],
-    "keys": ["keys trust_region              # a section", "keys memory                    # wherever the word occurs"],
+    "keys": [
+        "keys trust_region              # a section",
+        "keys memory                    # wherever the word occurs",
+        "keys lora_r                    # what TRL, PEFT and others call it",
+    ],
     "plan": [
         "plan recipes/quickstart.yaml rollout.items_per_stage=64",
+        "plan recipes/quickstart.yaml --calibrate",
         "plan recipes/bases/qwen3_1.7b.yaml recipes/tasks/gsm8k.yaml --json",
     ],
     "init": ["init my-team"],
@@ -43,7 +50,7 @@ _EXAMPLES = {
     "adapters": ["adapters list", "adapters import runs/quickstart --team my-team", "adapters show my-team"],
     "adapters list": ["adapters list --registry adapters"],
     "adapters show": ["adapters show my-team", "adapters show my-team --agent planner"],
-    "adapters verify": ["adapters verify"],
+    "adapters verify": ["adapters verify", "adapters verify runs/quickstart"],
     "adapters rm": ["adapters rm my-team --agent planner --version v0002-0123456789ab", "adapters rm my-team --all"],
     "adapters import": [
         "adapters import runs/quickstart --team my-team",

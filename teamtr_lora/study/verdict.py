@@ -21,7 +21,8 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
         words = [f"Proven: with {certain} confidence each, the team got better in {len(proven)} of {stages} (stage {named})."]
     else:
         worst = min((bound.bound for bound in best if not bound.vacuous), default=None)
-        most = "nothing is excluded" if worst is None else f"no stage can have cost more than {-worst:.3f} of mean reward"
+        which = " (its bound by turns)" if any(s.by_turns for s in run.stages) else ""
+        most = "nothing is excluded" if worst is None else f"no stage can have cost more than {-worst:.3f} of mean reward{which}"
         words = [f"Nothing is proven to have got better in {stages}; with {certain} confidence {most}."]
     if vacuous and vacuous < len(best):
         words.append(f"{vacuous} of the bounds are vacuous: they exclude nothing.")
@@ -51,7 +52,7 @@ def diagnose_verdict(updates: Sequence[UpdateRow], stages: Sequence[StageRow], *
     counts: Counter[str] = Counter(row.decision for row in updates)
     taken = counts["accepted"] + counts["shrunk"]
     words = [
-        f"{taken} of {_count(len(updates), 'update')} were accepted ({counts['shrunk']} shortened), {counts['rejected']} "
+        f"{taken} of {_count(len(updates), 'update')} were accepted ({counts['shrunk']} of them shrunk), {counts['rejected']} "
         f"rejected, {counts['skipped']} skipped."
     ]
     evaluations = [row.evaluation for row in stages if row.evaluation]

@@ -41,7 +41,7 @@ def print_diagnosis(found: RunDiagnosis) -> None:
     for name in ("kl_spread", "clipping", "stability", "coordination", "order", "cost"):
         values = getattr(found, name)
         if values:
-            words = ", ".join(f"{escape(key)} {_shown(value)}" for key, value in _flat(values).items())
+            words = ", ".join(f"{escape(key.replace('_', ' '))} {_shown(value)}" for key, value in _flat(values).items())
             note = " (quantiles: means over updates)" if name == "kl_spread" else ""
             console.print(f"[bold]{name.replace('_', ' ')}[/]{note}: {words}")
     for name, reason in found.missing.items():

@@ -44,10 +44,10 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
     run = shlex.quote(summary.run_dir)
     console.print(f"run directory: {escape(summary.run_dir)}\n\nnext:")
     typed = program()
-    console.print(f"  {typed} ask {run} {escape(shlex.quote(example))}")
-    console.print(f"  {typed} eval {run} --k 4")
+    for line in (f"ask {run} {shlex.quote(example)}", f"report {run}", f"eval {run} --k 4"):
+        console.print(f"  {typed} {escape(line)}", soft_wrap=True)  # a command that wraps cannot be copied
     if not Path("my-team").exists():
-        console.print(f"  {typed} init my-team        # a recipe, a dataset and a reward function to change")
+        console.print(f"  {typed} init my-team", soft_wrap=True)
 
 
 def print_transcript(record: dict[str, Any]) -> None:
