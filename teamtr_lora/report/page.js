@@ -16,7 +16,9 @@ function el(tag, attributes, ...children) {
 }
 
 const number = (value, digits = 3) => (value === null || value === undefined ? "–" : Number(value).toFixed(digits));
-const percent = (value) => (value === null || value === undefined ? "–" : (100 * value).toFixed(1) + "%");
+// A half goes to the even digit, as in the words that Python wrote: 56.25 is 56.2 everywhere.
+const PERCENT = new Intl.NumberFormat("en", { style: "percent", minimumFractionDigits: 1, maximumFractionDigits: 1, roundingMode: "halfEven" });
+const percent = (value) => (value === null || value === undefined ? "–" : PERCENT.format(value));
 function short(value) {
   for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) if (value >= size) return +(value / size).toPrecision(3) + unit;
   return String(value);

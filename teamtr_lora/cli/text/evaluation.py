@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.markup import escape
 
-from teamtr_lora.cli.text.tables import known, table_of
+from teamtr_lora.cli.text.tables import known, print_table, table_of
 from teamtr_lora.common.consoles import Console
 from teamtr_lora.common.visible import visible_line
 from teamtr_lora.evaluation.compare import Comparison
@@ -29,7 +29,7 @@ def print_evaluation(result: EvaluationResult) -> None:
         table.add_row(escape(f"{agent}'s own answer right"), *_measure_cells(measure))
     table.add_row("all agents right together", *_measure_cells(evaluation.coordination))
     table.add_row("... given that the team is right", *_measure_cells(evaluation.coordination_given_success))
-    console.print(table)
+    print_table(console, table)
     if evaluation.coordination is None:
         console.print("-: unknown; a message is judged, and counted as a vote, where the task says how to read its answer")
     _print_categories(console, result)
@@ -47,7 +47,7 @@ def _print_categories(console: Console, result: EvaluationResult) -> None:
         for value, (items, measures) in values.items():
             cells = [" ".join(_cells(name, measures[name])[:2]) for name in shown]
             table.add_row(escape(visible_line(value)), str(items), *cells)
-        console.print(table)
+        print_table(console, table)
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -64,7 +64,7 @@ def print_comparison(comparison: Comparison) -> None:
         exactly = [known(test.mcnemar_p_value)] if exact else []
         values = [f"{test.first:.{places}f}", f"{test.second:.{places}f}", f"{test.difference:+.{places}f}"]
         table.add_row(name, *values, escape(interval), f"{test.p_value:.4f}", *exactly, f"{test.better} / {test.worse}")
-    console.print(table)
+    print_table(console, table)
     for letter, name, temperature in zip("AB", (comparison.first, comparison.second), comparison.temperatures, strict=True):
         console.print(f"{letter}: {escape(name)} at temperature {temperature:g}", soft_wrap=True)
     console.print("intervals: bootstrap over items; p: sign flips of the items' differences, two-sided")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 
-from teamtr_lora.cli.text.tables import known, table_of, with_error
+from teamtr_lora.cli.text.tables import known, print_table, table_of, with_error
 from teamtr_lora.common.consoles import Console
 from teamtr_lora.common.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall
@@ -55,7 +55,7 @@ def print_checks(console: Console, checks: Sequence[Check]) -> None:
     for c in checks:
         verdict = f"[{_COLOUR[c.verdict]}]{c.verdict}[/]"
         table.add_row(escape(c.check), escape(c.old), escape(c.new), verdict, escape(c.fix))
-    console.print(table)
+    print_table(console, table)
 
 
 def print_swap(report: SwapReport) -> None:
@@ -98,7 +98,7 @@ def _print_alignment(console: Console, alignments: dict[str, Alignment]) -> None
     for agent, a in alignments.items():
         before, after = (with_error(reading.mean, reading.standard_error) for reading in (a.before, a.after))
         table.add_row(escape(agent), before, after, known(a.after.bound), f"{a.delta:g}", str(a.steps))
-    console.print(table)
+    print_table(console, table)
 
 
 def _print_scores(console: Console, title: str, report: SwapReport | RebaseReport) -> None:
@@ -109,5 +109,5 @@ def _print_scores(console: Console, title: str, report: SwapReport | RebaseRepor
         if score:
             accuracy = with_error(score.accuracy, score.standard_error)
             table.add_row(name, accuracy, "-" if lost is None else with_error(lost.lost, lost.standard_error))
-    console.print(table)
+    print_table(console, table)
     console.print(f"{report.sampled_tokens:,} tokens sampled, {report.trained_tokens:,} trained on, {report.seconds:.0f} s")
