@@ -71,7 +71,7 @@ def refuse(title: str, mistakes: Iterable[Mistake]) -> None:
         raise ValidationError.from_exception_data(title, details)
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, known: Iterable[str], at_least: float = 0.6) -> str | None:
     """The valid name most like `word`, if any is like it at all."""
-    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=at_least)
     return close[0] if close else None

@@ -212,8 +212,8 @@ def _unknown_key(loc: Loc, value: Any, parent: Node) -> Problem:
     word, known = str(loc[-1]), list(parent.get("properties", {}))
     ours, theirs = own_names(), NAMES.get(word)
     # The best guess first: the right name in the wrong section, another library's name, a misspelt key of this section, then one
-    # of another section.
-    misspelt = nearest(word, known) or ours.get(nearest(word, ours) or "")
+    # of another section, if it is very like: among hundreds of names some are always a little like.
+    misspelt = nearest(word, known) or ours.get(nearest(word, ours, 0.8) or "")
     suggestion, fix = ours.get(word) or misspelt, ""
     if theirs and ours.get(word, "task.").startswith("task."):
         suggestion, fix = theirs.key, theirs.words(str)

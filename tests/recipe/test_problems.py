@@ -36,6 +36,7 @@ ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
     ({"training": {"learning_rat": 1}}, "training.learning_rat = 1: unknown key; did you mean 'learning_rate'?"),
     ({"rollout": {"learning_rate": 1}}, "unknown key; did you mean 'training.learning_rate'?"),
     ({"lerning_rate": 1}, "lerning_rate = 1: unknown key; did you mean 'training.learning_rate'?"),
+    ({"training": {"data_use": 1}}, "training.data_use = 1: unknown key; the keys of training are stages"),  # no guess from afar
     ({"num_generations": 8}, "num_generations = 8: unknown key; did you mean 'rollout.episodes_per_item'?"),
     ({"rolout": {}}, "rolout: unknown key; did you mean 'rollout'?"),
     ({"rollout": {"zzzz": 1}}, "unknown key; the keys of rollout are engine, items_per_stage"),
