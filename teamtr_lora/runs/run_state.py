@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -141,6 +142,14 @@ class CheckpointReader:
     def state(self) -> RunState:
         """Where the newest checkpoint is, without its tensors."""
         return self._read(STATE)[0]
+
+    def named_rollouts(self) -> set[str]:
+        """The rollouts that any checkpoint needs; a damaged one is of no use with or without them."""
+        found: set[str] = set()
+        for folder in self.steps():
+            with suppress(UserError):
+                found |= {record.name for record in self._read_step(folder, (STATE,), "")[0].rollouts}
+        return found
 
     def _read(self, *names: str) -> tuple[RunState, dict[str, Any], dict[str, bytes]]:
         """State, the whole of state.json, and the files of the newest checkpoint, each checked against its hash."""

@@ -66,6 +66,7 @@ class TrainingRun:
         self.updater.slopes.update(self.state.slopes)
         self.updater.rates.update(self.state.rates)
         self.rollouts.window.resume(self.state.rollouts)
+        self._tidy()
         self.updater.scorer.tf32 = self.state.gate_tf32
         if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
             self.updater.scaler.load_state_dict(self.state.loss_scaler)
@@ -194,9 +195,13 @@ class TrainingRun:
         state.seconds += self._since_checkpoint()
         self._clock = time.monotonic()
         self.run_dir.checkpoints.save(state, {agent: flatten_state(o) for agent, o in self.updater.optimizers.items()})
-        self.rollouts.window.tidy()
+        self._tidy()
         self.run_dir.write_team(state.versions, state.loras)
         self.events.fire("on_save")
+
+    def _tidy(self) -> None:
+        """Removes the rollouts that no checkpoint names any more, also those that a kill has left."""
+        self.run_dir.rollouts.keep_only(self.run_dir.checkpoints.named_rollouts())
 
     def _since_checkpoint(self) -> float:
         return time.monotonic() - self._clock

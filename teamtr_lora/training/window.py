@@ -80,7 +80,6 @@ class EpisodeWindow:
     def __init__(self, store: RolloutStore, room: int) -> None:
         self._store, self._room = store, room
         self._kept: list[tuple[RolloutRecord, PlayedEpisodes]] = []
-        self._named: set[str] = set()  # by the newest checkpoint
 
     def resume(self, records: Sequence[RolloutRecord]) -> None:
         """Reads the rollouts that a checkpoint names."""
@@ -88,7 +87,6 @@ class EpisodeWindow:
             (record, PlayedEpisodes(self._store.read(record.name, record.content_hash), np.array(record.log_weights)))
             for record in records
         ]
-        self._named = {record.name for record in records}
 
     def records(self) -> list[RolloutRecord]:
         """For the checkpoint."""
@@ -109,9 +107,3 @@ class EpisodeWindow:
         digest = self._store.write(name, played.episodes)
         record = RolloutRecord(name=name, content_hash=digest, versions=versions, log_weights=[])
         self._kept = [*self._kept, (record, played)][-self._room :]
-
-    def tidy(self) -> None:
-        """After a checkpoint: files stay that this one names, or the one before it, which stays too."""
-        named = {record.name for record, _ in self._kept}
-        self._store.keep_only(named | self._named)
-        self._named = named

@@ -200,7 +200,7 @@ POINTS = [
     (RolloutStore, "write", "after"),
     (CheckpointStore, "save", "before"),
     (CheckpointStore, "save", "after"),
-    (EpisodeWindow, "tidy", "after"),
+    (RolloutStore, "keep_only", "after"),
 ]
 RESUMED: dict[str, dict[str, Any]] = {
     "window": {"reuse": "window", "learning_rate": "auto"},
