@@ -185,7 +185,7 @@ def _importance(updates: list[UpdateRow]) -> list[dict[str, Any]]:
     stage's first episodes: those of a window of rollouts begin elsewhere."""
     found = []
     for place, own in _by_place(updates):
-        weights = [(None if row.fresh_episodes else row.importance) or (row.probe and row.probe.weights) for row in own]
+        weights = [(None if row.fresh_episodes else row.importance) or (row.probe.weights if row.probe else None) for row in own]
         known = [w for w in weights if w is not None]
         if known and place > 1:
             row = {name: _mean([w[name] for w in known]) for name in known[0]}
