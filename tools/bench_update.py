@@ -85,7 +85,7 @@ def recipe_of(args: argparse.Namespace, *, agents: int, prompts: int, tokens: in
             "vllm": {"memory_share": args.memory_share},
         },
         "training": {"inner_epochs": args.passes, "learning_rate": 1e-7, **training},
-        "trust_region": {"delta": 10.0, "holdout": 1 - prompts / items},
+        "trust_region": {"delta": 10.0, "holdout": 1 - prompts / items, "gate_precision": "tf32"},  # what a run would find
     }
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(json.dumps(data))

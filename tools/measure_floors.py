@@ -147,7 +147,8 @@ def read_passes(playable: PlayableTeam, episodes: list[Episode], precision: str)
     base, bank = playable.base, playable.bank
     for tf32 in (False, True) if base.device.type == "cuda" else (False,):
         scorer = Scorer(base, bank, temperature=1.0, head_chunk_tokens=TRAINING.head_chunk_tokens, tf32=tf32)
-        floors = measure_floors(scorer, bank, AGENT, episodes, region=TrustRegionSection(gate_precision="tf32"))
+        region = TrustRegionSection(gate_precision="tf32" if tf32 else "fp32")
+        floors = measure_floors(scorer, bank, AGENT, episodes, region=region)
         batch = unweighted_batch(scorer, agent_sequences(episodes, AGENT))
         if not tf32:
             yield PassReading(precision, "training", floors["training"], scan(scorer, bank, batch, training_pass(scorer)))

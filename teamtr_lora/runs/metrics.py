@@ -126,9 +126,8 @@ class UpdateRow(_Row):
     certificate: CertificateTerms | None = Field(description="null where nothing was accepted")
     importance: dict[str, float] | None = Field(
         default=None,
-        description="trajectory weights of all episodes that the update was given, as they enter it (4 at most; fresh ones have "
-        "1): ess (share of the episodes), p95, p99, largest, over_ten (share above 10), mean and its standard error; null where "
-        "none is weighted",
+        description="trajectory weights of the episodes that are used again, before they are capped at 4: ess (share of the "
+        "episodes), p95, p99, largest, over_ten (share above 10), mean and its standard error; null where none is weighted",
     )
     diagnostics: UpdateDiagnostics | None = Field(default=None, description="null where diagnostics.from_updates is off")
     probe: ProbeReading | None = Field(default=None, description="null in stages that diagnostics.probe_every_stages leaves out")

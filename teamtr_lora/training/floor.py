@@ -35,7 +35,8 @@ def measure_floors(
     """Exact-KL floors on a few real messages. A strict pass has as its floor what it reads for the smallest perturbation; the
     training pass, and a gate in TF32, the most that they read above a strict pass over all perturbations.
 
-    With `gate_precision: auto` the scorer's gate passes stay in TF32 if that resolves the radius, else they are made strict."""
+    With `gate_precision: auto` the scorer's gate passes are made TF32 if that resolves the radius; without messages to try it on,
+    they stay strict."""
     chosen = [e for e in episodes if any(m.agent == agent and m.token_ids for m in e.messages)][:MESSAGES]
     if not chosen:
         return {}
@@ -51,8 +52,8 @@ def measure_floors(
         return max(readings[0], *(reading - true for reading, true in zip(readings, strict, strict=True)))
 
     gate = strict[0]
-    if scorer.tf32:
-        with gate_pass(scorer):
+    if region.gate_precision != "fp32" and scorer.has_tf32:
+        with gate_pass(scorer, tf32=True):
             coarse = floor_here()
         scorer.tf32 = region.gate_precision == "tf32" or MARGIN * coarse <= least_radius(region)
         gate = coarse if scorer.tf32 else gate

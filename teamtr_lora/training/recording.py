@@ -31,7 +31,7 @@ class Recorder:
             row.certificate = certificate_terms(
                 outcome.kept, outcome.judging, rollout.episodes, config=self._context.config, gamma=self._discount
             )
-        if (log_weight_E := outcome.material.log_weights()).any():
+        if len(log_weight_E := outcome.material.reused_log_weights()):
             row.importance = asdict(weight_degeneracy(log_weight_E))
         self._diagnostics.fill(row, rollout, outcome)
         counts = state.counts

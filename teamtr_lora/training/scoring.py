@@ -49,7 +49,7 @@ class Scorer:
         self._compiled, self._training = compiled, False
         self.tokens_per_microbatch = tokens_per_microbatch
         self._bank, self._temperature, self._chunk, self.tf32 = bank, temperature, head_chunk_tokens, tf32
-        self.device = base.device
+        self.device, self.has_tf32 = base.device, base.device.type == "cuda"
         self._head = head_weight(base.model).detach()
         # the mask of a packed row knows no sliding window, so such a base gets one sequence a row
         self.pack_width = None if has_sliding_window(base.model) else self._head.shape[1]
@@ -58,13 +58,13 @@ class Scorer:
 
     @classmethod
     def of(cls, playable: PlayableTeam, config: TeamTRConfig) -> Scorer:
-        """As the recipe says."""
+        """As the recipe says; gate passes are strict where it leaves that to the floors, which nobody may have measured yet."""
         return cls(
             playable.base,
             playable.bank,
             temperature=config.rollout.temperature,
             head_chunk_tokens=config.training.head_chunk_tokens,
-            tf32=config.trust_region.gate_precision != "fp32" and playable.base.device.type == "cuda",
+            tf32=config.trust_region.gate_precision == "tf32" and playable.base.device.type == "cuda",
             compiled=config.training.compile,
             tokens_per_microbatch=microbatch_tokens(playable, config),
         )

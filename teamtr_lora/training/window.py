@@ -66,6 +66,12 @@ class Material:
         """Of all episodes, capped."""
         return np.concatenate([log_weight_E for _, log_weight_E in self.weighted_parts()])
 
+    def reused_log_weights(self) -> np.ndarray:
+        """Of the episodes that another team has played, not capped."""
+        return np.concatenate(
+            [np.zeros(0), *(part.log_weight_E for part in (self.newest, *self.earlier) if part.log_weight_E.any())]
+        )
+
     def shift(self, log_ratio_E: np.ndarray) -> None:
         """An update has made each episode likelier by so much."""
         start = 0

@@ -292,7 +292,7 @@ def filled(rows: list[dict[str, Any]], fresh: list[int]) -> None:
     for row in rows:
         if row["kind"] == "update":
             row["certificate"] |= own
-            row |= {"probe": probe, "delta": 0.04, "kl_message_sum": 0.02, "sampled_tokens": 100}
+            row |= {"probe": probe, "importance": None, "delta": 0.04, "kl_message_sum": 0.02, "sampled_tokens": 100}
             row["seconds"] = {"rollout": 6.0, "optimize": 4.0, "diagnostics": 1.0, "probe": 5.0}
         elif row["evaluation"]:
             row["evaluation"] |= {"mean_reward": 0.1 * row["stage"], "mean_reward_standard_error": 0.03 + 0.01 * row["stage"]}

@@ -85,15 +85,18 @@ def test_a_gate_of_fewer_digits_has_their_noise_for_a_floor(make_team, episodes,
     monkeypatch.setattr(Scorer, "hidden", rounded)
     floors = {}
     for tf32 in (False, True):
-        scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=64, tf32=tf32)
-        floors[tf32] = measure_floors(
-            scorer, playable.bank, "left", episodes[:6], region=TrustRegionSection(gate_precision="tf32")
-        )
+        scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=64)
+        scorer.has_tf32 = True
+        region = TrustRegionSection(gate_precision="tf32" if tf32 else "fp32")
+        floors[tf32] = measure_floors(scorer, playable.bank, "left", episodes[:6], region=region)
+        assert scorer.tf32 == tf32
     coarse = floors[True]["gate"]
     assert floors[False]["gate"] < 1e-9 < 1e-8 < coarse < floors[True]["training"]
     for share, kept in ((4.9, False), (5.1, True)):  # auto: TF32 where the radius is five times what it can resolve
-        scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=64, tf32=True)
+        scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=64)
+        scorer.has_tf32 = True
         region = TrustRegionSection(gate_precision="auto", delta=share * coarse)
+        assert measure_floors(scorer, playable.bank, "left", [], region=region) == {} and not scorer.tf32, "strict until tried"
         floor = measure_floors(scorer, playable.bank, "left", episodes[:6], region=region)["gate"]
         assert scorer.tf32 == kept and floor == pytest.approx(coarse if kept else floors[False]["gate"])
 
