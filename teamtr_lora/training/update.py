@@ -167,7 +167,7 @@ class AgentUpdater:
             delta=radius,
             material=material,
             advantages=advantages[0],
-            messages=sum(len(batch.messages) for batch in [*split.fit, split.judging.batch]),
+            messages=self._messages(agent, material),
             trained_tokens=sum(batch.tokens for batch in split.fit),
             optimized=optimized,
             step=step,
@@ -336,16 +336,20 @@ class AgentUpdater:
             )  # fmt: skip
         return gap
 
-    def _skipped(self, agent: str, material: Material, advantages: GroupAdvantages) -> UpdateOutcome:
+    def _messages(self, agent: str, material: Material) -> int:
+        """The agent's messages in the newest rollout, without those that are masked."""
         masked = self._config.rollout.truncated_messages == "mask"
-        spoken = [m for e in material.newest.episodes for m in e.messages if m.agent == agent]
+        spoken = [message for episode in material.newest.episodes for message in episode.messages if message.agent == agent]
+        return sum(not (masked and message.truncated) for message in spoken)
+
+    def _skipped(self, agent: str, material: Material, advantages: GroupAdvantages) -> UpdateOutcome:
         return UpdateOutcome(
             decision="skipped",
             version=self._playable.bank.version(agent),
             delta=self.radii[agent],
             material=material,
             advantages=advantages,
-            messages=sum(not (masked and m.truncated) for m in spoken),
+            messages=self._messages(agent, material),
             optimized=OptimizeReport(beta=self.betas[agent], learning_rate=self.rates[agent] or 0.0),
         )
 
