@@ -37,7 +37,6 @@ FILES = (layout.OWN_NAMES - FOLDERS - {layout.LOCK}) | {
 }  # fmt: skip
 # The same names for something that is no run's file.
 OTHERS = {
-    ("recipe/template.py", "recipe.yaml"),  # what `init` writes
     ("recipe/recipe_files.py", "recipe.yaml"),  # an example in a message
     ("cli/recipe_commands.py", "recipe.yaml"),  # what `init` wrote
     ("registry/pushed_files.py", "team.json"),  # a team's repository on the hub

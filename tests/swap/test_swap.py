@@ -346,6 +346,7 @@ def test_a_stage_in_progress_begins_anew(recipe_file: Path, tmp_path: Path, caps
 
     TeamTRTrainer.from_recipe(load_recipe(recipe_file, [f"output_dir={run}"]), callbacks=[StopAfterOne()]).train()
     assert RunDir(run).checkpoints.state().update == 1
+    capsys.readouterr()
     swapped(run, capsys, "--agent", "right", "--with", "fresh:rank=3", "--direct")
     assert main(["train", str(recipe_file), "--run-dir", str(run), "--resume", "--json"]) == 0
     capsys.readouterr()
