@@ -66,8 +66,10 @@ def test_a_run_trains_while_somebody_holds_its_lock(tmp_path: Path) -> None:
 
 def test_to_look_at_a_lock_takes_it_from_nobody(tmp_path: Path) -> None:
     for _ in range(50):
-        held(tmp_path / LOCK)
-        acquire(tmp_path / LOCK, tmp_path, "busy").release()
+        assert not held(tmp_path / LOCK)
+        lock = acquire(tmp_path / LOCK, tmp_path, "busy")
+        assert held(tmp_path / LOCK)
+        lock.release()
 
 
 def test_runs_are_found_in_folders_of_folders(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_a_team_cannot_bring_the_trust_along(theirs: Path) -> None:
 
 def test_generated_puzzles_need_no_trust(theirs: Path, store: Any, identity: Identity, make_recipe: Any) -> None:
     store(theirs / "own", identity, made=make_recipe(task={"name": "autologi"}))
-    find_team("own/pair")
+    assert find_team("own/pair").recipe.task.name == "autologi"
 
 
 def test_a_pull_names_the_dataset(hub: Any, store: Any, identity: Identity, make_recipe: Any, tmp_path: Path) -> None:
