@@ -17,20 +17,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config
 from torch.nn import functional
 
 from teamtr_lora.base.precision import HALF_DTYPES, decoder_layers
 
 # The low parts of small weights would fall below half precision's range: factors are multiplied by a power of two first, which is
-# exact, and the product is divided by it in float32. LoRA's A has the size of 1 / sqrt(width); B starts at zero and stays small.
-A_SCALE, B_SCALE = 2.0**6, 2.0**12
+# exact, and the product is divided by it. LoRA's A has the size of 1 / sqrt(width); B starts at zero and stays small. A's is
+# small, because the inner activation is kept multiplied by it and must not overflow.
+A_SCALE, B_SCALE = 2.0**3, 2.0**12
 
 
-def two_parts(weight: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """[2r, n] from [r, n]: `scale * weight` rounded to `dtype`, and below it what the rounding left over."""
+def two_parts(weight: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`scale * weight` rounded to `dtype`, and what the rounding left over."""
     scaled = weight * scale
     high = scaled.to(dtype)
-    return torch.cat([high, (scaled - high.to(weight.dtype)).to(dtype)], 0)
+    return high, (scaled - high.to(weight.dtype)).to(dtype)
 
 
 def _wide(left: Tensor, right: Tensor) -> Tensor:
@@ -40,45 +42,109 @@ def _wide(left: Tensor, right: Tensor) -> Tensor:
     return torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
 
 
+def _scaled(left: Tensor, right: Tensor, factor: float) -> Tensor:
+    """factor * left @ right, rounded once."""
+    if left.is_cuda:
+        return torch.addmm(left.new_empty(right.shape[1]), left, right, beta=0, alpha=factor)
+    return (_wide(left, right) * factor).to(left.dtype)
+
+
+# One node of the compiled graph each way: inside, products are added in place, where the compiler would copy first.
+_OPS = torch.library.Library("teamtr_lora", "FRAGMENT")
+_OPS.define("lora(Tensor x, Tensor weight, Tensor? bias, Tensor a, Tensor b, float scaling) -> (Tensor, Tensor)")
+_OPS.define(
+    "lora_backward(Tensor grad, Tensor x, Tensor weight, Tensor inner, Tensor a, Tensor b, float scaling)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _lora(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """(y, inner). The parts of `a` and `b` stand so that (high + low) (high + low) needs no other step than two products, less
+    low times low: inner = x [high, low, high], times [high, high, low]."""
+    inner = _scaled(x, a.t(), 1.0)
+    y = functional.linear(x, weight, bias)
+    return y.addmm_(inner, b.t(), alpha=scaling / (A_SCALE * B_SCALE)), inner
+
+
+def _lora_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, inner: Tensor, a: Tensor, b: Tensor, scaling: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, A and B. The high parts suffice: a gradient need not resolve what one step changes."""
+    rank = a.shape[0] // 3
+    grad_inner = _scaled(grad, b[:, :rank], scaling / B_SCALE)
+    grad_a = _wide(grad_inner.t(), x)
+    grad_b = _wide(grad.t(), inner[:, :rank]).mul_(scaling / A_SCALE)
+    grad_x = (grad @ weight).addmm_(grad_inner, a[:rank], alpha=1 / A_SCALE)
+    return grad_x, grad_a, grad_b
+
+
+_OPS.impl("lora", _lora, "CompositeExplicitAutograd")
+_OPS.impl("lora_backward", _lora_backward, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("teamtr_lora::lora", lib=_OPS)
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], a.shape[0])
+
+
+@torch.library.register_fake("teamtr_lora::lora_backward", lib=_OPS)
+def _(
+    grad: Tensor, x: Tensor, weight: Tensor, inner: Tensor, a: Tensor, b: Tensor, scaling: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    rank, wide = a.shape[0] // 3, torch.promote_types(x.dtype, torch.float32)
+    return (torch.empty_like(x), x.new_empty(rank, x.shape[1], dtype=wide), x.new_empty(weight.shape[0], rank, dtype=wide))
+
+
 class _LoraLinear(torch.autograd.Function):
     """y = x W' + bias + scaling (x A') B', with gradients for x, A and B; W is frozen."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float) -> Tensor:
-        x_ND, rank = x.reshape(-1, x.shape[-1]), a.shape[0]
-        a_parts = two_parts(a, A_SCALE, x.dtype)
-        b_parts = two_parts(b.t(), B_SCALE, x.dtype)
-        both = _wide(x_ND, a_parts.t())
-        inner_NR = ((both[:, :rank] + both[:, rank:]) / A_SCALE).to(x.dtype)
-        y = functional.linear(x_ND, weight, bias)
-        y.addmm_(torch.cat([inner_NR, inner_NR], 1), b_parts, alpha=scaling / B_SCALE)
-        ctx.save_for_backward(x_ND, weight, inner_NR, a_parts, b_parts)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        a: Tensor,
+        b: Tensor,
+        a_parts: Tensor,
+        b_parts: Tensor,
+        scaling: float,
+    ) -> Tensor:
+        x_ND = x.reshape(-1, x.shape[-1])
+        y, inner = torch.ops.teamtr_lora.lora(x_ND, weight, bias, a_parts, b_parts, scaling)
+        ctx.save_for_backward(x_ND, weight, inner, a_parts, b_parts)
         ctx.scaling, ctx.shape = scaling, x.shape
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x_ND, weight, inner_NR, a_parts, b_parts = ctx.saved_tensors
-        rank = inner_NR.shape[1]
-        grad_y = grads[0].reshape(-1, grads[0].shape[-1])
-        both = _wide(grad_y, b_parts.t())
-        grad_inner = ((both[:, :rank] + both[:, rank:]) * (ctx.scaling / B_SCALE)).to(grad_y.dtype)
-        grad_a = _wide(grad_inner.t(), x_ND)
-        grad_b = _wide(grad_y.t(), inner_NR) * ctx.scaling
-        grad_x = grad_y @ weight
-        grad_x.addmm_(torch.cat([grad_inner, grad_inner], 1), a_parts, alpha=1 / A_SCALE)
-        return grad_x.view(ctx.shape), None, None, grad_a, grad_b, None
+        x_ND, weight, inner, a_parts, b_parts = ctx.saved_tensors
+        grad = grads[0].reshape(-1, grads[0].shape[-1])
+        grad_x, grad_a, grad_b = torch.ops.teamtr_lora.lora_backward(grad, x_ND, weight, inner, a_parts, b_parts, ctx.scaling)
+        return grad_x.view(ctx.shape), None, None, grad_a, grad_b, None, None, None
 
 
 class FusedLora(nn.Module):
-    """A frozen linear layer with one adapter on it."""
+    """A frozen linear layer with one adapter on it. `refresh` has to be called before a pass: the parts are made once a step."""
 
     def __init__(self, layer: nn.Module, a: Tensor, b: Tensor, scaling: float) -> None:
         super().__init__()
         self.weight, self.bias, self.a, self.b, self.scaling = layer.weight, layer.bias, a, b, float(scaling)
+        self._made_of = (-1, -1)  # versions of the weights that the parts are of
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        now = (self.a._version, self.b._version)
+        if now != self._made_of:
+            high, low = two_parts(self.a, A_SCALE, self.weight.dtype)
+            self.a_parts = torch.cat([high, low, high])
+            high, low = two_parts(self.b, B_SCALE, self.weight.dtype)
+            self.b_parts = torch.cat([high, high, low], 1)
+            self._made_of = now
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _LoraLinear.apply(x, self.weight, self.bias, self.a, self.b, self.scaling)
+        y: Tensor = _LoraLinear.apply(x, self.weight, self.bias, self.a, self.b, self.a_parts, self.b_parts, self.scaling)
         return y
 
 
@@ -102,20 +168,39 @@ def fused(model: nn.Module, adapter: str, *, compiled: bool) -> Iterator[None]:
     """
     places = _adapted(model, adapter)
     layers = list(decoder_layers(model))
+    hooks: list[Any] = []
     try:
+        ours = []
         for parent, name, module in places:
             a, b = module.lora_A[adapter].weight, module.lora_B[adapter].weight
-            parent._modules[name] = FusedLora(module.base_layer, a, b, module.scaling[adapter])
+            ours.append(FusedLora(module.base_layer, a, b, module.scaling[adapter]))
+            parent._modules[name] = ours[-1]
+        causal_lm: Any = model.get_base_model()  # type: ignore[operator]
+        hooks.append(causal_lm.base_model.register_forward_pre_hook(lambda *_: _refresh(ours)))
+        if compiled:  # the first layer's input asks for a gradient as the others' do, so that it shares their graph
+            hooks.append(causal_lm.get_input_embeddings().register_forward_hook(_ask_for_gradient))
         for layer in layers if compiled else ():
             layer.forward = torch.compile(layer.forward, dynamic=True)
-        # sizes vary from batch to batch, scales and scalings do not: as constants they keep the graph free of guards
-        with torch._dynamo.config.patch(specialize_float=True):
+        # Sizes vary from batch to batch, and two that happen to be equal once need not be so again. Scales and scalings do not
+        # vary: as constants they keep the graph free of guards.
+        with torch._dynamo.config.patch(specialize_float=True), _config.patch(use_duck_shape=False):
             yield
     finally:
+        for hook in hooks:
+            hook.remove()
         for layer in layers if compiled else ():
             layer.__dict__.pop("forward", None)
         for parent, name, module in places:
             parent._modules[name] = module
+
+
+def _refresh(modules: list[FusedLora]) -> None:
+    for module in modules:
+        module.refresh()
+
+
+def _ask_for_gradient(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    return output.requires_grad_() if torch.is_grad_enabled() else output
 
 
 def _adapted(model: nn.Module, adapter: str) -> list[tuple[nn.Module, str, Any]]:

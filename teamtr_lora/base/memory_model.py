@@ -21,7 +21,7 @@ ENOUGH_WORK = 2**24  # tokens times hidden size of a micro-batch: beyond it a GP
 MARGIN = 1.2  # what the allocator takes, at most, for what the model counts
 UPDATE_PARTS = ("policy kept", "activations", "KL head chunk", "gate")
 HEAD_COPIES = 8  # chunk-sized float32 arrays alive at once where the head's KL is computed from logits
-ADAPTED = 7  # linear modules of a decoder layer, each with an inner activation as wide as the rank
+ADAPTED = 7  # linear modules of a decoder layer, each with an inner activation as wide as the rank, or three times where fused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +84,13 @@ def kept_per_token(facts: BaseFacts, path: TrainingPath, value: int, rank: int) 
     query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
     attention = 2 * query + 2 * key  # what the attention kernel keeps: queries, keys, values, output
     head_norms = query + key if facts.head_norms else 0
+    inner = ADAPTED * rank * (1 if path == "peft" else 3)
     if path == "compiled":
-        return value * (3 * mlp + 4 * wide + attention + head_norms + ADAPTED * rank)
+        return value * (3 * mlp + 4 * wide + attention + head_norms + inner)
     norms = 4 * (2 * wide + head_norms)
     if path == "peft" and value < 4:
-        return value * (3 * mlp + attention) + 4 * (6 * wide + mlp + ADAPTED * rank) + norms
-    return value * (4 * mlp + 2 * wide + attention + ADAPTED * rank) + norms
+        return value * (3 * mlp + attention) + 4 * (6 * wide + mlp + inner) + norms
+    return value * (4 * mlp + 2 * wide + attention + inner) + norms
 
 
 def update_memory(facts: BaseFacts, shape: UpdateShape) -> dict[str, int]:

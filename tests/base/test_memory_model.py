@@ -53,7 +53,8 @@ def kept_bytes(model: nn.Module, around: AbstractContextManager[Any], tokens: in
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if tensor.numel() >= tokens and not isinstance(tensor, nn.Parameter) and 2 * RANK not in tensor.shape:
+        of_an_adapter = 3 * RANK in tensor.shape and tokens not in tensor.shape
+        if tensor.numel() >= tokens and not isinstance(tensor, nn.Parameter) and not of_an_adapter:
             seen.setdefault(storage.data_ptr(), (storage.nbytes(), tensor))
         return tensor
 
