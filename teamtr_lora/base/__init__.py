@@ -6,6 +6,7 @@ Modules:
     precision      fp32 arithmetic on half-precision or quantised weights
     bank           the agents' adapters on the base
     fused_lora     an adapter's training pass on a GPU: fused layers, compiled
+    segment_attention  attention over sequences that lie end to end, on a GPU
     lora_config    reading PEFT's adapter_config.json
     adapter_files  adapters as files
     versions       adapter versions and their hashes

@@ -12,7 +12,8 @@ The loop:
     idle_stage       what to say of a stage that taught nothing
 One update, in the order in which to read it; its formulas are in algorithm/, its variants in algorithm/variants/:
     update           the story: advantages, division, optimization, judgement, accept or put back
-    batches          episodes to padded rows of tokens, the common prefix of a group once
+    batches          episodes to micro-batches: tokens, and which of them belongs to which message
+    row_layout       how sequences lie in a micro-batch: padded or end to end, the common prefix of a group once
     microbatch_size  how many tokens a forward pass takes
     scoring          forward passes over one agent's messages
     optimize         the steps on the clipped surrogate, with penalty and early stop

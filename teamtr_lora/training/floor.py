@@ -40,25 +40,26 @@ def measure_floors(
     chosen = [e for e in episodes if any(m.agent == agent and m.token_ids for m in e.messages)][:MESSAGES]
     if not chosen:
         return {}
-    batch, reduction = unweighted_batch(scorer, agent_sequences(chosen, agent)), region.reduction
+    sequences, reduction = agent_sequences(chosen, agent), region.reduction
+    batch, as_trained = unweighted_batch(scorer, sequences), unweighted_batch(scorer, sequences, in_training=True)
     bank.activate(agent)
     with gate_pass(scorer, tf32=False):
         strict = perturbed_kl(scorer, bank, agent, batch, reduction)
     if scorer.exact_already:
         return {"training": strict[0], "gate": strict[0]}
 
-    def floor_here() -> float:
+    def floor_here(batch: MessageBatch) -> float:
         readings = perturbed_kl(scorer, bank, agent, batch, reduction)
         return max(readings[0], *(reading - true for reading, true in zip(readings, strict, strict=True)))
 
     gate = strict[0]
     if region.gate_precision != "fp32" and scorer.has_tf32:
         with gate_pass(scorer, tf32=True):
-            coarse = floor_here()
+            coarse = floor_here(batch)
         scorer.tf32 = region.gate_precision == "tf32" or MARGIN * coarse <= least_radius(region)
         gate = coarse if scorer.tf32 else gate
     with scorer.training(agent), torch.no_grad():
-        return {"training": floor_here(), "gate": gate}
+        return {"training": floor_here(as_trained), "gate": gate}
 
 
 def perturbed_kl(

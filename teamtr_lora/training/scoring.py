@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.base.memory_model import DEFAULT_TOKENS
 from teamtr_lora.base.precision import HALF_DTYPES, has_sliding_window, head_weight, strict_fp32
+from teamtr_lora.base.segment_attention import attending_over_segments, takes_segments
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import TokenSequence
@@ -50,7 +51,8 @@ class Scorer:
         self.tokens_per_microbatch = tokens_per_microbatch
         self._bank, self._temperature, self._chunk, self.tf32 = bank, temperature, head_chunk_tokens, tf32
         self.device, self.has_tf32 = base.device, base.device.type == "cuda"
-        self._head = head_weight(base.model).detach()
+        self._model, self._head = base.model, head_weight(base.model).detach()
+        self.takes_segments = takes_segments(base.model)  # whether rows for training may lie end to end
         # the mask of a packed row knows no sliding window, so such a base gets one sequence a row
         self.pack_width = None if has_sliding_window(base.model) else self._head.shape[1]
         # a float32 base on a CPU needs no special pass to compute strictly; on a GPU the matmul mode has to be set for it
@@ -72,7 +74,8 @@ class Scorer:
     @contextmanager
     def training(self, agent: str) -> Iterator[list[torch.nn.Parameter]]:
         """Around the passes that an update learns from; yields the parameters of `agent`."""
-        with self._bank.training(agent, compiled=self._compiled) as parameters:
+        attention = attending_over_segments(self._model) if self.takes_segments else nullcontext()
+        with attention, self._bank.training(agent, compiled=self._compiled) as parameters:
             self._training = True
             try:
                 yield parameters
@@ -92,8 +95,11 @@ class Scorer:
     def hidden(self, batch: Microbatch) -> Tensor:
         """[N, D]: the last hidden state at each position that predicts a message token."""
         rows = batch.rows
+        if rows.segments is not None and not self._training:
+            raise RuntimeError("rows that lie end to end are for training passes only")
+        given = {} if rows.segments is None else {"segments": rows.segments}
         hidden_B_T_D = self._bank.decoder(
-            input_ids=rows.ids_B_T, position_ids=rows.position_B_T, attention_mask=rows.mask(), use_cache=False
+            input_ids=rows.ids_B_T, position_ids=rows.position_B_T, attention_mask=rows.mask(), use_cache=False, **given
         ).last_hidden_state
         # Messages that share a row share the position before their first token. Indexing would add up their gradients in an
         # order that depends on threads; an embedding adds them in the order of N, so that a run can be repeated bit by bit.
@@ -130,15 +136,16 @@ class Scorer:
 
 
 def unweighted_batch(
-    scorer: Scorer, sequences: Sequence[TokenSequence], tokens_per_microbatch: int | None = None
+    scorer: Scorer, sequences: Sequence[TokenSequence], tokens_per_microbatch: int | None = None, *, in_training: bool = False
 ) -> MessageBatch:
-    """Messages to be read, not learned from."""
+    """Messages to be read, not learned from; `in_training`: by training passes."""
     return message_batch(
         sequences,
         None,
         tokens_per_microbatch=tokens_per_microbatch or scorer.tokens_per_microbatch,
         device=scorer.device,
         pack_width=scorer.pack_width,
+        segments=in_training and scorer.takes_segments,
     )
 
 

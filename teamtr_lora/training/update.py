@@ -198,7 +198,8 @@ class AgentUpdater:
         fit_groups = [*(group for group in division.fit if group in mixed), *earlier]  # the others have no gradient
         steps = max(1, min(training.minibatches_per_epoch, len(fit_groups)))
         sequences, judge = agent_sequences(material.episodes, agent), set(division.judge)
-        batches = [self._batch(sequences, set(fit_groups[i::steps]), advantage_E * weight_E, weight_E) for i in range(steps)]
+        weighted, segments = advantage_E * weight_E, self.scorer.takes_segments
+        batches = [self._batch(sequences, set(fit_groups[i::steps]), weighted, weight_E, segments=segments) for i in range(steps)]
         fit = [batch for batch in batches if batch.messages]
         judging_E = weight_E * judging_weights(material.episodes, newest, judge, mixed)
         # means over judging messages are weighted ones, of the gain as of the KL, so its advantages have no weights in them
@@ -213,7 +214,13 @@ class AgentUpdater:
         return Split(fit, judging) if fit and judging.batch.messages and enough else None
 
     def _batch(
-        self, sequences: list[TokenSequence], groups: set[int], advantage_E: np.ndarray, weight_E: np.ndarray
+        self,
+        sequences: list[TokenSequence],
+        groups: set[int],
+        advantage_E: np.ndarray,
+        weight_E: np.ndarray,
+        *,
+        segments: bool = False,
     ) -> MessageBatch:
         return message_batch(
             [sequence for sequence in sequences if sequence.episode.group in groups],
@@ -223,6 +230,7 @@ class AgentUpdater:
             device=self.scorer.device,
             mask_truncated=self._config.rollout.truncated_messages == "mask",
             pack_width=self.scorer.pack_width,
+            segments=segments,
         )
 
     @contextmanager
@@ -287,7 +295,7 @@ class AgentUpdater:
             if material.kept_E[s.position] and (spans := [x for x in s.spans if (s.position, x.message.turn) not in seen])
         ]
         if rest:
-            batch = unweighted_batch(self.scorer, rest)
+            batch = unweighted_batch(self.scorer, rest, in_training=True)
             with self.scorer.training(agent):
                 log_M = message_log_ratios(self.scorer, self._playable.bank, agent, batch, before)
             np.add.at(log_E, batch.episode_M.numpy(), log_M)

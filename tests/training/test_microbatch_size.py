@@ -11,8 +11,8 @@ import torch
 from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.memory_model import SIZES, update_memory, update_peak
 from teamtr_lora.team import Episode, Message, agent_sequences
-from teamtr_lora.training.batches import ATTENTION_COSTS, Numbered, Row, fill, pack
 from teamtr_lora.training.microbatch_size import microbatch_tokens, team_shape
+from teamtr_lora.training.row_layout import ATTENTION_COSTS, Numbered, Row, fill, pack
 
 GIB = 2**30
 

@@ -114,6 +114,34 @@ def test_a_shared_prefix_changes_neither_values_nor_gradients(make_team, episode
         assert torch.allclose(alone, together, atol=1e-4 * max(1.0, float(alone.abs().max())))
 
 
+@pytest.mark.parametrize("budget", [40, 90, 2000])
+def test_rows_that_lie_end_to_end_change_neither_values_nor_gradients(make_team, episodes, move, budget: int) -> None:
+    """Whatever the micro-batches divide: groups that share an opening, and sequences that are longer than the budget."""
+    playable = make_team()
+    move(playable, "left", 0.05)
+    scorer = scorer_of(playable)
+    assert not scorer.takes_segments, "the flash kernels are a GPU's"
+    scorer.takes_segments = True
+    sequences, results = agent_sequences(episodes, "left"), []
+    for segments in (False, True):
+        batch = message_batch(sequences, None, tokens_per_microbatch=budget, device=torch.device("cpu"), segments=segments)
+        with scorer.training("left") as parameters:
+            logps = [scorer.score(p, scorer.hidden(p)).logp_N for p in batch.microbatches]
+            weights = [torch.linspace(-1, 1, 7)[p.message_N % 7] for p in batch.microbatches]
+            weighted = sum((logp * weight).sum() for logp, weight in zip(logps, weights, strict=True))
+            gradients = torch.autograd.grad(weighted, parameters)
+        results.append((torch.cat(by_message(batch, [x.detach() for x in logps])), gradients))
+    sizes = [p.rows.ids_B_T.numel() for p in batch.microbatches]
+    longest = max(len(s.ids) for s in sequences)
+    assert all(size <= max(budget, longest) for size in sizes)
+    assert budget < 2000 or sum(sizes) < sum(len(s.ids) for s in sequences), "openings are computed once"
+    assert torch.allclose(results[0][0], results[1][0], atol=2e-5)
+    for alone, together in zip(results[0][1], results[1][1], strict=True):
+        assert torch.allclose(alone, together, atol=1e-4 * max(1.0, float(alone.abs().max())))
+    with pytest.raises(RuntimeError, match="training passes only"):
+        scorer.hidden(batch.microbatches[0])
+
+
 def test_gradients_of_a_shared_position_are_added_in_one_order() -> None:
     """Threads that race to add them would end a run, or its resumed copy, in other bits."""
     torch.manual_seed(0)
@@ -121,7 +149,7 @@ def test_gradients_of_a_shared_position_are_added_in_one_order() -> None:
     place_N, gradient_N_D = torch.randint(0, 20, (2000,)), torch.randn(2000, 64)
     scorer = Scorer.__new__(Scorer)
     scorer._bank = SimpleNamespace(decoder=lambda **_: SimpleNamespace(last_hidden_state=hidden_B_T_D))
-    rows = SimpleNamespace(ids_B_T=None, position_B_T=None, mask=lambda: None)
+    rows = SimpleNamespace(ids_B_T=None, position_B_T=None, segments=None, mask=lambda: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
