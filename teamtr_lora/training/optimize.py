@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 MOST_PROBES = 4  # of one update; each takes one step and half a pass to measure it
+MOST_OVERFLOWS = 8  # of one update; each halves the factor by which the loss is scaled
 
 
 @dataclass
@@ -88,7 +90,8 @@ def optimize(
     report = OptimizeReport(beta=region.penalty(beta), learning_rate=rate, planned=len(steps))
     # a pass measures the steps before it, so a single step is measured by a further pass where it is to be probed
     passes = [*steps, steps[0]] if probe and len(steps) == 1 else steps
-    while report.steps < len(passes):
+    overflows = 0
+    while report.steps < len(passes) and overflows < MOST_OVERFLOWS:
         seen = accumulate(learner, passes[report.steps], report.beta)
         outside = region.stops(seen.kl, radius)
         if report.steps == 1 and report.probes < MOST_PROBES and (probe or outside and training.learning_rate == "auto"):
@@ -106,19 +109,24 @@ def optimize(
             report.stopped_early = outside
             learner.optimizer.zero_grad(set_to_none=True)
             return report
-        report.gradient_norm = _step(learner, report.learning_rate)
-        report.steps += 1
+        norm = _step(learner, report.learning_rate)
+        if math.isfinite(norm):
+            report.gradient_norm = norm
+            report.steps += 1
+        else:  # no step was taken: a KL of 0 after it would say that the learning rate is too small
+            overflows += 1
     return report
 
 
 def _step(learner: Learner, rate: float) -> float:
-    """One step of the optimizer along the accumulated gradient, whose norm is returned."""
+    """One step of the optimizer along the accumulated gradient, whose norm is returned; none where that is not finite."""
     optimizer, scaler = learner.optimizer, learner.scaler
     for group in optimizer.param_groups:
         group["lr"] = rate
     scaler.unscale_(optimizer)
     norm = float(torch.nn.utils.clip_grad_norm_(learner.parameters, learner.config.training.max_grad_norm))
-    scaler.step(optimizer)
+    if math.isfinite(norm):
+        scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     return norm

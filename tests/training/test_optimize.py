@@ -31,7 +31,17 @@ class Climbed(NamedTuple):
 def climb(make_team, episodes, config, accelerator):
     """Optimizes "left" on some of the episodes; gives the report, the adapter afterwards and the objective measured anew."""
 
-    def run(*, beta: float = 0.0, parts: int = 1, optimizer=None, count: int = 12, probe: bool = False, faked=False, **values):
+    def run(
+        *,
+        beta: float = 0.0,
+        parts: int = 1,
+        optimizer=None,
+        count: int = 12,
+        probe: bool = False,
+        faked=False,
+        scaler=None,
+        **values,
+    ):
         playable, settings = make_team(), config(**values)
         scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=settings.training.head_chunk_tokens)
         chosen = episodes[:count]
@@ -52,7 +62,7 @@ def climb(make_team, episodes, config, accelerator):
             list(playable.bank.parameters("left").values()), lr=settings.training.starting_rate
         )
         start, moments = playable.bank.snapshot("left"), copy.deepcopy(optimizer.state_dict())
-        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
         with playable.bank.training("left") as parameters:
             learner = Learner(
                 accelerator=accelerator,
@@ -241,6 +251,29 @@ def test_a_rate_that_is_known_is_probed_again_only_where_its_first_step_leaves_t
     assert (
         fixed.report.probes == 0 and fixed.report.stopped_early and fixed.report.steps == 1 and fixed.report.learning_rate == 0.5
     )
+
+
+class Overflowing(torch.amp.GradScaler):
+    """Its first gradients are infinite, as those of half precision can be."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__("cpu", init_scale=1.0)
+        self.times = times
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.times:
+            self.times -= 1
+            optimizer.param_groups[0]["params"][0].grad.fill_(math.inf)
+        super().unscale_(optimizer)
+
+
+def test_a_step_that_overflows_is_no_measurement(climb) -> None:
+    """The adapter has not moved then: its KL of 0 is not that of a small learning rate."""
+    once, never = (climb(**AUTO, initial_learning_rate=0.1, inner_epochs=2, delta=0.02, scaler=Overflowing(n)) for n in (1, 0))
+    assert once.report.learning_rate == never.report.learning_rate and once.report.probes == never.report.probes
+    assert once.report.steps == never.report.steps
+    assert all(torch.equal(value, never.adapter[name]) for name, value in once.adapter.items())
+    assert climb(**AUTO, scaler=Overflowing(10**6)).report.steps == 0, "it ends, and has taken no step"
 
 
 def test_the_rate_is_what_the_optimizer_steps_with(climb) -> None:
