@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench_common import MODEL_SHAPES, random_base
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import load_base
@@ -47,16 +48,6 @@ from teamtr_lora.rollout.vllm import start as vllm_start
 from teamtr_lora.rollout.vllm.patches.choice import PATCHES, chosen
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.team import build_team
-
-MODEL_SHAPES = {
-    "qwen3-1.7b": {"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
-                   "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": True},
-    "qwen3-8b": {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-                 "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936, "tie_word_embeddings": False},
-    "smollm2-135m": {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
-                     "head_dim": 64, "intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True},
-}  # fmt: skip
-
 
 # --- the workload
 
@@ -325,28 +316,6 @@ def part_again(bench: Bench) -> Measures:
 
 
 PARTS = {"transformers": part_transformers, "plain": part_plain, "vllm": part_vllm, "patches": part_patches, "again": part_again}
-
-
-def random_base(shape: str, device: str) -> Path:
-    """Random weights of a known size, with the embedded base's tokenizer: for speed, not for sense. The folder is kept, since
-    vLLM keeps what it has compiled for a base by its path."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
-
-    from teamtr_lora.base.source import cache_root, resolve
-
-    folder = cache_root() / "random" / shape
-    if (folder / "tokenizer.json").exists():
-        return folder
-    config = Qwen3Config(**MODEL_SHAPES[shape], max_position_embeddings=8192)
-    torch.set_default_dtype(torch.float16)
-    with torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"):
-        model = AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(folder)
-    del model
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # the processes that measure need the memory
-    AutoTokenizer.from_pretrained(resolve("nano")).save_pretrained(folder)
-    return folder
 
 
 def parse() -> argparse.Namespace:

@@ -1,13 +1,13 @@
 """One update of TRL's GRPOTrainer beside one of ours, on the same base, prompts, lengths, rank and number of passes.
 
     python tools/bench_trl.py                                              # the embedded base, seconds, on a CPU
-    python tools/bench_trl.py --shape 1.7b-256 --trl default,liger,64 --json out.json
-    python tools/bench_trl.py --shape 1.7b-1024 --trl 16,liger --json out-1024.json
+    python tools/bench_trl.py --shape 1.7b-256 --trl default,liger,64 --out bench
+    python tools/bench_trl.py --shape 1.7b-1024 --trl 16,liger --out bench-1024
     python tools/bench_trl.py --base random:qwen3-1.7b --prompts 32 --message-tokens 256 --engine vllm
 
 Both sides stay loaded in processes of their own and take turns, an update each, so that what the machine does meanwhile happens
 to both. --trl names TRL's settings to try: default, liger (its fused loss), or a number of rows per micro-batch; each is a pair
-with ours, and a pair that --json has already is not run again. Each side learns from --prompts groups of --group episodes in
+with ours, and a pair that --out has already is not run again. Each side learns from --prompts groups of --group episodes in
 --passes passes. Ours plays a quarter more groups, on which the gate judges the update; their sampling and the gate are in its
 time. Rewards are drawn from the text, so that every group has something to learn from; with random weights the numbers are about
 speed alone.
@@ -24,10 +24,13 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from bench_common import add_update_options, random_base, update_recipe
 
 REWARD = '''"""A reward that differs within every group and means nothing."""
 
@@ -52,51 +55,36 @@ def write_inputs(args: argparse.Namespace, folder: Path) -> None:
     from teamtr_lora.base.source import resolve
 
     tokenizer = AutoTokenizer.from_pretrained(resolve(args.base))
+    recipe = update_recipe(args, agents=1, prompts=args.prompts, tokens=args.message_tokens)
+    rounds = args.repeats + UPDATES_TO_WARM_UP
     rows = []
-    for number in range(4096):
+    for number in range(max(64, 2 * rounds * recipe["rollout"]["items_per_stage"])):
         text = f"{number}+"
-        while len(tokenizer(text, add_special_tokens=False).input_ids) < args.prompt_tokens:
-            text += str((number * 7919 + len(text) * 31) % 10)
+        while missing := max(0, args.prompt_tokens - len(tokenizer(text, add_special_tokens=False).input_ids)):
+            text += "".join(str((number * 7919 + place * 31) % 10) for place in range(missing))
         rows.append(json.dumps({"prompt": text}))
     (folder / "prompts.jsonl").write_text("\n".join(rows) + "\n")
     (folder / "bench_reward.py").write_text(REWARD)
-    items = args.prompts + max(2, args.prompts // 4)
-    recipe = {
-        "seed": 0,
-        "base": {"source": args.base},
-        "team": {
-            "agents": [{"name": "agent", "lora": {"rank": args.rank, "alpha": 2 * args.rank, "targets": "all-linear"}}],
-            "router": {"kind": "round_robin", "rounds": 1},
-        },
-        "task": {"name": "dataset", "path": "prompts.jsonl", "reward": "bench_reward:drawn_from_text", "test_fraction": 0.02},
-        "rollout": {
-            "engine": args.engine,
-            "items_per_stage": items,
-            "episodes_per_item": args.group,
-            "max_message_tokens": args.message_tokens,
-            "requests_per_batch": items * args.group,
-            "vllm": {"memory_share": args.memory_share},
-        },
-        "training": {
-            "stages": args.repeats + UPDATES_TO_WARM_UP,
-            "inner_epochs": args.passes,
-            "learning_rate": args.learning_rate,
-        },
-        # wide enough that no pass is left out: the work is what is compared
-        "trust_region": {"delta": args.delta, "holdout": 1 - args.prompts / items},
+    recipe |= {
+        "task": {"name": "dataset", "path": "prompts.jsonl", "reward": "bench_reward:drawn_from_text", "test_fraction": 0.2},
         "evaluation": {"every_stages": 0, "items": 8},
         "diagnostics": {"save_episodes": "none"},
     }
+    recipe["training"]["stages"] = rounds
     (folder / "recipe.yaml").write_text(json.dumps(recipe))
+
+
+def wait_for_turn(word: str) -> None:
+    print(word, flush=True)
+    if not sys.stdin.readline():
+        sys.exit(0)
 
 
 class Turns:
     """Waits for the other side, then says how long an update took. Mixed into a TrainerCallback."""
 
     def start(self) -> None:
-        print("READY", flush=True)
-        if not sys.stdin.readline():
-            sys.exit(0)
+        wait_for_turn("READY")
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
@@ -116,6 +104,8 @@ def ours(args: argparse.Namespace, folder: Path) -> None:
     from transformers import TrainerCallback
 
     from teamtr_lora import TeamTRTrainer, load_recipe
+
+    wait_for_turn("IMPORTED")
 
     class Callback(TrainerCallback, Turns):
         def on_epoch_begin(self, *_: Any, **__: Any) -> None:
@@ -143,6 +133,9 @@ def trl(args: argparse.Namespace, folder: Path, how: str) -> None:
 
     from teamtr_lora.base.source import resolve
 
+    if args.engine == "vllm":
+        import vllm  # noqa: F401  (TRL would import it when it opens the engine)
+    wait_for_turn("IMPORTED")
     rows = int(how) if how.isdigit() else args.trl_rows
     micro = min(rows, args.prompts * args.group)
     spent: dict[str, float] = defaultdict(float)
@@ -230,10 +223,13 @@ class Side:
                 return line.removeprefix(word)
         raise RuntimeError(f"{self.name} ended with exit status {self.process.wait()}")
 
-    def update(self, last: bool) -> dict[str, float]:
+    def go(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
+
+    def update(self, last: bool) -> dict[str, float]:
+        self.go()
         result = json.loads(self.wait("RESULT "))
         if not last:
             self.wait("READY")
@@ -257,23 +253,30 @@ def table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def pair(args: argparse.Namespace, command: list[str], how: str) -> Results:
-    """Ours and TRL with one of its settings, taking turns."""
-    sides: list[Side] = []
-    results: Results = {}
+def pair(args: argparse.Namespace, command: list[str], how: str, keep: Callable[[Results], None]) -> Results:
+    """Ours and TRL with one of its settings, taking turns. Both import at once; they take the GPU one after the other, since
+    vLLM measures what is free. `keep` is given the results after every round."""
+    began = time.perf_counter()
+
+    def say(what: str) -> None:
+        print(f"{time.perf_counter() - began:5.0f} s  {what}", file=sys.stderr, flush=True)
+
+    sides = [Side(name, command) for name in ("ours", f"TRL {how}")]
+    results: Results = {side.name: [] for side in sides}
     rounds = args.repeats + UPDATES_TO_WARM_UP
     try:
-        for name in ("ours", f"TRL {how}"):
-            print(f"{name} starts", file=sys.stderr, flush=True)
-            sides.append(Side(name, command))
-            sides[-1].wait("READY")
-            results[name] = []
+        for side in sides:
+            side.wait("IMPORTED")
+            say(f"{side.name} starts")
+            side.go()
+            side.wait("READY")
         for number in range(rounds):
             for side in sides:
                 took = side.update(last=number == rounds - 1)
-                print(f"{side.name}: {json.dumps({k: round(v, 3) for k, v in took.items()})}", file=sys.stderr, flush=True)
+                say(f"{side.name}: {json.dumps({k: round(v, 3) for k, v in took.items()})}")
                 if number >= UPDATES_TO_WARM_UP:
                     results[side.name].append(took)
+            keep(results)
     finally:
         for side in sides:
             side.end()
@@ -283,24 +286,11 @@ def pair(args: argparse.Namespace, command: list[str], how: str) -> Results:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, help="base and sizes by name; what else is given comes first")
-    parser.add_argument("--base", default="nano", help="as base.source in a recipe, or random:SHAPE")
-    parser.add_argument("--prompts", type=int, default=4, help="groups to learn from in an update")
-    parser.add_argument("--group", type=int, default=4, help="episodes a prompt")
-    parser.add_argument("--passes", type=int, default=4)
-    parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--message-tokens", type=int, default=12)
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--learning-rate", type=float, default=1e-7)
-    parser.add_argument("--delta", type=float, default=10.0)
-    parser.add_argument("--engine", default="transformers", choices=("transformers", "vllm"))
-    parser.add_argument("--memory-share", type=float, default=0.15, help="vLLM's part of the GPU, on either side")
+    add_update_options(parser, memory_share=0.15)
     parser.add_argument("--trl", default="default", help="TRL's settings, with commas: default, liger, or rows per micro-batch")
     parser.add_argument("--trl-rows", type=int, default=32, help="rows per micro-batch where --trl gives none")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write all numbers here, and go on from what is there")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="folder for trl.json, written after every round; a whole pair is kept")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("settings", nargs="*", metavar="section.key=value", help="further settings of ours")
     if shape := parser.parse_known_args()[0].shape:
         parser.set_defaults(**SHAPES[shape])
     return parser.parse_args()
@@ -315,25 +305,30 @@ def main() -> int:
         folder = Path(scratch)
         command = [sys.executable, *sys.argv, "--folder", scratch]
         if args.base.startswith("random:"):
-            from bench_rollout import random_base
-
             args.base = str(random_base(args.base.removeprefix("random:"), "auto"))
             command += ["--base", args.base]
         write_inputs(args, folder)
-        pairs: dict[str, Results] = json.loads(args.json.read_text())["pairs"] if args.json and args.json.exists() else {}
+        file = args.out / "trl.json" if args.out else None
+        pairs: dict[str, Results] = json.loads(file.read_text())["pairs"] if file and file.exists() else {}
+
+        def keep(how: str, results: Results) -> None:
+            pairs[how] = results
+            if file:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                arguments = {name: str(value) for name, value in vars(args).items()}
+                file.write_text(json.dumps({"arguments": arguments, "pairs": pairs}, indent=2))
+
         failed = False
         for how in args.trl.split(","):
             shutil.rmtree(folder / "run", ignore_errors=True)
             try:
-                pairs[how] = pairs.get(how) or pair(args, command, how)
+                if any(len(runs) < args.repeats for runs in pairs.get(how, {"ours": []}).values()):
+                    pair(args, command, how, partial(keep, how))
             except RuntimeError as error:  # too large for the GPU, say: the other settings still count
                 print(error, file=sys.stderr, flush=True)
                 failed = True
                 continue
             print(table(pairs[how]), flush=True)
-            if args.json:
-                arguments = {name: str(value) for name, value in vars(args).items()}
-                args.json.write_text(json.dumps({"arguments": arguments, "pairs": pairs}, indent=2))
     return int(failed)
 
 

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 import torch._functorch.config as functorch_config
 from accelerate import Accelerator
-from bench_rollout import random_base
+from bench_common import add_update_options, random_base, update_recipe
 from torch._dynamo.utils import counters
 
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts
@@ -66,27 +66,10 @@ class Drawn(Task):
 
 
 def recipe_of(args: argparse.Namespace, *, agents: int, prompts: int, tokens: int, **training: Any) -> Recipe:
-    """A team of `agents` that learns from `prompts` items and is judged on a quarter more."""
     from teamtr_lora.recipe.recipe_files import load_recipe
 
-    items = prompts + max(2, prompts // 4)
-    data = {
-        "base": {"source": args.base},
-        "team": {
-            "agents": [{"name": f"a{i}", "lora": {"rank": args.rank, "alpha": 2 * args.rank}} for i in range(agents)],
-            "router": {"kind": "round_robin", "rounds": 1},
-        },
-        "rollout": {
-            "engine": args.engine,
-            "items_per_stage": items,
-            "episodes_per_item": args.group,
-            "max_message_tokens": tokens,
-            "requests_per_batch": min(512, items * args.group),
-            "vllm": {"memory_share": args.memory_share},
-        },
-        "training": {"inner_epochs": args.passes, "learning_rate": 1e-7, **training},
-        "trust_region": {"delta": 10.0, "holdout": 1 - prompts / items, "gate_precision": "tf32"},  # what a run would find
-    }
+    data = update_recipe(args, agents=agents, prompts=prompts, tokens=tokens, **training)
+    data["trust_region"]["gate_precision"] = "tf32"  # what a run would find
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(json.dumps(data))
         file.flush()
@@ -128,14 +111,23 @@ def seconds_of(work: Callable[[], Any]) -> float:
 
 def operations(facts: BaseFacts, batch: MessageBatch, rank: int) -> float:
     """Of one pass with gradients, in multiplications and additions. The base's weights get no gradient: forward and backward are
-    one product each. Adapters: three in the forward (their inner factor has two parts) and the backward twice that. Attention
-    sees half of all pairs; its backward counts two and a half times. The head: logits and the mean head row."""
+    one product each. Adapters: three in the forward (their factors have two parts) and four in the backward. Attention sees half
+    of all pairs; its backward counts two and a half times. The head: logits and the mean head row."""
     weights = sum(linear.in_features * linear.out_features for linear in facts.linears)
     adapters = sum(rank * (linear.in_features + linear.out_features) for linear in facts.linears)
     places = sum(part.rows.ids_B_T.numel() for part in batch.microbatches)
-    pairs = sum(part.rows.ids_B_T.shape[0] * part.rows.ids_B_T.shape[1] ** 2 / 2 for part in batch.microbatches)
+    pairs = sum(attention_pairs(part.rows) for part in batch.microbatches)
     attention = 4 * pairs * facts.heads * facts.head_dim * facts.layers * 3.5
-    return places * (4 * weights + 2 * 2 * adapters * 3) + attention + batch.tokens * 4 * facts.vocab_size * facts.hidden_size
+    head = batch.tokens * 4 * facts.vocab_size * facts.hidden_size
+    return places * (4 * weights + 2 * (3 + 4) * adapters) + attention + head
+
+
+def attention_pairs(rows: Any) -> float:
+    """A causal part sees half of its pairs; the rests of an opening see all of it."""
+    if rows.segments is None:
+        return float(rows.ids_B_T.shape[0] * rows.ids_B_T.shape[1] ** 2 / 2)
+    parts, openings, rests = (each.cpu().diff().double() for each in rows.segments if isinstance(each, torch.Tensor))
+    return float((parts**2).sum() / 2 + (openings * rests).sum())
 
 
 def part_passes(args: argparse.Namespace, done: set[str]) -> Measure:
@@ -178,7 +170,6 @@ def timed_pass(
         "microbatches": len(batch.microbatches),
         "tokens": real,
         "computed_tokens": sum(part.rows.ids_B_T.numel() for part in batch.microbatches),
-        "masked_microbatches": sum(part.rows.segment_B_T is not None for part in batch.microbatches),
         "first_seconds": first,
         "seconds": min(runs),
         "tokens_per_second": real / min(runs),
@@ -334,16 +325,7 @@ def whole_numbers(text: str) -> list[int]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="passes", help="with commas: " + ", ".join(PARTS))
-    parser.add_argument("--base", default="nano", help="as base.source in a recipe, or random:SHAPE")
-    parser.add_argument("--engine", default="transformers", choices=("transformers", "vllm"))
-    parser.add_argument("--memory-share", type=float, default=0.3, help="vLLM's part of the GPU")
-    parser.add_argument("--prompts", type=int, default=4, help="groups to learn from in an update")
-    parser.add_argument("--group", type=int, default=4, help="episodes a prompt")
-    parser.add_argument("--passes", type=int, default=4)
-    parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--message-tokens", type=int, default=12)
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=3)
+    add_update_options(parser, memory_share=0.3)
     parser.add_argument("--sizes", type=whole_numbers, default=[512, 2048], help="tokens per micro-batch, with commas")
     parser.add_argument("--agents", type=whole_numbers, default=[1, 2, 4, 8])
     parser.add_argument("--lengths", type=whole_numbers, default=[8, 16], help="message tokens, for growth")
@@ -351,8 +333,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="passes: torch's profile of one pass on a GPU, to stderr")
     parser.add_argument("--budget", type=float, help="share of activations that compiled layers keep (1: torch's own choice)")
     parser.add_argument("--out", type=Path, help="folder for the results; what is there is not measured again")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("settings", nargs="*", metavar="section.key=value", help="further settings")
     args = parser.parse_args()
     if unknown := set(args.parts.split(",")) - PARTS.keys():
         parser.error(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")

@@ -14,8 +14,8 @@ TINY = ["--prompts", "2", "--group", "2", "--passes", "1", "--message-tokens", "
 def test_ours_and_trl_take_turns(
     tool: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench, file = tool("bench_trl"), tmp_path / "out.json"
-    monkeypatch.setattr(sys, "argv", [bench.__file__, *TINY, "--json", str(file)])
+    bench, file = tool("bench_trl"), tmp_path / "trl.json"
+    monkeypatch.setattr(sys, "argv", [bench.__file__, *TINY, "--out", str(tmp_path)])
     assert bench.main() == 0
     (pair,) = json.loads(file.read_text())["pairs"].values()
     assert set(pair) == {"ours", "TRL default"} and all(len(runs) == 1 for runs in pair.values())

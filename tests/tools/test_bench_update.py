@@ -10,6 +10,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from teamtr_lora.base.segment_attention import Segments
+
 
 @pytest.fixture(scope="module")
 def bench(tool: Callable[[str], ModuleType]) -> ModuleType:
@@ -19,11 +21,19 @@ def bench(tool: Callable[[str], ModuleType]) -> ModuleType:
 def test_operations_are_those_of_the_products(bench: ModuleType) -> None:
     linear = SimpleNamespace(in_features=10, out_features=20)
     facts = SimpleNamespace(linears=[linear, linear], heads=2, head_dim=4, layers=1, vocab_size=50, hidden_size=8)
-    rows = SimpleNamespace(ids_B_T=torch.zeros(3, 6))
+    rows = SimpleNamespace(ids_B_T=torch.zeros(3, 6), segments=None)
     batch = SimpleNamespace(microbatches=[SimpleNamespace(rows=rows)], tokens=7)
     weights, adapters, pairs = 400, 2 * 30 * 2, 3 * 36 / 2
-    wanted = 18 * (4 * weights + 12 * adapters) + 3.5 * 4 * pairs * 8 + 7 * 4 * 50 * 8
+    wanted = 18 * (4 * weights + 14 * adapters) + 3.5 * 4 * pairs * 8 + 7 * 4 * 50 * 8
     assert bench.operations(facts, batch, 2) == wanted
+
+
+def test_pairs_of_rows_that_lie_end_to_end(bench: ModuleType) -> None:
+    """Two openings of 3 and 2, a lone sequence of 4, and rests of 5 and 1 and of 6."""
+    starts = [torch.tensor([0, *torch.tensor(each).cumsum(0)]) for each in ([3, 2, 4, 5, 1, 6], [3, 2], [6, 6])]
+    segments = Segments(starts[0], 6, 5, 9, starts[1], 3, starts[2], 6)
+    wanted = (9 + 4 + 16 + 25 + 1 + 36) / 2 + 3 * 6 + 2 * 6
+    assert bench.attention_pairs(SimpleNamespace(segments=segments)) == wanted
 
 
 def test_a_part_is_measured_once(
