@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +14,8 @@ import torch
 from torch import nn
 
 from teamtr_lora.base.precision import HALF_DTYPES, keep_activations_unquantised
-from teamtr_lora.base.source import Progress, cache_root, file_sha256, one_line, quiet_transformers, resolve
+from teamtr_lora.base.source import Progress, known_sha256, one_line, quiet_transformers, resolve
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.files import write_atomic
 
 if TYPE_CHECKING:  # transformers takes seconds to import, and commands that only read files come by here
     from transformers import BitsAndBytesConfig
@@ -36,7 +33,6 @@ _TOKENIZER_FILES = (
     *_VOCABULARY_FILES, "merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-_LARGE_FILE = 64 << 20  # bytes
 _PROBE_TEXT = "The quick brown fox jumps over the lazy dog, 0123456789 times.\n"
 
 
@@ -371,22 +367,5 @@ def _check_finite(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.d
 def _hash_of_files(files: list[Path]) -> str:
     total = hashlib.sha256()
     for path in sorted(files):
-        stat = path.stat()
-        total.update(f"{path.name} {_file_sha256(str(path.resolve()), stat.st_size, stat.st_mtime_ns)}\n".encode())
+        total.update(f"{path.name} {known_sha256(path)}\n".encode())
     return total.hexdigest()
-
-
-@lru_cache(maxsize=512)
-def _file_sha256(path: str, size: int, mtime_ns: int) -> str:
-    if size < _LARGE_FILE:
-        return file_sha256(Path(path))
-    # Reading tens of gigabytes takes minutes: other processes find the hash of the same file in the cache.
-    change_ns = os.stat(path).st_ctime_ns
-    key = hashlib.sha256(f"{path} {size} {mtime_ns} {change_ns}".encode()).hexdigest()
-    note = cache_root() / "sha256" / key
-    if note.is_file() and len(known := note.read_text()) == 64:
-        return known
-    digest = file_sha256(Path(path))
-    with suppress(UserError):  # a cache that cannot be written costs time only
-        write_atomic(note, digest)
-    return digest

@@ -39,7 +39,7 @@ class Segments(NamedTuple):
 def takes_segments(model: Any) -> bool:
     """Whether every layer of a half-precision base on a GPU attends in the usual way, so that another kernel can do it."""
     parameter = next(model.parameters())
-    if not parameter.is_cuda or model.dtype not in HALF_DTYPES or torch.cuda.get_device_capability(parameter.device) < (8, 0):
+    if not parameter.is_cuda or parameter.dtype not in HALF_DTYPES or torch.cuda.get_device_capability(parameter.device) < (8, 0):
         return False
     text = model.config.get_text_config(decoder=True)
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

@@ -19,12 +19,14 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 from filelock import FileLock
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import write_atomic
 
 Progress = Callable[[str], None]
 
@@ -40,6 +42,7 @@ _HUB_DESCRIPTION = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 _HUB_FILES = [*_HUB_DESCRIPTION, "*.safetensors"]
 # Sub-folders and `consolidated` files hold the same weights again for other tools.
 _HUB_DUPLICATES = ["*/*", "consolidated*"]
+_LARGE_FILE = 64 << 20  # bytes
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _WHEEL = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9][A-Za-z0-9.+!_-]*))?")
 
@@ -224,7 +227,7 @@ def _hub_errors(repo: str, revision: str | None) -> Iterator[None]:
 def _from_gguf(file: Path, say: Progress) -> Path:
     if not file.is_file():
         raise UserError(f"base.source: no file '{file}' (accepted: {ACCEPTED})")
-    target = cache_root() / "gguf" / file_sha256(file)
+    target = cache_root() / "gguf" / known_sha256(file)
     return _once(target, lambda folder: _convert_gguf(file, folder, str(file), say))
 
 
@@ -347,3 +350,25 @@ def _once(target: Path, make: Callable[[Path], None]) -> Path:
 def file_sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def known_sha256(path: Path) -> str:
+    """The hash of a file; one that is large is read once, and again when it has changed."""
+    stat = path.stat()
+    return _sha256(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=512)
+def _sha256(path: str, size: int, mtime_ns: int) -> str:
+    if size < _LARGE_FILE:
+        return file_sha256(Path(path))
+    # Reading tens of gigabytes takes minutes: other processes find the hash of the same file in the cache.
+    change_ns = os.stat(path).st_ctime_ns
+    key = hashlib.sha256(f"{path} {size} {mtime_ns} {change_ns}".encode()).hexdigest()
+    note = cache_root() / "sha256" / key
+    if note.is_file() and len(known := note.read_text()) == 64:
+        return known
+    digest = file_sha256(Path(path))
+    with suppress(UserError):  # a cache that cannot be written costs time only
+        write_atomic(note, digest)
+    return digest

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.frozen_base import FrozenBase, load_base
+from teamtr_lora.base.frozen_base import FrozenBase, load_base, resolve_device, resolve_dtype
 from teamtr_lora.base.memory import memory_phase, phase_of
 from teamtr_lora.base.source import beside
 from teamtr_lora.base.versions import AdapterVersion, read_version
@@ -20,7 +20,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import BaseSection, LoraSection, Recipe, RolloutSection, TeamSection
 from teamtr_lora.recipe.memory_keys import smaller
 from teamtr_lora.rollout.collector import PlayPlan, Progress, play
-from teamtr_lora.rollout.engines import open_sampler
+from teamtr_lora.rollout.engines import begin_engine, open_sampler
 from teamtr_lora.rollout.sampler import Sampler
 from teamtr_lora.tasks import Task
 from teamtr_lora.team import Episode, Team, build_team
@@ -110,6 +110,8 @@ def _open_team(
     extra: Mapping[str, LoraSection] | None,
 ) -> PlayableTeam:
     started = time.monotonic()
+    device = resolve_device(base_section.device)
+    begin_engine(rollout, device, resolve_dtype(base_section.precision, device))
     base = load_base(
         beside(base_section.source, folder),
         precision=base_section.precision,

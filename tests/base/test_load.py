@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
-from teamtr_lora.base import frozen_base as load_module
+from teamtr_lora.base import source
 from teamtr_lora.base.frozen_base import base_facts, base_identity, load_base, quantization_config, resolve_device, resolve_dtype
 from teamtr_lora.common.errors import UserError
 
@@ -214,9 +214,9 @@ def test_identity_follows_the_content(folder: Path, made: Path, monkeypatch: pyt
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert first["weights_sha256"] == hashlib.sha256(f"model.safetensors {digest}\n".encode()).hexdigest()
 
-    calls = load_module._file_sha256.cache_info().misses
+    calls = source._sha256.cache_info().misses
     base_identity(folder)
-    assert load_module._file_sha256.cache_info().misses == calls, "the files were read again"
+    assert source._sha256.cache_info().misses == calls, "the files were read again"
 
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][0] += 1e-6

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from teamtr_lora.base import frozen_base
+from teamtr_lora.base import source
 from teamtr_lora.base.frozen_base import base_identity
 from teamtr_lora.base.source import resolve
 from teamtr_lora.cli import main
@@ -275,10 +275,10 @@ def test_removing_what_is_not_there_leaves_nothing(run: Run, filled: Registry, t
 
 def test_the_hash_of_a_large_file_is_kept_for_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAMTR_LORA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(frozen_base, "_LARGE_FILE", 1)
+    monkeypatch.setattr(source, "_LARGE_FILE", 1)
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     first = base_identity(tmp_path)["weights_sha256"]
-    frozen_base._file_sha256.cache_clear()  # another process
+    source._sha256.cache_clear()  # another process
     with monkeypatch.context() as patch:
         patch.setattr("hashlib.file_digest", lambda *_: pytest.fail("the file was read again"))
         assert base_identity(tmp_path)["weights_sha256"] == first

@@ -19,7 +19,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.rollout.vllm.patches.choice import chosen
-from teamtr_lora.rollout.vllm.patches.close_memory import in_own_thread, memory_left
+from teamtr_lora.rollout.vllm.patches.close_memory import memory_left
 from teamtr_lora.rollout.vllm.patches.lora_layers import DENSE_COLUMNS, fits_side_by_side
 from teamtr_lora.rollout.vllm.patches.patch import Patch
 from teamtr_lora.rollout.vllm.public_interface import Adapters, EngineParts, FolderAdapters, PublicQueue, close_parts
@@ -36,6 +36,7 @@ DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "b
 GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048, 3072, 4096)
 TOKENS_PER_STEP = GRAPH_SIZES[-1]  # most tokens of one engine step, prompts included
 
+_import: threading.Thread | None = None  # of vLLM, once it has begun
 _one_engine = threading.Lock()  # held while an engine is open: engines of one process would share one process group
 _ours: dict[str, str] = {}  # environment variables that an earlier engine of ours has set
 _engines_slept = False  # whether an engine that can sleep was opened in this process before
@@ -88,11 +89,21 @@ def check_quantization(where: str, quantization: str, device: str, otherwise: st
         )
 
 
+def begin_import(rollout: RolloutSection, device: torch.device, dtype: torch.dtype) -> threading.Thread:
+    """Imports vLLM, which takes seconds of Python, in a thread of its own: libraries keep errors of optional imports, and such an
+    error keeps the frames of the calls it passed through. Those of another thread hold neither our base nor the engine."""
+    global _import
+    _set_environment(rollout, device.type == "cuda", dtype)
+    if _import is None:
+        _import = threading.Thread(target=_import_vllm)
+        _import.start()
+    return _import
+
+
 def _start(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, context_tokens: int, lora: bool) -> EngineParts:
     on_gpu = base.device.type == "cuda"
-    _set_environment(rollout, on_gpu, base.dtype)
     began = time.monotonic()
-    in_own_thread(_import_vllm)
+    begin_import(rollout, base.device, base.dtype).join()
     imported = time.monotonic()
     from vllm import EngineArgs, LLMEngine, __version__
 
