@@ -1,5 +1,6 @@
 """The fused adapter layers against autograd in float64, and against PEFT's own modules."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,11 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from teamtr_lora.base.fused_lora import A_SCALE, B_SCALE, FusedLora, can_fuse, fused, two_parts
+from teamtr_lora.base.segment_attention import Segments, attending_over_segments
 
 ADAPTER = "agent_a"
 
@@ -117,6 +120,30 @@ def test_two_half_precision_parts_keep_twice_the_bits(dtype: torch.dtype, scale:
     apart = ((high.float() + low.float()) / scale - weight).abs()
     bits, smallest = (20, 2.0**-24) if dtype == torch.float16 else (15, 0.0)  # float16 has no numbers below that
     assert bool((apart <= weight.abs() * 2.0**-bits + smallest / scale).all())
+
+
+def test_all_layers_sizes_and_steps_share_one_compiled_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further graph of a large base would take half a minute to compile."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    torch._dynamo.reset()
+    counters.clear()
+    model = tiny(torch.float32)
+    decoder: Any = model.get_base_model()  # type: ignore[operator]
+    with attending_over_segments(decoder), fused(model, ADAPTER, compiled=True):
+        for openings, lone, rests in ([5, 7], [3], [7, 8]), ([5], [6, 4], [9]), ([4, 4, 4], [], [4, 4, 4]):
+            parts = [*openings, *lone, *rests]
+            starts = [torch.tensor([0, *torch.tensor(each).cumsum(0)], dtype=torch.int32) for each in (parts, openings, rests)]
+            segments = Segments(
+                starts[0], max(parts), sum(openings), sum(openings + lone), starts[1], max(openings), starts[2], max(rests)
+            )
+            ids = torch.randint(0, 300, (1, sum(parts)))
+            hidden = decoder.model(input_ids=ids, position_ids=ids % 9, segments=segments, use_cache=False).last_hidden_state
+            hidden.sum().backward()
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter.add_(0.01) if "lora_" in name else None
+    torch._dynamo.reset()
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="half precision on tensor cores and compiled layers need a GPU")
