@@ -149,9 +149,11 @@ def read_passes(playable: PlayableTeam, episodes: list[Episode], precision: str)
         scorer = Scorer(base, bank, temperature=1.0, head_chunk_tokens=TRAINING.head_chunk_tokens, tf32=tf32)
         region = TrustRegionSection(gate_precision="tf32" if tf32 else "fp32")
         floors = measure_floors(scorer, bank, AGENT, episodes, region=region)
-        batch = unweighted_batch(scorer, agent_sequences(episodes, AGENT))
+        sequences = agent_sequences(episodes, AGENT)
         if not tf32:
-            yield PassReading(precision, "training", floors["training"], scan(scorer, bank, batch, training_pass(scorer)))
+            as_trained = unweighted_batch(scorer, sequences, in_training=True)
+            yield PassReading(precision, "training", floors["training"], scan(scorer, bank, as_trained, training_pass(scorer)))
+        batch = unweighted_batch(scorer, sequences)
         name = "gate tf32" if tf32 else "gate fp32"
         yield PassReading(precision, name, floors["gate"], scan(scorer, bank, batch, gate_pass(scorer)))
 
