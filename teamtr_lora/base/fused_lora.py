@@ -130,6 +130,7 @@ class FusedLora(nn.Module):
     def __init__(self, layer: nn.Module, a: Tensor, b: Tensor, scaling: float) -> None:
         super().__init__()
         self.weight, self.bias, self.a, self.b, self.scaling = layer.weight, layer.bias, a, b, float(scaling)
+        self._dtype: torch.dtype = layer.weight.dtype  # type: ignore[assignment]
         self._made_of = (-1, -1)  # versions of the weights that the parts are of
         self.refresh()
 
@@ -137,9 +138,9 @@ class FusedLora(nn.Module):
     def refresh(self) -> None:
         now = (self.a._version, self.b._version)
         if now != self._made_of:
-            high, low = two_parts(self.a, A_SCALE, self.weight.dtype)
+            high, low = two_parts(self.a, A_SCALE, self._dtype)
             self.a_parts = torch.cat([high, low, high])
-            high, low = two_parts(self.b, B_SCALE, self.weight.dtype)
+            high, low = two_parts(self.b, B_SCALE, self._dtype)
             self.b_parts = torch.cat([high, high, low], 1)
             self._made_of = now
 
@@ -183,7 +184,7 @@ def fused(model: nn.Module, adapter: str, *, compiled: bool) -> Iterator[None]:
             layer.forward = torch.compile(layer.forward, dynamic=True)
         # Sizes vary from batch to batch, and two that happen to be equal once need not be so again. Scales and scalings do not
         # vary: as constants they keep the graph free of guards.
-        with torch._dynamo.config.patch(specialize_float=True), _config.patch(use_duck_shape=False):
+        with torch._dynamo.config.patch(specialize_float=True), _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             yield
     finally:
         for hook in hooks:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from teamtr_lora.base.precision import HALF_DTYPES, has_sliding_window
 
 NAME = "teamtr_lora_segments"
-LARGEST_HEAD = 256  # of the flash kernels
+LARGEST_HEAD = 192  # wider ones have a flash backward on few GPUs
 
 
 class Segments(NamedTuple):

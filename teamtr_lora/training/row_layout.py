@@ -124,16 +124,22 @@ def fill(rows: list[Row], budget: int, *, apart: bool = False) -> Iterator[list[
 
 
 def fill_end_to_end(groups: list[list[Numbered]], budget: int) -> Iterator[list[Row]]:
-    """Micro-batches of at most `budget` tokens, one sequence at least. A group that is divided has its opening in each."""
+    """Micro-batches of at most `budget` tokens and about one size, one sequence at least. A group that is divided has its opening
+    in each."""
+    opened = [(members, _common_prefix(members)) for members in groups]
+    lengths = [prefix + sum(len(member.ids) - prefix for member in members) for members, prefix in opened]
+    longest = max((len(member.ids) for members in groups for member in members), default=0)
+    even = -(-sum(lengths) // max(1, -(-sum(lengths) // budget)))  # a short last one would not keep a GPU busy
+    most = min(budget, even + longest)
     part: list[Row] = []
-    left = budget
-    for members in groups:
-        prefix, row = _common_prefix(members), None
+    left = most
+    for members, prefix in opened:
+        row = None
         for member in members:
             rest = len(member.ids) - prefix
             if part and left < rest + (prefix if row is None else 0):
                 yield _without_needless_openings(part)
-                part, left, row = [], budget, None
+                part, left, row = [], most, None
             if row is None:
                 row = Row([], prefix)
                 part.append(row)

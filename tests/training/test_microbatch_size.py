@@ -12,7 +12,7 @@ from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.memory_model import SIZES, update_memory, update_peak
 from teamtr_lora.team import Episode, Message, agent_sequences
 from teamtr_lora.training.microbatch_size import microbatch_tokens, team_shape
-from teamtr_lora.training.row_layout import ATTENTION_COSTS, Numbered, Row, fill, pack
+from teamtr_lora.training.row_layout import ATTENTION_COSTS, Numbered, Row, fill, fill_end_to_end, pack
 
 GIB = 2**30
 
@@ -77,3 +77,14 @@ def test_rows_with_a_mask_stay_apart_where_that_is_asked_for() -> None:
     shared = [Row(group_of(20, 5, 4, group=1), 20)]  # as long as each of the others
     assert [len(part) for part in fill(alone + shared, 10**6)] == [4]
     assert [len(part) for part in fill(alone + shared, 10**6, apart=True)] == [3, 1]
+
+
+def test_rows_end_to_end_fill_micro_batches_evenly() -> None:
+    """Groups of 8 x 30 tokens after 10 in common, divided where the budget says: no micro-batch is a small remainder."""
+    groups = [group_of(10, 30, 8, group=group) for group in range(20)]
+    for budget in (600, 1200, 5000):
+        parts = [sum(row.length for row in part) for part in fill_end_to_end(groups, budget)]
+        assert max(parts) <= budget and len(parts) == -(-20 * 250 // budget)
+        assert 20 * 250 <= sum(parts) <= 20 * 250 + 10 * len(parts) and min(parts) >= max(parts) / 2
+    members = [member for part in fill_end_to_end(groups, 300) for row in part for member in row.members]
+    assert members == [member for group in groups for member in group]
