@@ -11,6 +11,7 @@ Used for training passes on a GPU only. Strict passes, sampling and exported wei
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -125,28 +126,36 @@ class _LoraLinear(torch.autograd.Function):
 
 
 class FusedLora(nn.Module):
-    """A frozen linear layer with one adapter on it. `refresh` has to be called before a pass: the parts are made once a step."""
+    """A frozen linear layer with one adapter on it. `refresh` makes the parts of its factors before a pass."""
+
+    a_parts: Tensor
+    b_parts: Tensor
 
     def __init__(self, layer: nn.Module, a: Tensor, b: Tensor, scaling: float) -> None:
         super().__init__()
         self.weight, self.bias, self.a, self.b, self.scaling = layer.weight, layer.bias, a, b, float(scaling)
-        self._dtype: torch.dtype = layer.weight.dtype  # type: ignore[assignment]
-        self._made_of = (-1, -1)  # versions of the weights that the parts are of
-        self.refresh()
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        now = (self.a._version, self.b._version)
-        if now != self._made_of:
-            high, low = two_parts(self.a, A_SCALE, self._dtype)
-            self.a_parts = torch.cat([high, low, high])
-            high, low = two_parts(self.b, B_SCALE, self._dtype)
-            self.b_parts = torch.cat([high, high, low], 1)
-            self._made_of = now
+        self.made_of = (-1, -1)  # versions of the factors that the parts are of
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = _LoraLinear.apply(x, self.weight, self.bias, self.a, self.b, self.a_parts, self.b_parts, self.scaling)
         return y
+
+
+@torch.no_grad()
+def refresh(modules: list[FusedLora]) -> None:
+    """Makes the parts of factors that a step has changed, of all of one shape together: thousands of launches would take time."""
+    stale = [module for module in modules if module.made_of != (module.a._version, module.b._version)]
+    alike: dict[Any, list[FusedLora]] = defaultdict(list)
+    for module in stale:
+        alike[module.a.shape, module.b.shape, module.weight.dtype].append(module)
+        module.made_of = (module.a._version, module.b._version)
+    for (*_, dtype), group in alike.items():
+        high, low = two_parts(torch.stack([module.a for module in group]), A_SCALE, dtype)
+        for module, parts in zip(group, torch.cat([high, low, high], 1), strict=True):
+            module.a_parts = parts
+        high, low = two_parts(torch.stack([module.b for module in group]), B_SCALE, dtype)
+        for module, parts in zip(group, torch.cat([high, high, low], 2), strict=True):
+            module.b_parts = parts
 
 
 def can_fuse(model: nn.Module, adapter: str) -> bool:
@@ -177,7 +186,7 @@ def fused(model: nn.Module, adapter: str, *, compiled: bool) -> Iterator[None]:
             ours.append(FusedLora(module.base_layer, a, b, module.scaling[adapter]))
             parent._modules[name] = ours[-1]
         causal_lm: Any = model.get_base_model()  # type: ignore[operator]
-        hooks.append(causal_lm.base_model.register_forward_pre_hook(lambda *_: _refresh(ours)))
+        hooks.append(causal_lm.base_model.register_forward_pre_hook(lambda *_: refresh(ours)))
         if compiled:  # the first layer's input asks for a gradient as the others' do, so that it shares their graph
             hooks.append(causal_lm.get_input_embeddings().register_forward_hook(_ask_for_gradient))
         for layer in layers if compiled else ():
@@ -193,11 +202,6 @@ def fused(model: nn.Module, adapter: str, *, compiled: bool) -> Iterator[None]:
             layer.__dict__.pop("forward", None)
         for parent, name, module in places:
             parent._modules[name] = module
-
-
-def _refresh(modules: list[FusedLora]) -> None:
-    for module in modules:
-        module.refresh()
 
 
 def _ask_for_gradient(module: nn.Module, inputs: object, output: Tensor) -> Tensor:

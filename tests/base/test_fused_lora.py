@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from teamtr_lora.base.fused_lora import A_SCALE, B_SCALE, FusedLora, can_fuse, fused, two_parts
+from teamtr_lora.base.fused_lora import A_SCALE, B_SCALE, FusedLora, can_fuse, fused, refresh, two_parts
 from teamtr_lora.base.segment_attention import Segments, attending_over_segments
 
 ADAPTER = "agent_a"
@@ -68,7 +68,9 @@ def test_one_layer_in_half_precision_has_the_gradients_of_float64() -> None:
     a, b = torch.randn(8, 96) / 96**0.5, torch.randn(80, 8) * 0.02
     x, weight = torch.randn(5, 40, 96).half(), torch.randn(5, 40, 80).half()
     half = [tensor.clone().requires_grad_() for tensor in (x, a, b)]
-    (FusedLora(layer, half[1], half[2], 2.0)(half[0]) * weight).sum().backward()
+    ours = FusedLora(layer, half[1], half[2], 2.0)
+    refresh([ours])
+    (ours(half[0]) * weight).sum().backward()
     exact = [tensor.double().requires_grad_() for tensor in (x, a, b)]
     plain = nn.functional.linear(exact[0], layer.weight.double(), layer.bias.double())
     ((plain + 2.0 * (exact[0] @ exact[1].t()) @ exact[2].t()) * weight.double()).sum().backward()
