@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -97,13 +99,29 @@ def test_what_the_user_set_stays_and_what_we_set_follows_the_recipe(monkeypatch:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-    import os
-
     for gib in (1, 2):
         section = RolloutSection.model_validate({"vllm": {"kv_cache_gib": gib}})
         vllm_start._set_environment(section, on_gpu=False, dtype=torch.float32)
         assert os.environ["VLLM_CPU_KVCACHE_SPACE"] == str(gib)
     assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG" and os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+def test_vllm_is_imported_once_beside_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its environment is set before the import begins, and whoever needs vLLM waits for the same import."""
+    go_on, found = threading.Event(), []
+
+    def import_vllm() -> None:
+        found.append(os.environ["VLLM_NO_USAGE_STATS"])
+        go_on.wait(60)
+
+    monkeypatch.setattr(vllm_start, "_import", None)
+    monkeypatch.setattr(vllm_start, "_import_vllm", import_vllm)
+    monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
+    begun, again = (vllm_start.begin_import(RolloutSection(), torch.device("cpu"), torch.float32) for _ in range(2))
+    assert begun.is_alive() and again is begun
+    go_on.set()
+    begun.join(60)
+    assert found == ["1"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
