@@ -35,6 +35,9 @@ class Segments(NamedTuple):
     rest_G: Tensor  # of all rests of an opening together, counted from `rests`
     longest_rests: int
 
+    def to(self, device: torch.device) -> Segments:
+        return self._replace(part_S=self.part_S.to(device), opening_G=self.opening_G.to(device), rest_G=self.rest_G.to(device))
+
 
 def takes_segments(model: Any) -> bool:
     """Whether every layer of a half-precision base on a GPU attends in the usual way, so that another kernel can do it."""

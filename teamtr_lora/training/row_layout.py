@@ -175,9 +175,7 @@ class RowTensors:
 
     def to(self, device: torch.device) -> RowTensors:
         segment = None if self.segment_B_T is None else self.segment_B_T.to(device)
-        segments = self.segments
-        if segments is not None:
-            segments = Segments(*(each.to(device) if isinstance(each, Tensor) else each for each in segments))
+        segments = None if self.segments is None else self.segments.to(device)
         return RowTensors(self.ids_B_T.to(device), self.position_B_T.to(device), segment, segments)
 
 

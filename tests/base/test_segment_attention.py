@@ -38,8 +38,7 @@ def test_values_and_gradients_are_those_of_each_sequence_alone(device: str) -> N
     tokens = int(segments.part_S[-1])
     drawn = [torch.randn(tokens, heads, 16, dtype=dtype, device=device) for heads in (4, 2, 2, 4)]  # and an output's gradient
     q, k, v = (each.requires_grad_() for each in drawn[:3])
-    there = Segments(*(each.to(device) if isinstance(each, Tensor) else each for each in segments))
-    out = _OverSegments.apply(q, k, v, 0.25, *there)
+    out = _OverSegments.apply(q, k, v, 0.25, *segments.to(torch.device(device)))
     found = torch.autograd.grad(out, (q, k, v), drawn[3])
 
     exact = [each.detach().double().requires_grad_() for each in drawn[:3]]
