@@ -220,8 +220,10 @@ def _sampling_memory(recipe: Recipe, base: int, cache: int, device: torch.device
     if where != "copy":
         return {"KV cache": cache if where == "trainer" else 0}
     if device.type == "cpu":
-        return {"KV cache": vllm.kv_cache_gib * 2**30, "vLLM's base": base}
-    return {"KV cache": 0, "vLLM's share": int(vllm.memory_share * torch.cuda.get_device_properties(device).total_memory)}
+        return {"KV cache": (vllm.kv_cache_gib or 1) * 2**30, "vLLM's base": base}
+    total = torch.cuda.get_device_properties(device).total_memory
+    share = vllm.memory_share * total if vllm.kv_cache_gib is None else base + vllm.kv_cache_gib * 2**30
+    return {"KV cache": 0, "vLLM's share": int(share)}
 
 
 def _peak(memory: dict[str, int], *, engine: str, offload: str) -> int:
