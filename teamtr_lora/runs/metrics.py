@@ -142,6 +142,10 @@ class UpdateRow(_Row):
         description="by phase: rollout, optimize, gate, in_sample, publish, diagnostics, probe, transcripts"
     )
     tokens_per_second: float = Field(description="sampled tokens over rollout seconds")
+    idle_share: float = Field(
+        default=0.0,
+        description="share of the time since the last update that a process waited for others, mean over processes; 0 with one",
+    )
     time: float = Field(description="Unix time")
 
 

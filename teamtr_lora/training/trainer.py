@@ -17,6 +17,7 @@ from teamtr_lora.base.source import beside
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.help_page import HelpPage
 from teamtr_lora.common.program import in_a_script
+from teamtr_lora.common.ranks import process_ranks
 from teamtr_lora.evaluation.contents import code_hashes, data_hashes
 from teamtr_lora.evaluation.evaluate import Evaluation, evaluate
 from teamtr_lora.recipe import (
@@ -252,21 +253,19 @@ class TeamTRTrainer:
 
     def _train(self, resume: bool, name: str) -> TrainSummary:
         started, process = time.monotonic(), process_age()
-        recipe = self.recipe
-        if recipe.output_dir:
-            run_dir = RunDir(Path(recipe.output_dir))
-        else:
-            run_dir = RunDir(latest_run_dir(name) if resume else default_run_dir(name))
+        recipe, ranks = self.recipe, process_ranks()
+        run_dir = ranks.broadcast(self._run_dir(resume, name) if ranks.first else RunDir(Path()))
         if self._script is not None:
             recipe = self._script.recipe_for(recipe, run_dir)
-        run_dir.check(recipe, resume=resume)
+        if ranks.first:
+            run_dir.check(recipe, resume=resume)
         trust_programs(recipe)
-        new, callbacks = not run_dir.path.exists(), self._with_progress()
+        new, callbacks = ranks.first and not run_dir.path.exists(), self._with_progress() if ranks.first else []
         recipe = self.recipe = run_dir.with_stages_done(run_dir.with_swaps(recipe))
         playable = self.open()
-        if self._script is not None:
+        if self._script is not None and ranks.first:
             self._script.write(run_dir)
-        lock = run_dir.claim(recipe, {**code_hashes(recipe), **data_hashes(recipe)})
+        lock = run_dir.claim(recipe, {**code_hashes(recipe), **data_hashes(recipe)}) if ranks.first else None
         try:
             context = RunContext(
                 playable=playable,
@@ -279,7 +278,7 @@ class TeamTRTrainer:
                 started=started,
             )
             self.run = TrainingRun(context)
-            if run_dir.checkpoints.exists():
+            if ranks.broadcast(run_dir.checkpoints.exists()):
                 self.run.resume()
             train(self.run)
         except BaseException:
@@ -288,11 +287,17 @@ class TeamTRTrainer:
                 run_dir.remove()  # a start that failed leaves no empty run behind
             raise
         finally:
-            lock.release()
+            if lock is not None:
+                lock.release()
             for view in callbacks:
                 if isinstance(view, LiveView):
                     view.close()
         return self._summary(self.run)
+
+    def _run_dir(self, resume: bool, name: str) -> RunDir:
+        if self.recipe.output_dir:
+            return RunDir(Path(self.recipe.output_dir))
+        return RunDir(latest_run_dir(name) if resume else default_run_dir(name))
 
     def close(self) -> None:
         """Ends the sampler: an engine gives its memory back, servers forget the adapters. Nothing is lost: what was trained is in
