@@ -19,7 +19,7 @@ from teamtr_lora.runs.diagnostic_rows import ProbeReading, UpdateDiagnostics
 from teamtr_lora.runs.layout import MAX_METRICS_BYTES, METRICS, OWN_NAMES, append_synced, read_own, refuse_links
 
 CHECKSUM = "checksum"  # the last field of every row, over all before it: finds damage, and is no signature
-TIME_FIELDS = ("seconds", "start_seconds", "tokens_per_second", "time", "peak_memory_bytes", CHECKSUM)
+TIME_FIELDS = ("seconds", "start_seconds", "tokens_per_second", "idle_share", "time", "peak_memory_bytes", CHECKSUM)
 _BEFORE = f',"{CHECKSUM}":"'.encode()
 
 

@@ -9,14 +9,11 @@ import torch
 
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.base.frozen_base import base_facts
-from teamtr_lora.base.memory_model import UpdateShape, choose_tokens, update_memory, update_peak, update_shape
+from teamtr_lora.base.memory_model import CPU_TOKENS, UpdateShape, choose_tokens, update_memory, update_peak, update_shape
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
 
 logger = logging.getLogger(__name__)
-
-# On a CPU small passes stay in the caches, and there are enough of them to deal out to several processes.
-CPU_TOKENS = 1024
 
 
 def microbatch_tokens(playable: PlayableTeam, config: TeamTRConfig) -> int:

@@ -35,7 +35,7 @@ from teamtr_lora.recipe.named import missing_trackers
 from teamtr_lora.registry.programs import trust_programs
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
-from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
+from teamtr_lora.runs.run_dir import RunDir, chosen_run_dir
 from teamtr_lora.tasks import Rewards, Task
 from teamtr_lora.tasks.custom import checked_task
 from teamtr_lora.tasks.dataset import DatasetTask
@@ -254,7 +254,7 @@ class TeamTRTrainer:
     def _train(self, resume: bool, name: str) -> TrainSummary:
         started, process = time.monotonic(), process_age()
         recipe, ranks = self.recipe, process_ranks()
-        run_dir = ranks.broadcast(self._run_dir(resume, name) if ranks.first else RunDir(Path()))
+        run_dir = ranks.broadcast(chosen_run_dir(recipe.output_dir, name, resume=resume) if ranks.first else RunDir(Path()))
         if self._script is not None:
             recipe = self._script.recipe_for(recipe, run_dir)
         if ranks.first:
@@ -293,11 +293,6 @@ class TeamTRTrainer:
                 if isinstance(view, LiveView):
                     view.close()
         return self._summary(self.run)
-
-    def _run_dir(self, resume: bool, name: str) -> RunDir:
-        if self.recipe.output_dir:
-            return RunDir(Path(self.recipe.output_dir))
-        return RunDir(latest_run_dir(name) if resume else default_run_dir(name))
 
     def close(self) -> None:
         """Ends the sampler: an engine gives its memory back, servers forget the adapters. Nothing is lost: what was trained is in

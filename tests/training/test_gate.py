@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from teamtr_lora.algorithm.clustered import clustered_mean
+from teamtr_lora.common.ranks import Ranks
 from teamtr_lora.team import agent_sequences
 from teamtr_lora.training.batches import message_batch
-from teamtr_lora.common.ranks import Ranks
 from teamtr_lora.training.gate import gate_pass, read_candidate
 from teamtr_lora.training.scoring import CurrentPolicy, Scorer, keep_current, sampler_gap
 
