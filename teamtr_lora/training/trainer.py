@@ -15,6 +15,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from teamtr_lora.base.memory import process_age
 from teamtr_lora.base.source import beside
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import sha256
 from teamtr_lora.common.help_page import HelpPage
 from teamtr_lora.common.program import in_a_script
 from teamtr_lora.common.ranks import process_ranks
@@ -260,6 +261,7 @@ class TeamTRTrainer:
         if ranks.first:
             run_dir.check(recipe, resume=resume)
         trust_programs(recipe)
+        ranks.check_equal(sha256(recipe.model_dump_json().encode())[:12], "its recipe")
         new, callbacks = ranks.first and not run_dir.path.exists(), self._with_progress() if ranks.first else []
         recipe = self.recipe = run_dir.with_stages_done(run_dir.with_swaps(recipe))
         playable = self.open()
