@@ -32,7 +32,7 @@ class VllmSection(Section):
     kv_cache_gib: int | None = Field(
         default=None,
         ge=1,
-        description="Memory for the KV cache, in GiB; null: 1 on a CPU, and on a GPU what memory_share leaves. Engines that start "
+        description="Memory for the KV cache, in GiB; null: 1 on a CPU, on a GPU what memory_share leaves. Engines that start "
         "at the same time on one GPU need a number: measuring what is free, each would count what the others take.",
     )
     offload: Literal["auto", "never", "always"] = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class CandidateReading:
     token_mean_kl: float
     message_sum_kl: float
     discounted_kl: float  # def:kltok
-    gain: ClusteredMean  # surrogate minus that of the current policy
+    gain: ClusteredMean  # of the surrogate without clipping, over the current policy's
     log_ratio_M: Tensor  # log of each message's ratio, candidate to current
     kl_M: Tensor  # exact KL of each message, summed over its tokens
     group_M: Tensor
@@ -62,14 +63,9 @@ def read_candidate(
     kl_N, logp_N, logp_cur_N = (by_token(scorer.ranks, batch, values) for values in (kls, logp, current.logp))
     count, message_N = len(batch.messages), tokens_of(batch, "message_N")
     terms_N = {"exact": kl_N, "k3": k3_terms(logp_cur_N, logp_N), "k1": k1_terms(logp_cur_N, logp_N)}
+    # Clipping only takes away: by it even a step that changes ratios at random, and nothing on average, would seem to harm.
     terms = surrogate_terms(
-        logp_N,
-        logp_cur_N,
-        message_N,
-        batch.advantage_M,
-        clip=config.training.clip_ratio,
-        clip_high=config.training.clip_ratio_high,
-        ratio=config.training.ratio,
+        logp_N, logp_cur_N, message_N, batch.advantage_M, clip=1.0, clip_high=math.inf, ratio=config.training.ratio
     )
     reduction, sums = config.trust_region.reduction, message_kl(kl_N, message_N, count, "message_sum")
     lengths = message_N.bincount(minlength=count).float()
