@@ -10,6 +10,7 @@ from typing import Any
 
 from teamtr_lora import __version__
 from teamtr_lora.cli.arguments import RUNS_CODE, RUNS_ITEMS_ONLY, add_recipe, add_trust, print_json, recipe_words, run_name, show
+from teamtr_lora.cli.launch import add_gpus, on_every_gpu
 from teamtr_lora.common.consoles import console
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import program
@@ -23,7 +24,7 @@ def add_commands(command: Any) -> None:
     add_recipe(train, "a recipe file, or a run directory to go on with (with --resume)")
     train.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, or a number more)")
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run directory")
-
+    add_gpus(train)
     add_trust(train)
 
     text = "Print the resolved recipe, or every problem in it at once."
@@ -46,7 +47,7 @@ def add_commands(command: Any) -> None:
     init.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
 
 
-def _train(args: argparse.Namespace) -> None:
+def _train(args: argparse.Namespace) -> int | None:
     from teamtr_lora.recipe import load_recipe
     from teamtr_lora.runs.stored_run import load_run_recipe
 
@@ -59,6 +60,8 @@ def _train(args: argparse.Namespace) -> None:
         check_programs(recipe, args.recipe)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
+    if (ended := on_every_gpu(args, recipe.base.device)) is not None:
+        return ended
     from teamtr_lora.cli.text.summary import print_next_steps
     from teamtr_lora.training.live_view import LiveView
     from teamtr_lora.training.trainer import TeamTRTrainer
@@ -78,6 +81,7 @@ def _train(args: argparse.Namespace) -> None:
     finally:
         trainer.close()
     show(args, summary, lambda summary: print_next_steps(out, summary, trainer.task.items("test")[0].prompt))
+    return None
 
 
 def _validate(args: argparse.Namespace) -> None:

@@ -29,7 +29,12 @@ class VllmSection(Section):
         lt=1,
         description="On a GPU: share of its memory for vLLM (its copy of the base, the adapters and the KV cache).",
     )
-    kv_cache_gib: int = Field(default=1, ge=1, description="On a CPU: memory for the KV cache, in GiB.")
+    kv_cache_gib: int | None = Field(
+        default=None,
+        ge=1,
+        description="Memory for the KV cache, in GiB; null: 1 on a CPU, on a GPU what memory_share leaves. Engines that start "
+        "at the same time on one GPU need a number: measuring what is free, each would count what the others take.",
+    )
     offload: Literal["auto", "never", "always"] = Field(
         default="auto",
         description="On a GPU: whether vLLM sleeps, its memory lent to the trainer, during updates; auto where memory is short.",

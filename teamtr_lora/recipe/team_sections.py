@@ -143,6 +143,14 @@ class TeamSection(Section):
     protocol: ProtocolSection = Field(default_factory=ProtocolSection, description="What each agent sees of the conversation.")
     router: RouterSection = Field(default_factory=RouterSection, description="Who speaks when.")
     agents: list[AgentSection] = Field(min_length=1, description="The team's members, in speaking order (at least one).")
+    own_answer_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="How much of what an agent learns from is the reward that its own last message would have got as the team's "
+        "answer; the rest is the team's reward. For teams in which every agent states an answer. A task that gives credit itself "
+        "has its own way.",
+    )
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:

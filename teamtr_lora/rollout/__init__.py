@@ -3,6 +3,8 @@
 Modules:
     sampler              the contract of engines, and what they share
     collector            plays episodes, each at its own pace
+    own_answers          credit by agent for its own answer
+    dealing              which process plays which items
     playable             base, adapters, protocol and sampler put together
     engines              the sampler of each engine, by name
     transformers_engine  batched decoding on the trainer's own model

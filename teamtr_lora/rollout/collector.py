@@ -17,6 +17,7 @@ import torch
 from teamtr_lora.common.code_paths import raised, user_code
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import nearest
+from teamtr_lora.rollout.own_answers import credit_own_answers
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
 from teamtr_lora.tasks.machinery.background import as_future
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Task, settled
@@ -310,6 +311,9 @@ def _settle(team: Team, task: Task, players: list[_Player]) -> None:
     if any(credit is not None for player in players for credit in player.credit):
         for player in players:
             player.episode.credit = {agent: _earned(player, agent) for agent in team.names}
+    elif team.own_answer_share:
+        with _of_the_task(task, episodes[0].item_id if episodes else ""):
+            credit_own_answers(task, episodes, rewards, team.names, team.own_answer_share)
 
 
 def _earned(player: _Player, agent: str) -> list[float]:

@@ -17,9 +17,12 @@ from teamtr_lora.base.source import beside
 from teamtr_lora.base.versions import AdapterVersion, read_version
 from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.ranks import Ranks, process_ranks
 from teamtr_lora.recipe import BaseSection, LoraSection, Recipe, RolloutSection, TeamSection
+from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.recipe.memory_keys import smaller
 from teamtr_lora.rollout.collector import PlayPlan, Progress, play
+from teamtr_lora.rollout.dealing import Dealer
 from teamtr_lora.rollout.engines import begin_engine, open_sampler
 from teamtr_lora.rollout.sampler import Sampler
 from teamtr_lora.tasks import Task
@@ -32,7 +35,13 @@ class PlayableTeam:
     bank: AdapterBank
     team: Team
     sampler: Sampler
+    dealer: Dealer = field(default_factory=lambda: Dealer(Ranks(), fixed_lots=False))
     opening_seconds: dict[str, float] = field(default_factory=dict)  # what opening it took, by phase
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that have this team open together."""
+        return self.dealer.ranks
 
     def versions(self) -> dict[str, str]:
         """The version names that are current, which is what every message must come from."""
@@ -43,11 +52,12 @@ class PlayableTeam:
         return {agent: self.bank.version(agent) for agent in self.team.names}
 
     def publish(self, version: AdapterVersion) -> None:
-        self.sampler.publish(version)
+        if self.ranks.first or not self.dealer.alone:
+            self.sampler.publish(version)
 
     def publish_all(self) -> None:
         for agent in self.team.names:
-            self.sampler.publish(self.bank.version(agent))
+            self.publish(self.bank.version(agent))
 
     @contextmanager
     def training_memory(self) -> Iterator[None]:
@@ -65,9 +75,20 @@ class PlayableTeam:
     def close(self) -> None:
         self.sampler.close()
 
-    def play(self, task: Task, plan: PlayPlan, progress: Progress | None = None) -> list[Episode]:
+    def play(
+        self,
+        task: Task,
+        plan: PlayPlan,
+        progress: Progress | None = None,
+        *,
+        sampler: Sampler | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> list[Episode]:
+        """Finished episodes in the order of the plan, which all processes play together. `sampler` and `versions`: another one
+        than the team's own, and what its messages must come from."""
+        used, expected = sampler or self.sampler, versions or self.versions()
         with memory_phase("rollout"):
-            return play(self.team, task, self.sampler, plan, self.versions(), progress)
+            return self.dealer.play(plan, lambda part, told: play(self.team, task, used, part, expected, told), progress)
 
 
 @contextmanager
@@ -109,7 +130,9 @@ def _open_team(
     folder: Path,
     extra: Mapping[str, LoraSection] | None,
 ) -> PlayableTeam:
-    started = time.monotonic()
+    started, ranks = time.monotonic(), process_ranks()
+    if ranks.size > 1 and ":" in base_section.device:
+        raise UserError(f"base.device = {base_section.device}: names one GPU for {ranks.size} processes; use auto or cuda")
     device = resolve_device(base_section.device)
     begin_engine(rollout, device, resolve_dtype(base_section.precision, device))
     base = load_base(
@@ -128,9 +151,15 @@ def _open_team(
     specs = {agent.name: agent.lora for agent in team_section.agents} | dict(extra or {})
     bank = AdapterBank(base.model, specs, base_name=base_section.source, seed=seed)
     adapted = time.monotonic()
-    sampler = open_sampler(base, bank, rollout, context_tokens=team.context_tokens)
+    sampler: Sampler | None = None
+    for mine in ranks.take_turns() if ranks.shared_gpu else (True,):  # an engine measures the memory that others leave it
+        if mine:
+            sampler = open_sampler(base, bank, rollout, context_tokens=team.context_tokens)
+    assert sampler is not None
     seconds = {"base": loaded - started, "adapters": adapted - loaded, "engine": time.monotonic() - adapted}
-    playable = PlayableTeam(base, bank, team, sampler, seconds | sampler.start_seconds())
+    engine = ENGINES[rollout.engine]
+    dealer = Dealer(ranks, fixed_lots=engine.exact_resume and base.device.type == "cpu", alone=engine.by_url)
+    playable = PlayableTeam(base, bank, team, sampler, dealer, seconds | sampler.start_seconds())
     try:
         playable.publish_all()
     except BaseException:

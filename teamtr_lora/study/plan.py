@@ -17,7 +17,7 @@ from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
 from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.memory_model import (
-    DEFAULT_TOKENS,
+    CPU_TOKENS,
     UPDATE_PARTS,
     UpdateShape,
     choose_tokens,
@@ -203,7 +203,7 @@ def _tokens_per_microbatch(
     """As a run on this machine would choose, were the GPU its own."""
     wanted = recipe.training.tokens_per_microbatch
     if wanted != "auto" or device.type == "cpu":
-        return DEFAULT_TOKENS if wanted == "auto" else wanted
+        return CPU_TOKENS if wanted == "auto" else wanted
     free = torch.cuda.get_device_properties(device).total_memory - sum(standing.values())
     lendable = 0 if recipe.rollout.vllm.offload == "never" else standing.get("vLLM's share", 0)
     return choose_tokens(facts, shape, free, lendable)
@@ -220,8 +220,10 @@ def _sampling_memory(recipe: Recipe, base: int, cache: int, device: torch.device
     if where != "copy":
         return {"KV cache": cache if where == "trainer" else 0}
     if device.type == "cpu":
-        return {"KV cache": vllm.kv_cache_gib * 2**30, "vLLM's base": base}
-    return {"KV cache": 0, "vLLM's share": int(vllm.memory_share * torch.cuda.get_device_properties(device).total_memory)}
+        return {"KV cache": (vllm.kv_cache_gib or 1) * 2**30, "vLLM's base": base}
+    total = torch.cuda.get_device_properties(device).total_memory
+    share = vllm.memory_share * total if vllm.kv_cache_gib is None else base + vllm.kv_cache_gib * 2**30
+    return {"KV cache": 0, "vLLM's share": int(share)}
 
 
 def _peak(memory: dict[str, int], *, engine: str, offload: str) -> int:

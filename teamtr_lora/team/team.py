@@ -17,6 +17,7 @@ class Team:
     router: Router
     context_tokens: int
     on_overflow: str
+    own_answer_share: float = 0.0  # of an agent's reward: what its own last message would have got as the team's answer
 
 
 def most_messages(settings: Any) -> int:
@@ -55,6 +56,7 @@ def build_team(
         router=router,
         context_tokens=min(protocol.context_tokens or base_context_tokens, base_context_tokens),
         on_overflow=protocol.on_overflow,
+        own_answer_share=settings.own_answer_share,
     )
 
 

@@ -17,6 +17,9 @@ class OptimizerKind:
 
 OPTIMIZERS: dict[str, OptimizerKind] = {
     "adamw": OptimizerKind(words="AdamW", made_by="torch.optim:AdamW", state_bytes=8, trl="adamw_torch"),
+    "sgd": OptimizerKind(
+        words="plain gradient steps: weights that hardly matter hardly move", made_by="torch.optim:SGD", state_bytes=0, trl="sgd"
+    ),
     "adamw_8bit": OptimizerKind(
         words="AdamW, its moments in 8 bits", made_by="bitsandbytes.optim:AdamW8bit", state_bytes=2, trl="adamw_8bit"
     ),

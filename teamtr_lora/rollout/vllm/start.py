@@ -206,7 +206,8 @@ def _gpu_options(rollout: RolloutSection, patches: list[Patch]) -> dict[str, Any
     left = memory_left() if any(patch.name == "close_memory" for patch in patches) else _engines_slept
     sleeps = _can_sleep(rollout.vllm.offload, left)
     _engines_slept = _engines_slept or sleeps
-    return {"enable_sleep_mode": sleeps, "enforce_eager": not rollout.vllm.cuda_graphs}
+    own = {} if rollout.vllm.kv_cache_gib is None else {"kv_cache_memory_bytes": rollout.vllm.kv_cache_gib * 2**30}
+    return {"enable_sleep_mode": sleeps, "enforce_eager": not rollout.vllm.cuda_graphs, **own}
 
 
 def _can_sleep(offload: Literal["auto", "never", "always"], left: bool) -> bool:
@@ -234,7 +235,7 @@ def default_environment(rollout: RolloutSection, on_gpu: bool, dtype: torch.dtyp
     environment = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     if not on_gpu:
         return environment | {
-            "VLLM_CPU_KVCACHE_SPACE": str(rollout.vllm.kv_cache_gib),
+            "VLLM_CPU_KVCACHE_SPACE": str(rollout.vllm.kv_cache_gib or 1),
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer may compute on the same cores
         }
