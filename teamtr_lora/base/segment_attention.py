@@ -10,8 +10,10 @@ backward needs of a softmax only its output and its log-sum-exp, so given those 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,9 @@ from teamtr_lora.base.precision import HALF_DTYPES, has_sliding_window
 
 NAME = "teamtr_lora_segments"
 LARGEST_HEAD = 192  # wider ones have a flash backward on few GPUs
+TOLERATED = 0.05  # relative error of a trial in half precision; what is wrong is off by much more
+
+logger = logging.getLogger(__name__)
 
 
 class Segments(NamedTuple):
@@ -46,7 +51,36 @@ def takes_segments(model: Any) -> bool:
         return False
     text = model.config.get_text_config(decoder=True)
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return bool(model._supports_attention_backend) and not has_sliding_window(model) and width % 8 == 0 and width <= LARGEST_HEAD
+    if not model._supports_attention_backend or has_sliding_window(model) or width % 8 or width > LARGEST_HEAD:
+        return False
+    keys = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return _kernels_fit(parameter.device, parameter.dtype, text.num_attention_heads // keys, width)
+
+
+@cache
+def _kernels_fit(device: torch.device, dtype: torch.dtype, queries_per_key: int, width: int) -> bool:
+    """The flash kernels are called below torch's public interface, which another version may change: they are tried once, with
+    gradients, against the same in float64 on a CPU. Where they do not fit, rows are padded."""
+    start = [torch.tensor(places, dtype=torch.int32) for places in ([0, 9, 20, 43, 60], [0, 9], [0, 40])]
+    where = Segments(start[0], 23, 9, 20, start[1], 9, start[2], 40)
+    draw = torch.Generator().manual_seed(0)
+    made = [torch.randn(60, 2 * n, width, generator=draw).to(dtype) for n in (queries_per_key, 1, 1, queries_per_key)]
+
+    def tried(place: torch.device, kind: torch.dtype) -> list[Tensor]:
+        q, k, v, grad = (each.detach().to(place, kind).clone().requires_grad_(n < 3) for n, each in enumerate(made))
+        with torch.enable_grad():
+            out = _OverSegments.apply(q, k, v, width**-0.5, *where.to(place))
+        return [each.detach().double().cpu() for each in (out, *torch.autograd.grad(out, (q, k, v), grad))]
+
+    try:
+        pairs = zip(tried(device, dtype), tried(torch.device("cpu"), torch.float64), strict=True)
+        off = max(float((got - true).norm() / true.norm()) for got, true in pairs)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        logger.warning("flash kernels do not take rows that lie end to end, training rows are padded: %s", str(error)[:200])
+        return False
+    if not off < TOLERATED:
+        logger.warning("flash kernels are %.1g off on rows that lie end to end, training rows are padded", off)
+    return off < TOLERATED
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from teamtr_lora.base import segment_attention
 from teamtr_lora.base.segment_attention import NAME, Segments, _OverSegments, attending_over_segments, takes_segments
 
 KINDS: dict[str, Any] = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
@@ -79,3 +80,23 @@ def test_a_model_gives_every_sequence_the_hidden_states_that_it_has_alone(kind: 
             torch.testing.assert_close(hidden_T_D[places], alone, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(padded, hidden_T_D[sequences[1]], rtol=1e-6, atol=1e-6)
     assert model.config._attn_implementation == "sdpa" and not takes_segments(model)
+
+
+def test_kernels_that_do_not_fit_are_found_before_they_are_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trial = segment_attention._kernels_fit.__wrapped__
+    here, half, right = torch.device("cpu"), torch.float16, segment_attention._attend_backward
+    assert trial(here, half, 2, 16) and trial(here, torch.bfloat16, 1, 16) and not caplog.messages
+
+    def another_signature(*_: Any) -> Any:
+        raise TypeError("takes 15 arguments, 16 were given")
+
+    def wrong_keys(*given: Any) -> Any:
+        dq, dk, dv = right(*given)
+        return dq, dk * (1.5 if dq.dtype == half else 1.0), dv
+
+    for broken, told in ((another_signature, "takes 15 arguments"), (wrong_keys, "0.5 off")):
+        monkeypatch.setattr(segment_attention, "_attend_backward", broken)
+        assert not trial(here, half, 2, 16)
+        assert told in caplog.messages[-1] and "padded" in caplog.messages[-1]

@@ -11,7 +11,9 @@ def test_variants_learn_from_the_same_episodes(tmp_path: Path, capsys: pytest.Ca
     out = tmp_path / "lab.json"
     small = ["rollout.items_per_stage=12", "rollout.episodes_per_item=4", "training.inner_epochs=1", "base.device=cpu"]
     vary = ["--vary", "sgd: training.optimizer=sgd", "--vary", "same: lora.rank=8"]
-    assert step_lab.main(["recipes/quickstart.yaml", *small, "--agent", "solver", "--repeats", "1", *vary, "--out", str(out)]) == 0
+    assert (
+        step_lab.main(["recipes/quickstart.yaml", *small, "--agent", "solver", "--repeats", "1", *vary, "--out", str(out)]) == 0
+    )
     report = json.loads(out.read_text())
     assert report["episodes"] == 48
     alone, sgd, same = (report["updates"][name][0] for name in ("as it is", "sgd", "same"))
