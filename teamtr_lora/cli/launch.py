@@ -51,7 +51,7 @@ def _launch(argv: list[str], count: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # it reports a failure in thirty lines; a rank has told it
+    logging.disable(logging.ERROR)  # torch reports a failure in thirty lines, which a rank has told in one
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     os.environ[_WATCHED] = str(os.getpid())
     config = LaunchConfig(
