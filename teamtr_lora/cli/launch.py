@@ -75,9 +75,11 @@ def _launch(argv: list[str], count: int) -> int:
 @contextmanager
 def one_of_several(args: argparse.Namespace) -> Iterator[None]:
     """Around a command: the first rank prints, the others are silent unless they fail."""
-    if not hasattr(args, "gpus") or not started_by_launcher():
+    if not started_by_launcher():
         yield
         return
+    if not hasattr(args, "gpus"):
+        raise UserError(f"{args.command}: works in one process; start it without torchrun or accelerate's launcher")
     if _WATCHED in os.environ:
         threading.Thread(target=_watch, args=(int(os.environ.pop(_WATCHED)),), daemon=True).start()
     if not process_ranks().first:
