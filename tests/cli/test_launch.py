@@ -21,12 +21,7 @@ QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
 @pytest.mark.parametrize(
     ("visible", "gpus", "device", "said"),
     [
-        (
-            0,
-            2,
-            "auto",
-            "--gpus 2: 0 GPUs are visible; on a CPU, or to share a GPU, use torchrun --nproc-per-node 2",
-        ),
+        (0, 2, "auto", "--gpus 2: 0 GPUs are visible; on a CPU, or to share a GPU, use torchrun --nproc-per-node 2"),
         (2, 3, "cuda", "--gpus 3: 2 GPUs are visible"),
         (4, 2, "cuda:1", "--gpus 2: base.device = cuda:1 names one device; use base.device=auto"),
         (4, 2, "cpu", "--gpus 2: base.device = cpu names one device"),
@@ -43,14 +38,7 @@ def test_gpus_that_are_not_there_are_refused(
 
 @pytest.mark.parametrize(
     ("visible", "gpus", "device", "processes"),
-    [
-        (0, None, "auto", 0),
-       
-        (8, None, "auto", 8),
-        (8, 3, "cuda", 3),
-        (8, 1, "auto", 0),
-        (8, None, "cuda:1", 0),
-    ],
+    [(0, None, "auto", 0), (8, None, "auto", 8), (8, 3, "cuda", 3), (8, 1, "auto", 0), (8, None, "cuda:1", 0)],
 )
 def test_a_process_is_started_for_every_gpu(
     monkeypatch: pytest.MonkeyPatch, visible: int, gpus: int | None, device: str, processes: int
