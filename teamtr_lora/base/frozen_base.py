@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from teamtr_lora.base.precision import HALF_DTYPES, keep_activations_unquantised
+from teamtr_lora.base.sharding import split_layers
 from teamtr_lora.base.source import Progress, cache_root, file_sha256, one_line, quiet_transformers, resolve
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import write_atomic
@@ -92,8 +93,9 @@ def load_base(
     quantization: str = "none",
     revision: str | None = None,
     progress: Progress | None = None,
+    split: bool = False,
 ) -> FrozenBase:
-    """Fetch, load, freeze and check the base that a recipe names."""
+    """Fetch, load, freeze and check the base that a recipe names. `split`: over the processes of torch's default group."""
     place = resolve_device(device)
     dtype = resolve_dtype(precision, place)
     wanted = quantization_config(quantization, dtype)
@@ -108,7 +110,11 @@ def load_base(
         raise UserError(f"base.source: the tokenizer of '{source}' has {len(tokenizer)} tokens, the model only {vocab_size}")
     if progress is not None:
         progress(f"loading {source}")
-    model = _load_model(folder, source, config, dtype, place, quantization, wanted)
+    if split:  # as it is stored, so that the RAM of a host has one copy, the files', for all its processes
+        model = _load_model(folder, source, config, "auto", torch.device("cpu"), quantization, wanted)
+        split_layers(model, place, dtype)
+    else:
+        model = _load_model(folder, source, config, dtype, place, quantization, wanted)
     eos_ids = _eos_ids(tokenizer, getattr(getattr(model, "generation_config", None), "eos_token_id", None), source)
     _check_finite(model, tokenizer, dtype)
     return FrozenBase(
@@ -218,7 +224,7 @@ def base_identity(folder: Path) -> dict[str, str]:
 
 
 def _load_model(
-    folder: Path, source: str, config: PretrainedConfig, dtype: torch.dtype, place: torch.device, quantization: str, wanted: Any
+    folder: Path, source: str, config: Any, dtype: torch.dtype | str, place: torch.device, quantization: str, wanted: Any
 ) -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -362,7 +368,8 @@ def _check_finite(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.d
         return
     ids_B_T = torch.tensor([tokenizer(_PROBE_TEXT)["input_ids"]], device=model.device)
     output = model(input_ids=ids_B_T, output_hidden_states=True, use_cache=False)
-    if not all(bool(torch.isfinite(part).all()) for part in (*output.hidden_states, output.logits)):
+    inner = output.hidden_states or ()  # which transformers does not find in a base that is split
+    if not all(bool(torch.isfinite(part).all()) for part in (*inner, output.logits)):
         name = next(key for key, value in PRECISIONS.items() if value is dtype)
         fix = "use bf16 or fp32" if dtype is torch.float16 else "use fp32"
         raise UserError(f"base.precision: {name} gives infinite or NaN activations with this base; {fix}")

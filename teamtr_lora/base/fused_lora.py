@@ -75,10 +75,11 @@ class FusedLora(nn.Module):
 
     def __init__(self, layer: nn.Module, a: Tensor, b: Tensor, scaling: float) -> None:
         super().__init__()
-        self.weight, self.bias, self.a, self.b, self.scaling = layer.weight, layer.bias, a, b, float(scaling)
+        self.layer, self.a, self.b, self.scaling = layer, a, b, float(scaling)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _LoraLinear.apply(x, self.weight, self.bias, self.a, self.b, self.scaling)
+        # read now: the weights of a layer that is split over processes are there during its passes only
+        y: Tensor = _LoraLinear.apply(x, self.layer.weight, self.layer.bias, self.a, self.b, self.scaling)
         return y
 
 

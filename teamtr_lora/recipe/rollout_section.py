@@ -14,6 +14,7 @@ from teamtr_lora.recipe.engine_facts import DEFAULT_ENGINE, ENGINES, PATCH_NEEDS
 
 if TYPE_CHECKING:
     from teamtr_lora.recipe.recipe import Recipe
+    from teamtr_lora.recipe.team_sections import BaseSection, TeamSection
 
 ServerUrl = Annotated[str, Field(pattern=SERVER_URL)]
 
@@ -28,6 +29,12 @@ class VllmSection(Section):
         gt=0,
         lt=1,
         description="On a GPU: share of its memory for vLLM (its copy of the base, the adapters and the KV cache).",
+    )
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        description="GPUs (on a CPU: processes) over which vLLM splits its copy of the base, on vLLM's public interface alone. A "
+        "training process then has as many GPUs: it trains on the first and samples on all.",
     )
     kv_cache_gib: int = Field(default=1, ge=1, description="On a CPU: memory for the KV cache, in GiB.")
     offload: Literal["auto", "never", "always"] = Field(
@@ -51,6 +58,13 @@ class VllmSection(Section):
                 words = {"wrong": f"{name} builds on {missing[0]}", "fix": "add that one, or leave both out"}
                 raise PydanticCustomError("rule", "{wrong}; {fix}", words)
         return value
+
+    @model_validator(mode="after")
+    def _patches_reach_one_process(self) -> Self:
+        if self.tensor_parallel > 1 and isinstance(self.patches, list) and self.patches:
+            wrong = f"patches change vLLM in this process, and tensor_parallel = {self.tensor_parallel} has its workers in others"
+            refuse("vllm", [(("patches",), self.patches, wrong, "use auto or none, which then apply none")])
+        return self
 
 
 class ServerSection(Section):
@@ -116,6 +130,20 @@ class RolloutSection(Section):
         return value
 
 
+def split_mistakes(base: BaseSection, team: TeamSection, rollout: RolloutSection) -> Iterator[Mistake]:
+    """What keeps a base from being split over processes (training.shard)."""
+    if ENGINES[rollout.engine].memory == "trainer":
+        wrong = "a base that is split over processes cannot sample, as each of them plays other episodes"
+        yield ("rollout", "engine"), rollout.engine, wrong, "use vllm or vllm_server, or training.shard=never"
+    if base.quantization != "none":
+        wrong = "a quantised base cannot be split over processes"
+        yield ("base", "quantization"), base.quantization, wrong, "use none, or training.shard=never"
+    for i, agent in enumerate(team.agents):
+        if agent.lora.dora:
+            wrong = "DoRA needs the weights of a base that is not split over processes"
+            yield ("team", "agents", i, "lora", "dora"), True, wrong, "use false, or training.shard=never"
+
+
 def engine_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     """What the rest of a recipe asks for and its engine cannot do."""
     facts, base = ENGINES[recipe.rollout.engine], recipe.base
@@ -130,6 +158,8 @@ def engine_mistakes(recipe: Recipe) -> Iterator[Mistake]:
         if temperature and not low <= temperature <= high:
             wrong = f"{facts.name} samples at temperatures from {low:g} to {high:g}, and another one is another policy"
             yield (key, "temperature"), temperature, wrong, f"use {low:g} to {high:g}, {other}"
+    if recipe.training.shard == "always":
+        yield from split_mistakes(base, recipe.team, recipe.rollout)
     for i, agent in enumerate(recipe.team.agents):
         where_lora = ("team", "agents", i, "lora")
         if not facts.takes_rank(agent.lora.rank):
