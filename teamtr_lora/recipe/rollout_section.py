@@ -130,18 +130,21 @@ class RolloutSection(Section):
         return value
 
 
-def split_mistakes(base: BaseSection, team: TeamSection, rollout: RolloutSection) -> Iterator[Mistake]:
-    """What keeps a base from being split over processes (training.shard)."""
+def split_problem(base: BaseSection, team: TeamSection, rollout: RolloutSection) -> tuple[str, str] | None:
+    """What keeps the base from being split over processes (training.shard), and what to do."""
     if ENGINES[rollout.engine].memory == "trainer":
-        wrong = "a base that is split over processes cannot sample, as each of them plays other episodes"
-        yield ("rollout", "engine"), rollout.engine, wrong, "use vllm or vllm_server, or training.shard=never"
+        wrong = (
+            f"rollout.engine is {rollout.engine}, and a base that is split cannot sample, as each process plays other episodes"
+        )
+        return wrong, "use rollout.engine=vllm_server, or vllm with rollout.vllm.tensor_parallel"
+    if rollout.engine == "vllm" and rollout.vllm.tensor_parallel == 1:
+        wrong = "vLLM has a whole base on one GPU, where there is no room for it"
+        return wrong, "set rollout.vllm.tensor_parallel to 2 or more, or use rollout.engine=vllm_server"
     if base.quantization != "none":
-        wrong = "a quantised base cannot be split over processes"
-        yield ("base", "quantization"), base.quantization, wrong, "use none, or training.shard=never"
-    for i, agent in enumerate(team.agents):
-        if agent.lora.dora:
-            wrong = "DoRA needs the weights of a base that is not split over processes"
-            yield ("team", "agents", i, "lora", "dora"), True, wrong, "use false, or training.shard=never"
+        return f"base.quantization is {base.quantization}, and a quantised base cannot be split", "use base.quantization=none"
+    if any(agent.lora.dora for agent in team.agents):
+        return "an agent has a DoRA adapter, which reads weights of the base that would be split", "use lora.dora=false"
+    return None
 
 
 def engine_mistakes(recipe: Recipe) -> Iterator[Mistake]:
@@ -158,8 +161,8 @@ def engine_mistakes(recipe: Recipe) -> Iterator[Mistake]:
         if temperature and not low <= temperature <= high:
             wrong = f"{facts.name} samples at temperatures from {low:g} to {high:g}, and another one is another policy"
             yield (key, "temperature"), temperature, wrong, f"use {low:g} to {high:g}, {other}"
-    if recipe.training.shard == "always":
-        yield from split_mistakes(base, recipe.team, recipe.rollout)
+    if recipe.training.shard == "always" and (found := split_problem(base, recipe.team, recipe.rollout)):
+        yield ("training", "shard"), "always", found[0], f"{found[1]}, or training.shard=never"
     for i, agent in enumerate(recipe.team.agents):
         where_lora = ("team", "agents", i, "lora")
         if not facts.takes_rank(agent.lora.rank):
