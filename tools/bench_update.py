@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 import torch._functorch.config as functorch_config
-from accelerate import Accelerator
 from bench_rollout import random_base
 from torch._dynamo.utils import counters
 
@@ -149,7 +148,7 @@ def part_passes(args: argparse.Namespace, done: set[str]) -> Measure:
         if f"{size}" in done:
             continue
         chosen = recipe.model_copy(update={"training": recipe.training.model_copy(update={"tokens_per_microbatch": size})})
-        updater = AgentUpdater(playable, chosen, Accelerator(cpu=playable.base.device.type == "cpu"))
+        updater = AgentUpdater(playable, chosen)
         yield str(size), timed_pass(args, updater, episodes, facts, peak)
         del updater
         gc.collect()
@@ -213,7 +212,7 @@ def part_memory(args: argparse.Namespace, done: set[str]) -> Measure:
 
 def peak_of_update(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     playable = opened(recipe)
-    updater = AgentUpdater(playable, recipe, Accelerator())
+    updater = AgentUpdater(playable, recipe)
     episodes = drawn_episodes(recipe, playable, args.prompt_tokens)
     standing = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -255,7 +254,7 @@ def one_update(args: argparse.Namespace, whole: PlayableTeam, *, agents: int, to
     section = TeamSection.model_validate(recipe.team.model_dump())
     team = build_team(section, whole.base.tokenizer, base_context_tokens=whole.base.context_tokens)
     playable = PlayableTeam(whole.base, whole.bank, team, whole.sampler)
-    updater = AgentUpdater(playable, recipe, Accelerator(cpu=whole.base.device.type == "cpu"))
+    updater = AgentUpdater(playable, recipe)
     runs = [stage_of(args, playable, updater, recipe, agents=1, purpose=str(i)) for i in range(args.repeats + 1)]
     best = min(runs[1:], key=lambda run: run["update"])
     return best | {"seconds_per_1000_tokens": 1000 * best["update"] / best["sampled_tokens"]}
@@ -305,7 +304,7 @@ def part_large(args: argparse.Namespace, done: set[str]) -> Measure:
             started = time.perf_counter()
             playable = opened(recipe)
             found: dict[str, Any] = {"start_seconds": time.perf_counter() - started}
-            updater = AgentUpdater(playable, recipe, Accelerator(cpu=playable.base.device.type == "cpu"))
+            updater = AgentUpdater(playable, recipe)
             found["tokens_per_microbatch"] = updater.scorer.tokens_per_microbatch
             yield quantization, found | stage_of(args, playable, updater, recipe, agents=3, purpose="stage")
             playable.close()

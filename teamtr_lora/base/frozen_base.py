@@ -56,6 +56,7 @@ class FrozenBase:
     vocab_size: int  # rows of the output head; at least the tokenizer's length
     eos_ids: tuple[int, ...]  # ids that end a message; the tokenizer's own comes first
     pad_id: int
+    split: bool = False  # over processes: each pass is one of all of them
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def load_base(
     return FrozenBase(
         name=source, folder=folder, model=model, tokenizer=tokenizer, device=place, dtype=dtype,
         quantization=quantization, context_tokens=_context_tokens(config), vocab_size=vocab_size, eos_ids=eos_ids,
-        pad_id=eos_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        pad_id=eos_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id, split=split,
     )  # fmt: skip
 
 

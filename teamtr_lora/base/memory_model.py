@@ -15,7 +15,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and commands that only read 
 TrainingPath = Literal["peft", "fused", "compiled"]
 """Whose layers a training pass goes through: PEFT's, those of `fused_lora`, or the latter compiled."""
 
-DEFAULT_TOKENS = 8192  # of a micro-batch on a CPU, where more at once are not faster, and of trainers that are not modelled here
+DEFAULT_TOKENS = 8192  # of a micro-batch of trainers that are not modelled here
+CPU_TOKENS = 1024  # on a CPU: what fits its caches is faster, and enough micro-batches are left to deal out to processes
 SIZES = (512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)  # coarse: free memory varies a little
 ENOUGH_WORK = 2**24  # tokens times hidden size of a micro-batch: beyond it a GPU gets no faster
 MARGIN = 1.2  # what the allocator takes, at most, for what the model counts

@@ -4,6 +4,7 @@ Modules:
     parser             argparse, with every mistake in one line
     arguments          values that several commands take
     examples           the examples under every --help
+    launch             one command on several GPUs
     recipe_commands    train, validate, keys, plan, init
     team_commands      eval, ask, serve
     study_commands     certify, diagnose
@@ -32,6 +33,7 @@ from typing import Any
 from teamtr_lora import __version__
 from teamtr_lora.cli.arguments import keep_stdout_for_json, trusting
 from teamtr_lora.cli.examples import examples
+from teamtr_lora.cli.launch import may_complain, one_of_several
 from teamtr_lora.cli.parser import Parser
 from teamtr_lora.common.consoles import console
 from teamtr_lora.common.errors import UserError
@@ -61,12 +63,13 @@ def _main(argv: Sequence[str] | None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    args.argv = list(sys.argv[1:] if argv is None else argv)
     if rest:
         args.overrides = [*args.overrides, *rest]
     if getattr(args, "json", False):
         keep_stdout_for_json()
     try:
-        with trusting(args), command_line():
+        with trusting(args), command_line(), one_of_several(args):
             return int(args.run(args) or 0)
     except UserError as error:
         if args.debug:
@@ -109,7 +112,8 @@ def _wrong_path(error: Exception) -> str:
 
 def _complain(text: str) -> None:
     """One line; a terminal that is too narrow for it gets its words unbroken."""
-    console(stderr=True).print(f"teamtr-lora: {text}", markup=False)
+    if may_complain():
+        console(stderr=True).print(f"teamtr-lora: {text}", markup=False)
 
 
 def build_parser() -> Parser:

@@ -17,6 +17,7 @@ TOPICS = (
     "algorithm",
     "trust_region",
     "rollouts",
+    "several_gpus",
     "environments",
     "plug_and_play",
     "certificates",

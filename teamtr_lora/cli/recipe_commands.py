@@ -20,6 +20,7 @@ from teamtr_lora.cli.arguments import (
     run_name,
     show,
 )
+from teamtr_lora.cli.launch import add_gpus, gpus_each, on_every_gpu, processes_on
 from teamtr_lora.common.consoles import console
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import program
@@ -33,7 +34,7 @@ def add_commands(command: Any) -> None:
     add_recipe(train, "a recipe file, or a run directory to go on with (with --resume)")
     train.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, or a number more)")
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run directory")
-
+    add_gpus(train)
     add_trust(train)
 
     text = "Print the resolved recipe, or every problem in it at once."
@@ -58,7 +59,7 @@ def add_commands(command: Any) -> None:
     init.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
 
 
-def _train(args: argparse.Namespace) -> None:
+def _train(args: argparse.Namespace) -> int | None:
     from teamtr_lora.recipe import load_recipe
     from teamtr_lora.runs.stored_run import load_run_recipe
 
@@ -71,6 +72,8 @@ def _train(args: argparse.Namespace) -> None:
         check_programs(recipe, args.recipe)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
+    if (ended := on_every_gpu(args, recipe.base.device, gpus_each(recipe.rollout))) is not None:
+        return ended
     from teamtr_lora.cli.text.summary import print_next_steps
     from teamtr_lora.training.live_view import LiveView
     from teamtr_lora.training.trainer import TeamTRTrainer
@@ -90,6 +93,7 @@ def _train(args: argparse.Namespace) -> None:
     finally:
         trainer.close()
     show(args, summary, lambda summary: print_next_steps(out, summary, trainer.task.items("test")[0].prompt))
+    return None
 
 
 def _validate(args: argparse.Namespace) -> None:
@@ -120,10 +124,7 @@ def _plan(args: argparse.Namespace) -> None:
     recipes, overrides = recipe_words(args)
     recipe = load_recipe(recipes, overrides)  # before the imports of torch: most mistakes show here
     check_named(recipe, " + ".join(recipes))
-    each = recipe.rollout.vllm.tensor_parallel if recipe.rollout.engine == "vllm" else 1
-    if args.gpus % each:
-        raise UserError(f"--gpus {args.gpus}: no multiple of rollout.vllm.tensor_parallel = {each}, which a process needs")
-    processes = args.nodes * args.gpus // each
+    processes = args.nodes * processes_on(args.gpus, gpus_each(recipe.rollout))
     from teamtr_lora.cli.text.summary import print_plan
     from teamtr_lora.study.expected_time import speeds_of, speeds_of_run
     from teamtr_lora.study.plan import make_plan

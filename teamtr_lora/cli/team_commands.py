@@ -20,6 +20,7 @@ from teamtr_lora.cli.arguments import (
     show,
     temperature,
 )
+from teamtr_lora.cli.launch import add_gpus, on_every_gpu
 from teamtr_lora.common.errors import UserError
 
 _TEAM_OF = "where a team's bare name is looked up"
@@ -66,6 +67,7 @@ def _add_eval(command: Any) -> None:
     text = "folder of the results (default: one in RUN/evaluations; for a recipe or a registry team, in ./evaluations)"
     evaluate.add_argument("--out", type=Path, metavar="DIR", help=text)
     add_registry(evaluate, _TEAM_OF)
+    add_gpus(evaluate)
     add_trust(evaluate)
     evaluate.add_argument("--reuse", action="store_true", help="read a finished evaluation instead of playing it again")
     evaluate.add_argument("--compare", type=Path, nargs=2, metavar=("RUN_A", "RUN_B"), help="paired test of runs or evaluations")
@@ -79,13 +81,15 @@ def _add_eval(command: Any) -> None:
     group.add_argument("--beam", type=positive, metavar="N", help="tree_of_thoughts: states kept (default: 2)")
 
 
-def _eval(args: argparse.Namespace) -> None:
+def _eval(args: argparse.Namespace) -> int | None:
     baseline = _baseline(args)
     from teamtr_lora.cli.text.evaluation import print_comparison, print_evaluation
     from teamtr_lora.cli.text.summary import progress_bar
-    from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team, the_one_team
+    from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, device_of, evaluate_team, the_one_team
 
     team = the_one_team(args.team, args.compare)
+    if (ended := on_every_gpu(args, "auto" if team is None else device_of(team, args.registry))) is not None:
+        return ended
     asked = options(EvalOptions, args, baseline=baseline)
     with progress_bar("evaluating") as progress:
         if team is None:
@@ -93,6 +97,7 @@ def _eval(args: argparse.Namespace) -> None:
         else:
             result = evaluate_team(team, asked, progress)
     show(args, result, print_comparison if team is None else print_evaluation)
+    return None
 
 
 def _baseline(args: argparse.Namespace) -> Any:

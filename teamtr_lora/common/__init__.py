@@ -11,5 +11,6 @@ Modules:
     visible     text from elsewhere on a terminal: what would steer it is shown
     program     what to type to run this program again, and what settings are called there
     consoles    where the program prints
+    ranks       the processes that work on one run together
     quantities  times and counts as people read them
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
+from teamtr_lora.common.ranks import process_ranks
 from teamtr_lora.evaluation.compare import Comparison, check_comparable, compare
 from teamtr_lora.evaluation.contents import base_hash, code_hashes
 from teamtr_lora.evaluation.evaluate import evaluation_items, evaluation_purpose
@@ -25,7 +26,7 @@ from teamtr_lora.recipe.problems import check
 from teamtr_lora.registry.reader import DEFAULT_ROOT
 from teamtr_lora.registry.stored import StoredTeam, find_team
 from teamtr_lora.rollout.collector import PlayPlan, Progress
-from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
 from teamtr_lora.runs.evaluations import EvaluationStore, evaluation_name, is_evaluation, read_evaluation
 from teamtr_lora.runs.transcripts import episode_record
 from teamtr_lora.tasks import AskedTask, Item, Task
@@ -80,7 +81,7 @@ def opened(stored: StoredTeam) -> Iterator[tuple[Recipe, PlayableTeam]]:
     """A stored team, ready to play."""
     recipe = stored.recipe
     with fits(recipe):
-        playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
+        playable = open_recipe(recipe)
         try:
             if stored.versions:
                 load_versions(playable, stored.versions, stored.adapters)
@@ -99,13 +100,17 @@ def evaluate_team(source: str | Path, options: EvalOptions | None = None, progre
     options = options or EvalOptions()
     stored, task, items, settings = _planned(source, options)
     store = EvaluationStore(options.out or stored.evaluations / evaluation_name(settings), settings, Outcome.from_dict)
-    with store.claimed(), fits(stored.recipe):
-        if store.finished and not options.reuse:
+    ranks, result = process_ranks(), None
+    with store.claimed() if ranks.first else nullcontext(), fits(stored.recipe):
+        if ranks.first and store.finished and not options.reuse:
             store.forget()
         _play_missing(stored, store, task, items, options, progress)
-        outcomes = [outcome for chunk in store.answers(_chunk_sizes(settings)) for outcome in chunk]
-        result = make_result(outcomes, settings, str(store.folder))
-        store.finish(result.as_dict())
+        if ranks.first:
+            outcomes = [outcome for chunk in store.answers(_chunk_sizes(settings)) for outcome in chunk]
+            result = make_result(outcomes, settings, str(store.folder))
+            store.finish(result.as_dict())
+    result = ranks.broadcast(result)
+    assert result is not None
     return result
 
 
@@ -127,6 +132,11 @@ def the_one_team(team: Path | None, compared: list[Path] | None) -> Path | None:
     if (team is None) == (compared is None):
         raise UserError("eval takes one RUN_OR_TEAM, or --compare RUN_A RUN_B")
     return team
+
+
+def device_of(source: str | Path, registry: Path) -> str:
+    """base.device of a team's recipe."""
+    return find_team(source, registry, recipes=True).recipe.base.device
 
 
 def compare_runs(sources: list[Path], options: EvalOptions, progress: Progress | None = None) -> Comparison:
@@ -197,8 +207,8 @@ def _play_missing(
     progress: Progress | None,
 ) -> None:
     settings = store.settings
-    sizes, k = _chunk_sizes(settings), settings["k"]
-    done = len(store.answers(sizes))
+    sizes, k, ranks = _chunk_sizes(settings), settings["k"], process_ranks()
+    done = ranks.broadcast(len(store.answers(sizes)) if ranks.first else 0)
     if done == len(sizes):
         return
     if done:
@@ -213,7 +223,8 @@ def _play_missing(
             start = chunk * settings["items_per_chunk"]
             part = items[start : start + settings["items_per_chunk"]]
             attempts = policy.attempts(part, range(start, start + len(part)), k, told)
-            store.append([episode_record(a.episode) | judge(a, task).as_dict() for a in attempts])
+            if ranks.first:
+                store.append([episode_record(a.episode) | judge(a, task).as_dict() for a in attempts])
 
 
 @contextmanager

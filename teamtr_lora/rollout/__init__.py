@@ -3,6 +3,7 @@
 Modules:
     sampler              the contract of engines, and what they share
     collector            plays episodes, each at its own pace
+    dealing              which process plays which items
     playable             base, adapters, protocol and sampler put together
     engines              the sampler of each engine, by name
     transformers_engine  batched decoding on the trainer's own model

@@ -11,15 +11,20 @@ from pathlib import Path
 import torch
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.frozen_base import FrozenBase, load_base
+from teamtr_lora.base.frozen_base import FrozenBase, base_facts, load_base, resolve_device, resolve_dtype
 from teamtr_lora.base.memory import memory_phase, phase_of
-from teamtr_lora.base.source import beside
+from teamtr_lora.base.sharding import splits
+from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import AdapterVersion, read_version
 from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.ranks import Ranks, process_ranks
 from teamtr_lora.recipe import BaseSection, LoraSection, Recipe, RolloutSection, TeamSection
+from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.recipe.memory_keys import smaller
+from teamtr_lora.recipe.rollout_section import split_problem
 from teamtr_lora.rollout.collector import PlayPlan, Progress, play
+from teamtr_lora.rollout.dealing import Dealer
 from teamtr_lora.rollout.engines import open_sampler
 from teamtr_lora.rollout.sampler import Sampler
 from teamtr_lora.tasks import Task
@@ -32,7 +37,13 @@ class PlayableTeam:
     bank: AdapterBank
     team: Team
     sampler: Sampler
+    dealer: Dealer = field(default_factory=lambda: Dealer(Ranks(), fixed_lots=False))
     opening_seconds: dict[str, float] = field(default_factory=dict)  # what opening it took, by phase
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that have this team open together."""
+        return self.dealer.ranks
 
     def versions(self) -> dict[str, str]:
         """The version names that are current, which is what every message must come from."""
@@ -43,11 +54,12 @@ class PlayableTeam:
         return {agent: self.bank.version(agent) for agent in self.team.names}
 
     def publish(self, version: AdapterVersion) -> None:
-        self.sampler.publish(version)
+        if self.ranks.first or not self.dealer.alone:
+            self.sampler.publish(version)
 
     def publish_all(self) -> None:
         for agent in self.team.names:
-            self.sampler.publish(self.bank.version(agent))
+            self.publish(self.bank.version(agent))
 
     @contextmanager
     def training_memory(self) -> Iterator[None]:
@@ -65,9 +77,20 @@ class PlayableTeam:
     def close(self) -> None:
         self.sampler.close()
 
-    def play(self, task: Task, plan: PlayPlan, progress: Progress | None = None) -> list[Episode]:
+    def play(
+        self,
+        task: Task,
+        plan: PlayPlan,
+        progress: Progress | None = None,
+        *,
+        sampler: Sampler | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> list[Episode]:
+        """Finished episodes in the order of the plan, which all processes play together. `sampler` and `versions`: another one
+        than the team's own, and what its messages must come from."""
+        used, expected = sampler or self.sampler, versions or self.versions()
         with memory_phase("rollout"):
-            return play(self.team, task, self.sampler, plan, self.versions(), progress)
+            return self.dealer.play(plan, lambda part, told: play(self.team, task, used, part, expected, told), progress)
 
 
 @contextmanager
@@ -85,6 +108,13 @@ def fits(recipe: Recipe, tokens: Callable[[], int | None] = lambda: None) -> Ite
         ) from error
 
 
+def open_recipe(recipe: Recipe, extra: Mapping[str, LoraSection] | None = None) -> PlayableTeam:
+    """The team of a recipe, untrained; see `open_team`."""
+    return open_team(
+        recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder, extra=extra, shard=recipe.training.shard
+    )
+
+
 def open_team(
     base_section: BaseSection,
     team_section: TeamSection,
@@ -93,11 +123,34 @@ def open_team(
     seed: int,
     folder: Path,
     extra: Mapping[str, LoraSection] | None = None,
+    shard: str = "auto",
 ) -> PlayableTeam:
     """Loads the base and puts a fresh adapter on it for every agent. `folder` is where the recipe was found. `extra` adapters are
-    put on the same base beside the team's, such as one that is to replace an agent's."""
+    put on the same base beside the team's, such as one that is to replace an agent's. `shard`: the recipe's training.shard."""
     with memory_phase("loading"):
-        return _open_team(base_section, team_section, rollout, seed=seed, folder=folder, extra=extra)
+        return _open_team(base_section, team_section, rollout, seed=seed, folder=folder, extra=extra, shard=shard)
+
+
+def _open_base(base: BaseSection, team: TeamSection, rollout: RolloutSection, folder: Path, shard: str) -> FrozenBase:
+    ranks, source = process_ranks(), beside(base.source, folder)
+    if ranks.size > 1 and ":" in base.device:
+        raise UserError(f"base.device = {base.device}: names one GPU for {ranks.size} processes; use auto or cuda")
+    split = ranks.size > 1 and shard != "never" and _is_split(base, rollout, shard, source, ranks.size)
+    if split:
+        if found := split_problem(base, team, rollout):
+            raise UserError(f"training.shard = {shard}: the base has to be split over processes, but {found[0]}; {found[1]}")
+        ranks.make_global()
+    return load_base(
+        source, precision=base.precision, device=base.device, quantization=base.quantization, revision=base.revision, split=split
+    )
+
+
+def _is_split(base: BaseSection, rollout: RolloutSection, shard: str, source: str, over: int) -> bool:
+    device = resolve_device(base.device)
+    total = None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
+    taken = rollout.vllm.memory_share * (total or 0) if ENGINES[rollout.engine].memory == "copy" else 0
+    facts, value = base_facts(resolve(source, base.revision)), resolve_dtype(base.precision, device).itemsize
+    return splits(shard, facts, over=over, value=value, device_bytes=total, engine_bytes=int(taken))
 
 
 def _open_team(
@@ -108,15 +161,10 @@ def _open_team(
     seed: int,
     folder: Path,
     extra: Mapping[str, LoraSection] | None,
+    shard: str,
 ) -> PlayableTeam:
-    started = time.monotonic()
-    base = load_base(
-        beside(base_section.source, folder),
-        precision=base_section.precision,
-        device=base_section.device,
-        quantization=base_section.quantization,
-        revision=base_section.revision,
-    )
+    started, ranks = time.monotonic(), process_ranks()
+    base = _open_base(base_section, team_section, rollout, folder, shard)
     loaded = time.monotonic()
     router = team_section.router
     custom = load_callable(router.callable, key="team.router.callable", folder=folder) if router.callable else None
@@ -126,9 +174,15 @@ def _open_team(
     specs = {agent.name: agent.lora for agent in team_section.agents} | dict(extra or {})
     bank = AdapterBank(base.model, specs, base_name=base_section.source, seed=seed)
     adapted = time.monotonic()
-    sampler = open_sampler(base, bank, rollout, context_tokens=team.context_tokens)
+    sampler: Sampler | None = None
+    for mine in ranks.take_turns() if ranks.shared_gpu else (True,):  # an engine measures the memory that others leave it
+        if mine:
+            sampler = open_sampler(base, bank, rollout, context_tokens=team.context_tokens)
+    assert sampler is not None
     seconds = {"base": loaded - started, "adapters": adapted - loaded, "engine": time.monotonic() - adapted}
-    playable = PlayableTeam(base, bank, team, sampler, seconds | sampler.start_seconds())
+    engine = ENGINES[rollout.engine]
+    dealer = Dealer(ranks, fixed_lots=engine.exact_resume and base.device.type == "cpu", alone=engine.by_url)
+    playable = PlayableTeam(base, bank, team, sampler, dealer, seconds | sampler.start_seconds())
     try:
         playable.publish_all()
     except BaseException:

@@ -19,7 +19,7 @@ from teamtr_lora.runs.diagnostic_rows import ProbeReading, UpdateDiagnostics
 from teamtr_lora.runs.layout import MAX_METRICS_BYTES, METRICS, OWN_NAMES, append_synced, read_own, refuse_links
 
 CHECKSUM = "checksum"  # the last field of every row, over all before it: finds damage, and is no signature
-TIME_FIELDS = ("seconds", "start_seconds", "tokens_per_second", "time", "peak_memory_bytes", CHECKSUM)
+TIME_FIELDS = ("seconds", "start_seconds", "tokens_per_second", "idle_share", "time", "peak_memory_bytes", CHECKSUM)
 _BEFORE = f',"{CHECKSUM}":"'.encode()
 
 
@@ -142,6 +142,10 @@ class UpdateRow(_Row):
         description="by phase: rollout, optimize, gate, in_sample, publish, diagnostics, probe, transcripts"
     )
     tokens_per_second: float = Field(description="sampled tokens over rollout seconds")
+    idle_share: float = Field(
+        default=0.0,
+        description="share of the time since the last update that a process waited for others, mean over processes; 0 with one",
+    )
     time: float = Field(description="Unix time")
 
 

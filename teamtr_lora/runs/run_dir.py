@@ -243,6 +243,11 @@ def _team_text(versions: Mapping[str, AdapterVersion], loras: Mapping[str, dict[
     return dump_json(team)
 
 
+def chosen_run_dir(wanted: str | None, name: str, *, resume: bool) -> RunDir:
+    """Where a run lives: where its user says, else in a new folder of its name, or with `resume` in the newest."""
+    return RunDir(Path(wanted) if wanted else latest_run_dir(name) if resume else default_run_dir(name))
+
+
 def default_run_dir(name: str, root: Path = Path("runs")) -> Path:
     """runs/NAME, or the first free runs/NAME-2, -3, ..."""
     candidate, number = root / name, 1

@@ -17,7 +17,7 @@ from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
 from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.memory_model import (
-    DEFAULT_TOKENS,
+    CPU_TOKENS,
     UPDATE_PARTS,
     UpdateShape,
     choose_tokens,
@@ -227,7 +227,7 @@ def _tokens_per_microbatch(
     """As a run on this machine would choose, were the GPU its own."""
     wanted = recipe.training.tokens_per_microbatch
     if wanted != "auto" or device.type == "cpu":
-        return DEFAULT_TOKENS if wanted == "auto" else wanted
+        return CPU_TOKENS if wanted == "auto" else wanted
     free = torch.cuda.get_device_properties(device).total_memory - sum(standing.values())
     lendable = 0 if recipe.rollout.vllm.offload == "never" else standing.get("vLLM's share", 0)
     return choose_tokens(facts, shape, free, lendable)

@@ -11,7 +11,7 @@ from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.evaluation.returns import with_return
 from teamtr_lora.evaluation.statistics import standard_error
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.rollout.collector import Progress, play
+from teamtr_lora.rollout.collector import Progress
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler
 from teamtr_lora.tasks import Task
@@ -83,7 +83,7 @@ def score_team(
         playable.publish(version)
         versions[agent] = version.name
         sampler = _StandIn(sampler, agent, adapter)
-    episodes = play(playable.team, task, sampler, plan, versions, progress)
+    episodes = playable.play(task, plan, progress, sampler=sampler, versions=versions)
     evaluation = summarise(episodes, task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
     discount = message_discount(recipe.training.discount, playable.team.router.max_messages)
     return _scored(episodes, with_return(evaluation, episodes, discount))

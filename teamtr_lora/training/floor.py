@@ -18,7 +18,7 @@ from teamtr_lora.recipe import TrustRegionSection
 from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.scoring import Scorer, keep_current, unweighted_batch
+from teamtr_lora.training.scoring import Scorer, by_token, keep_current, tokens_of, unknown, unweighted_batch
 
 logger = logging.getLogger(__name__)
 
@@ -70,18 +70,20 @@ def perturbed_kl(
     scale = max(float(t.abs().mean()) for t in before.values())
     generator = torch.Generator().manual_seed(0)
     noise = {n: torch.randn(t.shape, generator=generator).to(t) * scale for n, t in before.items()}
-    totals: list[float] = []
+    means: list[float] = []
     try:
         for size in sizes:
             bank.restore(agent, {name: tensor + size * noise[name] for name, tensor in before.items()})
-            totals.append(0.0)
-            for part, kept in zip(batch.microbatches, current.kept, strict=True):
-                kl_N = scorer.score_and_keep(part, kept)[0].kl_N
+            found = unknown(batch)
+            for place in scorer.passes(batch):
+                kl_N = scorer.score_and_keep(batch.microbatches[place], current.kept[place])[0].kl_N
                 assert kl_N is not None
-                totals[-1] += float(message_kl(kl_N, part.message_N, len(batch.messages), reduction).sum())
+                found[place] = kl_N
+            kl_N = by_token(scorer.ranks, batch, found).double()
+            means.append(float(message_kl(kl_N, tokens_of(batch, "message_N"), len(batch.messages), reduction).mean()))
     finally:
         bank.restore(agent, before)
-    return [total / len(batch.messages) for total in totals]
+    return means
 
 
 def least_radius(region: TrustRegionSection) -> float:

@@ -12,12 +12,11 @@ from torch import Tensor
 from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import k1_terms, k3_terms, message_kl
-from teamtr_lora.algorithm.trust_region import ESTIMATORS
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.memory import memory_phase
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.training.batches import MessageBatch
-from teamtr_lora.training.scoring import CurrentPolicy, Scorer
+from teamtr_lora.training.scoring import CurrentPolicy, Scorer, by_token, tokens_of, unknown
 
 
 @dataclass(frozen=True)
@@ -52,50 +51,43 @@ def gate_pass(scorer: Scorer, *, tf32: bool | None = None) -> Iterator[None]:
 def read_candidate(
     scorer: Scorer, batch: MessageBatch, current: CurrentPolicy, config: TeamTRConfig, discount: float
 ) -> CandidateReading:
-    """Scores the adapter as it is now against the kept current policy. Call inside `gate_pass`."""
-    count = len(batch.messages)
-    per_message = {name: torch.zeros(count) for name in ESTIMATORS}
-    sums, lengths, objective_M, log_ratio_M = (torch.zeros(count) for _ in range(4))
-    terms_N: dict[str, list[Tensor]] = {name: [] for name in ESTIMATORS}
-    messages_N: list[Tensor] = []
-    for part, kept, logp_cur in zip(batch.microbatches, current.kept, current.logp, strict=True):
-        scores, _ = scorer.score_and_keep(part, kept)
+    """Scores the adapter as it is now against the kept current policy. Call inside `gate_pass`.
+
+    Every micro-batch is scored by one rank; means are over all tokens and messages, in one order."""
+    logp, kls = unknown(batch), unknown(batch)
+    for place in scorer.passes(batch):
+        scores, _ = scorer.score_and_keep(batch.microbatches[place], current.kept[place])
         assert scores.kl_N is not None
-        by_token = {"exact": scores.kl_N, "k3": k3_terms(logp_cur, scores.logp_N), "k1": k1_terms(logp_cur, scores.logp_N)}
-        for name, values_N in by_token.items():
-            per_message[name] += message_kl(values_N, part.message_N, count, config.trust_region.reduction).cpu()
-            terms_N[name].append(values_N.cpu())
-        lengths += part.message_N.cpu().bincount(minlength=count)
-        messages_N.append(part.message_N.cpu())
-        sums += message_kl(scores.kl_N, part.message_N, count, "message_sum").cpu()
-        terms = surrogate_terms(
-            scores.logp_N,
-            logp_cur,
-            part.message_N,
-            batch.advantage_M.to(scorer.device),
-            clip=config.training.clip_ratio,
-            clip_high=config.training.clip_ratio_high,
-            ratio=config.training.ratio,
-        )
-        present = part.message_N.unique().cpu()
-        objective_M[present] = terms.objective_M.cpu()[present]
-        log_ratio_M[present] = terms.log_ratio_M.cpu()[present]
-    reduction, length_N = REDUCTIONS[config.trust_region.reduction], lengths[torch.cat(messages_N)]
+        logp[place], kls[place] = scores.logp_N, scores.kl_N
+    kl_N, logp_N, logp_cur_N = (by_token(scorer.ranks, batch, values) for values in (kls, logp, current.logp))
+    count, message_N = len(batch.messages), tokens_of(batch, "message_N")
+    terms_N = {"exact": kl_N, "k3": k3_terms(logp_cur_N, logp_N), "k1": k1_terms(logp_cur_N, logp_N)}
+    terms = surrogate_terms(
+        logp_N,
+        logp_cur_N,
+        message_N,
+        batch.advantage_M,
+        clip=config.training.clip_ratio,
+        clip_high=config.training.clip_ratio_high,
+        ratio=config.training.ratio,
+    )
+    reduction, sums = config.trust_region.reduction, message_kl(kl_N, message_N, count, "message_sum")
+    lengths = message_N.bincount(minlength=count).float()
     share_M = batch.weight_M.double() / batch.weight_M.double().sum()
 
     def mean(values_M: Tensor) -> ClusteredMean:
         return clustered_mean(values_M, batch.group_M, config.trust_region.confidence, batch.weight_M)
 
     return CandidateReading(
-        kl={name: mean(values_M) for name, values_M in per_message.items()},
+        kl={name: mean(message_kl(values_N, message_N, count, reduction)) for name, values_N in terms_N.items()},
         token_mean_kl=float((share_M * sums / lengths.clamp(min=1)).sum()),
         message_sum_kl=float((share_M * sums).sum()),
         discounted_kl=_discounted(sums, batch, discount),
-        gain=mean(objective_M - batch.advantage_M),
-        log_ratio_M=log_ratio_M,
+        gain=mean(terms.objective_M - batch.advantage_M),
+        log_ratio_M=terms.log_ratio_M,
         kl_M=sums,
         group_M=batch.group_M,
-        terms_N={name: reduction.of_message(torch.cat(parts), length_N) for name, parts in terms_N.items()},
+        terms_N={name: REDUCTIONS[reduction].of_message(n, lengths[message_N]) for name, n in terms_N.items()},
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.base.frozen_base import base_facts
-from teamtr_lora.base.memory_model import DEFAULT_TOKENS, UpdateShape, choose_tokens, update_memory, update_peak, update_shape
+from teamtr_lora.base.memory_model import CPU_TOKENS, UpdateShape, choose_tokens, update_memory, update_peak, update_shape
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
 
@@ -20,7 +20,7 @@ def microbatch_tokens(playable: PlayableTeam, config: TeamTRConfig) -> int:
     """`training.tokens_per_microbatch` as a number. On a GPU, says so where an update will hardly fit into its memory."""
     wanted, device = config.training.tokens_per_microbatch, playable.base.device
     if device.type == "cpu":
-        return DEFAULT_TOKENS if wanted == "auto" else wanted
+        return CPU_TOKENS if wanted == "auto" else wanted
     facts, shape = base_facts(playable.base.folder), team_shape(playable, config)
     beside = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     lendable = playable.sampler.lendable_bytes()

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from teamtr_lora.algorithm.fixed_point import FixedPointSum, unit_exponent
 from teamtr_lora.algorithm.step_size import TOLERATED, probed_rate
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.algorithm.variants.region import TrustRegion
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.training.batches import MessageBatch
-from teamtr_lora.training.scoring import CurrentPolicy, Scorer
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+from teamtr_lora.training.scoring import CurrentPolicy, Scorer, by_token, tokens_of, unknown
 
 MOST_PROBES = 4  # of one update; each takes one step and half a pass to measure it
 
@@ -35,7 +33,6 @@ class Minibatch:
 class Learner:
     """What the optimization of one agent works with."""
 
-    accelerator: Accelerator
     scorer: Scorer
     optimizer: Any
     parameters: list[torch.nn.Parameter]
@@ -125,42 +122,93 @@ def _step(learner: Learner, rate: float) -> float:
 
 
 def accumulate(learner: Learner, minibatch: Minibatch, beta: float) -> InSample:
-    """Adds the gradient of one optimizer step, a micro-batch at a time (none under no_grad), and returns what was measured.
+    """Makes the gradient of one optimizer step (none under no_grad), and returns what was measured. Every micro-batch is computed
+    by one rank; their gradients are added in fixed point, so that the sum is the same for any number of ranks.
 
     A first pass sees the policy that the update starts from, and keeps it: all ratios are 1 there, and the KL and its gradient 0.
     """
-    batch, config = minibatch.batch, learner.config
-    count, device = len(batch.messages), learner.scorer.device
+    batch, config, scorer = minibatch.batch, learner.config, learner.scorer
+    count, device = len(batch.messages), scorer.device
     advantage_M, weight_M = batch.advantage_M.to(device), (batch.weight_M / batch.weight_M.sum()).to(device)
-    totals, log_ratio_M = torch.zeros(3, dtype=torch.float64), torch.zeros(count)
-    first, current = minibatch.current is None, minibatch.current or CurrentPolicy([], [])
-    for place, part in enumerate(batch.microbatches):
-        scores, kept = learner.scorer.score_and_keep(part, None if first else current.kept[place])
+    first, current = minibatch.current is None, minibatch.current or CurrentPolicy(unknown(batch), unknown(batch))
+    logp, kls = unknown(batch), unknown(batch)  # of the adapter as it is now
+    gradient = _Gradient(learner, batch) if torch.is_grad_enabled() else None
+    for place in scorer.passes(batch):
+        part = batch.microbatches[place]
+        scores, kept = scorer.score_and_keep(part, None if first else current.kept[place])
         if first:
-            current.kept.append(kept)
-            current.logp.append(scores.logp_N.detach())
+            current.kept[place], current.logp[place] = kept, scores.logp_N.detach()
         logp_cur, kl_N = current.logp[place], torch.zeros_like(scores.logp_N) if first else scores.kl_N
         assert kl_N is not None
-        terms = surrogate_terms(
-            scores.logp_N,
-            logp_cur,
-            part.message_N,
-            advantage_M,
-            clip=config.training.clip_ratio,
-            clip_high=config.training.clip_ratio_high,
-            ratio=config.training.ratio,
-        )
-        present_M = torch.zeros(count, device=device).index_fill(0, part.message_N.unique(), 1.0)
-        gains = ((terms.objective_M - advantage_M) * present_M).sum() / count
-        kls = (message_kl(kl_N, part.message_N, count, config.trust_region.reduction) * weight_M).sum()
-        if torch.is_grad_enabled():
-            learner.accelerator.backward(learner.scaler.scale(beta * kls - gains))
-        outside = (terms.clipped_M * present_M).sum() / count
-        totals += torch.stack([kls, gains, outside]).detach().double().cpu()
-        log_ratio_M += (terms.log_ratio_M * present_M).detach().cpu()
+        logp[place], kls[place] = scores.logp_N.detach(), kl_N.detach()
+        if gradient is not None:
+            terms = surrogate_terms(scores.logp_N, logp_cur, part.message_N, advantage_M, **_clipping(config))
+            present_M = torch.zeros(count, device=device).index_fill(0, part.message_N, 1.0)
+            gain = ((terms.objective_M - advantage_M) * present_M).sum() / count
+            kl = (message_kl(kl_N, part.message_N, count, config.trust_region.reduction) * weight_M).sum()
+            learner.scaler.scale(beta * kl - gain).backward()  # type: ignore[no-untyped-call]
+            gradient.take()
+    if gradient is not None:
+        gradient.finish()
     minibatch.current = current
-    kl, gain, clipped = totals.tolist()
-    return InSample(kl=kl, gain=gain, clip_rate=clipped, log_ratio_M=log_ratio_M)
+    return _in_sample(learner, batch, current, logp, kls)
+
+
+def _clipping(config: TeamTRConfig) -> dict[str, Any]:
+    training = config.training
+    return {"clip": training.clip_ratio, "clip_high": training.clip_ratio_high, "ratio": training.ratio}
+
+
+def _in_sample(learner: Learner, batch: MessageBatch, current: CurrentPolicy, logp: list[Tensor], kls: list[Tensor]) -> InSample:
+    """All messages together, in one order, whichever rank has scored them."""
+    config, ranks = learner.config, learner.scorer.ranks
+    kl_N, logp_N, logp_cur_N = (by_token(ranks, batch, values) for values in (kls, logp, current.logp))
+    message_N, count = tokens_of(batch, "message_N"), len(batch.messages)
+    terms = surrogate_terms(logp_N, logp_cur_N, message_N, batch.advantage_M, **_clipping(config))
+    kl_M = message_kl(kl_N, message_N, count, config.trust_region.reduction).double()
+    weight_M = batch.weight_M.double() / batch.weight_M.double().sum()
+    kl, gain, clipped = ranks.broadcast(
+        (
+            float((kl_M * weight_M).sum()),
+            float((terms.objective_M - batch.advantage_M).double().mean()),
+            float(terms.clipped_M.double().mean()),
+        )
+    )
+    return InSample(kl=kl, gain=gain, clip_rate=clipped, log_ratio_M=terms.log_ratio_M)
+
+
+class _Gradient:
+    """The gradient of one optimizer step: a sum over micro-batches, in units that the first micro-batch's rank chooses."""
+
+    def __init__(self, learner: Learner, batch: MessageBatch) -> None:
+        self._parameters, self._ranks = learner.parameters, learner.scorer.ranks
+        self._device, self._addends = learner.scorer.device, len(batch.microbatches)
+        self._begins = 0 in learner.scorer.share(batch)
+        self._sum: FixedPointSum | None = None
+
+    def take(self) -> None:
+        """Adds what a backward pass has left in the parameters, and takes it out of them. The first call of the rank that has
+        the first micro-batch is of that one."""
+        parts = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
+        vector = torch.cat([part.flatten() for part in parts])
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._opened(vector).add(vector)
+
+    def _opened(self, vector: Tensor | None) -> FixedPointSum:
+        if self._sum is None:
+            exponent = torch.tensor([unit_exponent(vector) if self._begins and vector is not None else 0])
+            self._ranks.add_up(exponent)
+            size = sum(p.numel() for p in self._parameters)
+            self._sum = FixedPointSum(size, int(exponent), self._addends, self._device)
+        return self._sum
+
+    def finish(self) -> None:
+        """Puts the sum over all ranks into the parameters."""
+        total = self._opened(None)  # a rank without a micro-batch has none yet
+        self._ranks.add_up(total.units)
+        for parameter, part in zip(self._parameters, total.value().split([p.numel() for p in self._parameters]), strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from teamtr_lora.training.update import UpdateOutcome
 class Recorder:
     def __init__(self, context: RunContext, diagnostics: RunDiagnostics, discount: float) -> None:
         self._context, self._diagnostics, self._discount = context, diagnostics, discount
+        self._ranks = context.playable.ranks
 
     def update(self, state: RunState, stage: int, place: int, rollout: Rollout, outcome: UpdateOutcome) -> None:
         """One update: its row, its episodes, and `state` moved on to the next update."""
@@ -34,6 +35,7 @@ class Recorder:
         if len(log_weight_E := outcome.material.reused_log_weights()):
             row.importance = asdict(weight_degeneracy(log_weight_E))
         self._diagnostics.fill(row, rollout, outcome)
+        row.idle_share = self._ranks.idle_share()
         counts = state.counts
         counts["updates"] += 1
         counts["accepted"] += outcome.accepted
@@ -57,6 +59,8 @@ class Recorder:
         self._context.events.fire("on_step_end")
 
     def _write_episodes(self, name: str, rollout: Rollout, outcome: UpdateOutcome) -> None:
+        if not self._ranks.first:
+            return
         keep, reduction = self._context.config.diagnostics.save_episodes, self._context.config.trust_region.reduction
         tokenizer = self._context.playable.base.tokenizer
         marks = None if keep == "none" else episode_marks(rollout.episodes, outcome, tokenizer, reduction=reduction)
@@ -92,6 +96,8 @@ class Recorder:
         self._write(row, stage_scalars(row), state.counts["updates"])
 
     def _write(self, row: UpdateRow | StageRow, scalars: dict[str, float], step: int) -> None:
+        if not self._ranks.first:
+            return
         self._context.run_dir.metrics.append(row)
         self._context.events.log(row.model_dump())
         self._context.accelerator.log(scalars, step=step)

@@ -33,9 +33,10 @@ class TrainingRun:
     def __init__(self, context: RunContext) -> None:
         self.context, self.config, self.events = context, context.config, context.events
         self.playable, self.task, self.run_dir = context.playable, context.task, context.run_dir
+        self.ranks = context.playable.ranks
         self.variants = Variants.of(context.config)
         self.state = RunState()
-        self.updater = AgentUpdater(self.playable, self.config, context.accelerator)
+        self.updater = AgentUpdater(self.playable, self.config)
         self.rollouts = StageRollouts(context, self.variants)
         self.diagnostics = RunDiagnostics(context, self.updater)
         self._recorder = Recorder(context, self.diagnostics, self.updater.discount)
@@ -50,10 +51,12 @@ class TrainingRun:
 
     @property
     def stopping(self) -> bool:
-        return bool(self.events.control.should_training_stop)
+        """Asked by all ranks at once: the first rank's callbacks decide, and what it had to write is written."""
+        return self.ranks.broadcast(bool(self.events.control.should_training_stop))
 
     def resume(self) -> None:
-        """Everything is put back as the newest checkpoint has it; what was written after that is cut off."""
+        """Everything is put back as the newest checkpoint has it; what was written after that is cut off. Every rank reads it,
+        whatever their number was when it was written."""
         self.state, optimizers = self.run_dir.checkpoints.load()
         engine = ENGINES[self.config.rollout.engine]
         if not engine.exact_resume:
@@ -66,16 +69,18 @@ class TrainingRun:
         self.updater.slopes.update(self.state.slopes)
         self.updater.rates.update(self.state.rates)
         self.rollouts.window.resume(self.state.rollouts)
-        self._tidy()
         self.updater.scorer.tf32 = self.state.gate_tf32
         if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
             self.updater.scaler.load_state_dict(self.state.loss_scaler)
         chosen_by_us = self.config.training.tokens_per_microbatch == "auto"
         if self.state.tokens_per_microbatch and chosen_by_us:  # free memory may differ today: the run goes on with its own size
             self.updater.scorer.tokens_per_microbatch = self.state.tokens_per_microbatch
-        self.run_dir.metrics.truncate(self.state.metrics_bytes)
-        self.run_dir.check_rows()
-        self.run_dir.restore_team(self.state.versions, self.state.loras)
+        self.ranks.check_equal((self.state.step, self.state.versions), "its checkpoint")
+        if self.ranks.first:
+            self._tidy()
+            self.run_dir.metrics.truncate(self.state.metrics_bytes)
+            self.run_dir.check_rows()
+            self.run_dir.restore_team(self.state.versions, self.state.loras)
         self.events.state.global_step, self.events.state.epoch = self.state.counts["updates"], self.state.stage
 
     def begin(self) -> None:
@@ -85,12 +90,14 @@ class TrainingRun:
             return
         for agent in self.agents:
             self._store_version(agent)
-        self.run_dir.metrics.truncate(0)
+        if self.ranks.first:
+            self.run_dir.metrics.truncate(0)
         evaluation, episodes = self._evaluate()
         region = self.config.trust_region
         speaker = next((m.agent for e in episodes for m in e.messages), self.agents[0])
         with self.playable.training_memory():
-            floors = measure_floors(self.updater.scorer, self.playable.bank, speaker, episodes, region=region)
+            found = measure_floors(self.updater.scorer, self.playable.bank, speaker, episodes, region=region)
+        floors, self.updater.scorer.tf32 = self.ranks.broadcast((found, self.updater.scorer.tf32))
         check_floors(floors, least_radius(region), tf32=self.updater.scorer.tf32)
         begun = {"process": self.context.process_seconds, **self.playable.opening_seconds}
         self.state.accuracy_before = self.state.accuracy_after = evaluation["avg_at_k"]
@@ -133,6 +140,9 @@ class TrainingRun:
             material = self.rollouts.material(rollout, self.updater.discount)
             outcome = self.updater.update(agent, material, seed)
             self.diagnostics.after_update(self.state, agent, stage, outcome)
+        learned = (outcome.decision, self.updater.betas[agent], self.updater.rates[agent], self.updater.radii[agent])
+        name = f"adapter, decision and settings of {agent} after update {place + 1} of stage {stage}"
+        self.ranks.check_equal((outcome.version.content_hash, *learned), name)
         return outcome
 
     def publish(self, outcome: UpdateOutcome) -> None:
@@ -194,9 +204,10 @@ class TrainingRun:
         state.metrics_bytes = self.run_dir.metrics.size
         state.seconds += self._since_checkpoint()
         self._clock = time.monotonic()
-        self.run_dir.checkpoints.save(state, {agent: flatten_state(o) for agent, o in self.updater.optimizers.items()})
-        self._tidy()
-        self.run_dir.write_team(state.versions, state.loras)
+        if self.ranks.first:
+            self.run_dir.checkpoints.save(state, {agent: flatten_state(o) for agent, o in self.updater.optimizers.items()})
+            self._tidy()
+            self.run_dir.write_team(state.versions, state.loras)
         self.events.fire("on_save")
 
     def _tidy(self) -> None:
@@ -208,7 +219,8 @@ class TrainingRun:
 
     def _store_version(self, agent: str) -> None:
         bank = self.playable.bank
-        write_version(self.run_dir.adapters, bank.version(agent), bank.tensors(agent), bank.config(agent))
+        if self.ranks.first:
+            write_version(self.run_dir.adapters, bank.version(agent), bank.tensors(agent), bank.config(agent))
 
     def _evaluate(self) -> tuple[dict[str, Any], list[Episode]]:
         plan = plan_in_training(self.task, self.config)

@@ -25,7 +25,7 @@ from teamtr_lora.training.update_diagnostics import StageContexts, contexts, shi
 class RunDiagnostics:
     def __init__(self, context: RunContext, updater: AgentUpdater) -> None:
         self._context, self._config, self._updater = context, context.config, updater
-        self._contexts = StageContexts(context.run_dir.stage_contexts)
+        self._contexts = StageContexts(context.run_dir.stage_contexts, writes=context.playable.ranks.first)
         self._probe: StageProbe | None = None
         self._reading: ProbeReading | None = None
         self._probe_seconds = 0.0
@@ -37,7 +37,8 @@ class RunDiagnostics:
         state.stage_versions = self._context.playable.adapter_versions()
         section = self._config.diagnostics
         due = section.probe_every_stages > 0 and stage % section.probe_every_stages == 0
-        state.probing = due and (section.probe_share is None or state.probe_seconds <= section.probe_share * state.seconds)
+        afford = section.probe_share is None or state.probe_seconds <= section.probe_share * state.seconds
+        state.probing = self._context.playable.ranks.broadcast(due and afford)  # clocks differ
 
     def before_update(self, state: RunState, agent: str, stage: int, update: int, items: Callable[[], list[Item]]) -> None:
         """In a stage that is probed: plays the team that the update is about to change."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.base.memory_model import DEFAULT_TOKENS
 from teamtr_lora.base.precision import HALF_DTYPES, has_sliding_window, head_weight, strict_fp32
+from teamtr_lora.common.ranks import Ranks, deal
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import TokenSequence
@@ -45,10 +48,12 @@ class Scorer:
         tf32: bool = False,
         compiled: bool = False,
         tokens_per_microbatch: int = DEFAULT_TOKENS,
+        ranks: Ranks | None = None,
     ) -> None:
-        self._compiled, self._training = compiled, False
+        self._compiled, self._training, self.ranks = compiled, False, ranks or Ranks()
         self.tokens_per_microbatch = tokens_per_microbatch
         self._bank, self._temperature, self._chunk, self.tf32 = bank, temperature, head_chunk_tokens, tf32
+        self._split = base.split
         self.device, self.has_tf32 = base.device, base.device.type == "cuda"
         self._head = head_weight(base.model).detach()
         # the mask of a packed row knows no sliding window, so such a base gets one sequence a row
@@ -66,8 +71,24 @@ class Scorer:
             head_chunk_tokens=config.training.head_chunk_tokens,
             tf32=config.trust_region.gate_precision == "tf32" and playable.base.device.type == "cuda",
             compiled=config.training.compile,
-            tokens_per_microbatch=microbatch_tokens(playable, config),
+            tokens_per_microbatch=min(playable.ranks.gather(microbatch_tokens(playable, config))),
+            ranks=playable.ranks,
         )
+
+    def share(self, batch: MessageBatch) -> list[int]:
+        """The micro-batches, by number, that this process computes: the same ones in every pass over the batch."""
+        return self.ranks.share([part.rows.ids_B_T.numel() for part in batch.microbatches])
+
+    def passes(self, batch: MessageBatch) -> Iterator[int]:
+        """The same, to go through. Each pass over a base that is split over processes is one of all of them: those with fewer
+        micro-batches than another follow with passes that count for nothing, with a backward pass where the others make one."""
+        costs = [part.rows.ids_B_T.numel() for part in batch.microbatches]
+        yield from (mine := self.ranks.share(costs))
+        most = max(Counter(deal(costs, self.ranks.size)).values(), default=0) if self._split else 0
+        for _ in range(most - len(mine)):
+            hidden_ND = self.hidden(batch.microbatches[0])
+            if hidden_ND.requires_grad:
+                (0 * hidden_ND.sum()).backward()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def training(self, agent: str) -> Iterator[list[torch.nn.Parameter]]:
@@ -145,16 +166,24 @@ def unweighted_batch(
 @dataclass(frozen=True)
 class CurrentPolicy:
     """The policy being replaced, kept once per update, a value a micro-batch: what the exact KL needs, and log-probabilities for
-    the ratios."""
+    the ratios. Empty tensors for the micro-batches that another process computes."""
 
     kept: list[Kept]
     logp: list[Tensor]
 
 
+def unknown(batch: MessageBatch) -> list[Any]:
+    """A value a micro-batch, before any is computed."""
+    return [torch.empty(0)] * len(batch.microbatches)
+
+
 @torch.no_grad()
 def keep_current(scorer: Scorer, batch: MessageBatch) -> CurrentPolicy:
-    pairs = [scorer.score_and_keep(part) for part in batch.microbatches]
-    return CurrentPolicy([kept for _, kept in pairs], [scores.logp_N for scores, _ in pairs])
+    current = CurrentPolicy(unknown(batch), unknown(batch))
+    for place in scorer.passes(batch):
+        scores, current.kept[place] = scorer.score_and_keep(batch.microbatches[place])
+        current.logp[place] = scores.logp_N
+    return current
 
 
 @torch.no_grad()
@@ -170,28 +199,34 @@ def message_log_ratios(scorer: Scorer, bank: AdapterBank, agent: str, batch: Mes
 
 
 def _message_logp(scorer: Scorer, batch: MessageBatch) -> Tensor:
-    total_M = torch.zeros(len(batch.messages), dtype=torch.float64)
-    for part, logp_N in zip(batch.microbatches, keep_current(scorer, batch).logp, strict=True):
-        total_M += sum_by_message(logp_N.double().cpu(), part.message_N.cpu(), len(batch.messages))
-    return total_M
+    logp_N = by_token(scorer.ranks, batch, keep_current(scorer, batch).logp)
+    return sum_by_message(logp_N.double(), tokens_of(batch, "message_N"), len(batch.messages))
+
+
+def tokens_of(batch: MessageBatch, name: str) -> Tensor:
+    """[N]: a field of the micro-batches for all tokens, on the CPU."""
+    return torch.cat([getattr(part, name) for part in batch.microbatches]).cpu()
+
+
+def by_token(ranks: Ranks, batch: MessageBatch, values: Sequence[Tensor]) -> Tensor:
+    """[N] on the CPU: what a pass has found for each token, in the order of the micro-batches. `values`: by micro-batch, empty
+    for those of other ranks."""
+    pairs = zip(values, batch.microbatches, strict=True)
+    value_N = torch.cat([found.detach().cpu() if len(found) else torch.zeros(len(part.target_N)) for found, part in pairs])
+    ranks.add_up(value_N)
+    return value_N
 
 
 @torch.no_grad()
-def sampler_gap(batch: MessageBatch, current: CurrentPolicy, reduction: str) -> dict[str, float]:
+def sampler_gap(ranks: Ranks, batch: MessageBatch, current: CurrentPolicy, reduction: str) -> dict[str, float]:
     """How far the sampler's log-probabilities are from the trainer's, for the same tokens and weights."""
-    gaps = [(logp - part.sampler_logp_N).double() for part, logp in zip(batch.microbatches, current.logp, strict=True)]
-    count = max(1, len(batch.messages))
-    kl = sum(
-        float(message_kl(torch.expm1(gap_N) - gap_N, part.message_N, count, reduction).sum())
-        for part, gap_N in zip(batch.microbatches, gaps, strict=True)
-    )
-    gap = torch.cat(gaps).abs()
-    return {"mean_abs": float(gap.mean()), "max_abs": float(gap.max()), "message_kl": kl / count}
+    gap_N = (by_token(ranks, batch, current.logp) - tokens_of(batch, "sampler_logp_N")).double()
+    kl_M = message_kl(torch.expm1(gap_N) - gap_N, tokens_of(batch, "message_N"), max(1, len(batch.messages)), reduction)
+    return {"mean_abs": float(gap_N.abs().mean()), "max_abs": float(gap_N.abs().max()), "message_kl": float(kl_M.mean())}
 
 
-def weight_by_sampler(batch: MessageBatch, current: CurrentPolicy, cap: float) -> None:
+def weight_by_sampler(ranks: Ranks, batch: MessageBatch, current: CurrentPolicy, cap: float) -> None:
     """Multiplies the advantages, in place, by truncated importance weights trainer / sampler."""
-    log_weight_M = torch.zeros(len(batch.messages))
-    for part, logp in zip(batch.microbatches, current.logp, strict=True):
-        log_weight_M.index_add_(0, part.message_N.cpu(), (logp - part.sampler_logp_N).cpu())
+    gap_N = by_token(ranks, batch, current.logp) - tokens_of(batch, "sampler_logp_N")
+    log_weight_M = sum_by_message(gap_N, tokens_of(batch, "message_N"), len(batch.messages))
     batch.advantage_M.mul_(log_weight_M.exp().clamp(max=cap))

@@ -35,7 +35,7 @@ class StageRollouts:
         self._order = DataOrder(context.task.items("train"), context.config.seed)
         self._fresh, agents = variants.resampling.always_fresh, len(context.agents)
         self._room = variants.reuse.window(agents) if self._fresh else int(agents > 1)
-        self.window = EpisodeWindow(context.run_dir.rollouts, self._room)
+        self.window = EpisodeWindow(context.run_dir.rollouts, self._room, writes=context.playable.ranks.first)
         self._check_items()
 
     def _check_items(self) -> None:

@@ -24,18 +24,19 @@ COLUMNS = ["stage", "updated", "item", "reward", "prompt", "transcript"]
 def open_accelerator(recipe: Recipe, playable: PlayableTeam, run_dir: RunDir) -> Accelerator:
     """accelerate's, with the recipe's trackers started."""
     tracking = recipe.tracking
+    trackers = list(tracking.trackers) if playable.ranks.first else []
     named = {"name": tracking.run_name or run_dir.path.name, "group": tracking.group, "tags": list(tracking.tags) or None}
     try:
         accelerator = Accelerator(
             cpu=playable.base.device.type == "cpu",
-            log_with=list(tracking.trackers) or None,
+            log_with=trackers or None,
             project_dir=str(run_dir.path),
             # Set here, or environment variables would decide. The recipe chooses precision and accumulation.
             mixed_precision="no",
             gradient_accumulation_steps=1,
         )
-        if tracking.trackers:
-            options = {tracker: _accepted(tracker, named) for tracker in tracking.trackers}
+        if trackers:
+            options = {tracker: _accepted(tracker, named) for tracker in trackers}
             accelerator.init_trackers(tracking.project, config=flat_settings(recipe.model_dump(mode="json")), init_kwargs=options)
     except (ImportError, ValueError) as error:
         raise UserError(

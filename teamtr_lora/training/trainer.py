@@ -15,8 +15,10 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from teamtr_lora.base.memory import process_age
 from teamtr_lora.base.source import beside
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import sha256
 from teamtr_lora.common.help_page import HelpPage
 from teamtr_lora.common.program import in_a_script
+from teamtr_lora.common.ranks import process_ranks
 from teamtr_lora.evaluation.contents import code_hashes, data_hashes
 from teamtr_lora.evaluation.evaluate import Evaluation, evaluate
 from teamtr_lora.recipe import (
@@ -33,8 +35,8 @@ from teamtr_lora.recipe import (
 from teamtr_lora.recipe.named import missing_trackers
 from teamtr_lora.registry.programs import trust_programs
 from teamtr_lora.registry.stored import find_team
-from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
-from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
+from teamtr_lora.runs.run_dir import RunDir, chosen_run_dir
 from teamtr_lora.tasks import Rewards, Task
 from teamtr_lora.tasks.custom import checked_task
 from teamtr_lora.tasks.dataset import DatasetTask
@@ -224,8 +226,7 @@ class TeamTRTrainer:
         if self._closed:  # another load would have the adapters from before the training
             raise UserError("the trainer is closed; make another one, with team=RUN_DIR to go on from this one's adapters")
         if self.playable is None:
-            recipe = self.recipe
-            self.playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
+            self.playable = open_recipe(self.recipe)
             if self._start_from is not None:
                 stored = find_team(self._start_from, scored=False)
                 load_versions(self.playable, stored.versions, stored.adapters)
@@ -252,21 +253,20 @@ class TeamTRTrainer:
 
     def _train(self, resume: bool, name: str) -> TrainSummary:
         started, process = time.monotonic(), process_age()
-        recipe = self.recipe
-        if recipe.output_dir:
-            run_dir = RunDir(Path(recipe.output_dir))
-        else:
-            run_dir = RunDir(latest_run_dir(name) if resume else default_run_dir(name))
+        recipe, ranks = self.recipe, process_ranks()
+        run_dir = ranks.broadcast(chosen_run_dir(recipe.output_dir, name, resume=resume) if ranks.first else RunDir(Path()))
         if self._script is not None:
             recipe = self._script.recipe_for(recipe, run_dir)
-        run_dir.check(recipe, resume=resume)
+        if ranks.first:
+            run_dir.check(recipe, resume=resume)
         trust_programs(recipe)
-        new, callbacks = not run_dir.path.exists(), self._with_progress()
+        ranks.check_equal(sha256(recipe.model_dump_json().encode())[:12], "its recipe")
+        new, callbacks = ranks.first and not run_dir.path.exists(), self._with_progress() if ranks.first else []
         recipe = self.recipe = run_dir.with_stages_done(run_dir.with_swaps(recipe))
         playable = self.open()
-        if self._script is not None:
+        if self._script is not None and ranks.first:
             self._script.write(run_dir)
-        lock = run_dir.claim(recipe, {**code_hashes(recipe), **data_hashes(recipe)})
+        lock = run_dir.claim(recipe, {**code_hashes(recipe), **data_hashes(recipe)}) if ranks.first else None
         try:
             context = RunContext(
                 playable=playable,
@@ -279,7 +279,7 @@ class TeamTRTrainer:
                 started=started,
             )
             self.run = TrainingRun(context)
-            if run_dir.checkpoints.exists():
+            if ranks.broadcast(run_dir.checkpoints.exists()):
                 self.run.resume()
             train(self.run)
         except BaseException:
@@ -288,7 +288,8 @@ class TeamTRTrainer:
                 run_dir.remove()  # a start that failed leaves no empty run behind
             raise
         finally:
-            lock.release()
+            if lock is not None:
+                lock.release()
             for view in callbacks:
                 if isinstance(view, LiveView):
                     view.close()

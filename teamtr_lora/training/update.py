@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages, message_discount
@@ -102,8 +101,8 @@ class Split:
 class AgentUpdater:
     """Updates agents, and holds what lasts between updates: each agent's optimizer, learning rate, penalty, radius and slope."""
 
-    def __init__(self, playable: PlayableTeam, config: TeamTRConfig, accelerator: Accelerator) -> None:
-        self._playable, self._config, self._accelerator = playable, config, accelerator
+    def __init__(self, playable: PlayableTeam, config: TeamTRConfig) -> None:
+        self._playable, self._config = playable, config
         self._variants = Variants.of(config)
         base, agents, region = playable.base, playable.team.names, config.trust_region
         self.discount = message_discount(config.training.discount, playable.team.router.max_messages)
@@ -229,7 +228,6 @@ class AgentUpdater:
     def _learning(self, agent: str, put_back: Callable[[], None]) -> Iterator[Learner]:
         with self.scorer.training(agent) as parameters:
             yield Learner(
-                accelerator=self._accelerator,
                 scorer=self.scorer,
                 optimizer=self.optimizers[agent],
                 parameters=parameters,
@@ -245,7 +243,7 @@ class AgentUpdater:
             for minibatch in minibatches:
                 minibatch.current = keep_current(self.scorer, minibatch.batch)
                 if cap is not None:
-                    weight_by_sampler(minibatch.batch, minibatch.current, cap)
+                    weight_by_sampler(self.scorer.ranks, minibatch.batch, minibatch.current, cap)
         rate = self.rates[agent] or training.starting_rate
         probe = training.learning_rate == "auto" and self.rates[agent] is None and self._variants.region.gates
         return optimize(learner, minibatches, radius=self.radii[agent], beta=self.betas[agent], rate=rate, probe=probe)
@@ -264,7 +262,8 @@ class AgentUpdater:
             def measure(alpha: float) -> GateReading:
                 bank.interpolate(agent, before, candidate, alpha)
                 readings[alpha] = read_candidate(self.scorer, batch, current, self._config, self.discount)
-                return GateReading(alpha, readings[alpha].kl[estimator], readings[alpha].gain)
+                reading = GateReading(alpha, readings[alpha].kl[estimator], readings[alpha].gain)
+                return self.scorer.ranks.broadcast(reading)  # one rank decides which lengths are tried, and which is taken
 
             step = self._variants.region.choose(measure, self.radii[agent])
             if step.accepted is not None:  # a longer one may have been tried after it
@@ -322,7 +321,8 @@ class AgentUpdater:
 
     def _sampler_gap(self, agent: str, minibatches: list[Minibatch]) -> dict[str, float]:
         reduction = self._config.trust_region.reduction
-        gaps = [sampler_gap(each.batch, each.current, reduction) for each in minibatches if each.current is not None]
+        known = [(each.batch, each.current) for each in minibatches if each.current is not None]
+        gaps = [sampler_gap(self.scorer.ranks, batch, current, reduction) for batch, current in known]
         gap = {
             "mean_abs": sum(g["mean_abs"] for g in gaps) / len(gaps),
             "max_abs": max(g["max_abs"] for g in gaps),

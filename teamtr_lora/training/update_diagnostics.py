@@ -71,12 +71,14 @@ def coupled_difference(one: Sequence[Episode], other: Sequence[Episode], task: T
 class StageContexts:
     """The contexts of a stage's first rollout. They are in a file, because a run that resumes within the stage needs them."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, writes: bool = True) -> None:
+        self._path, self._writes = path, writes
         self._stage, self._found = 0, Contexts([], [])
 
     def begin(self, stage: int, found: Contexts) -> None:
         self._stage, self._found = stage, found
+        if not self._writes:
+            return
         counts = Counter(zip(found.keys, found.group, strict=True))
         rows = [[*key, group, count] for (key, group), count in counts.items()]
         write_atomic(self._path, dump_json({"stage": stage, "contexts": rows}))

@@ -83,8 +83,8 @@ class Material:
 class EpisodeWindow:
     """Up to `room` rollouts, the oldest first."""
 
-    def __init__(self, store: RolloutStore, room: int) -> None:
-        self._store, self._room = store, room
+    def __init__(self, store: RolloutStore, room: int, *, writes: bool = True) -> None:
+        self._store, self._room, self._writes = store, room, writes
         self._kept: list[tuple[RolloutRecord, PlayedEpisodes]] = []
 
     def resume(self, records: Sequence[RolloutRecord]) -> None:
@@ -110,6 +110,6 @@ class EpisodeWindow:
         self._kept = [kept for kept in self._kept if kept[1].effective_share >= least_share]
 
     def add(self, name: str, versions: dict[str, str], played: PlayedEpisodes) -> None:
-        digest = self._store.write(name, played.episodes)
+        digest = self._store.write(name, played.episodes) if self._writes else ""
         record = RolloutRecord(name=name, content_hash=digest, versions=versions, log_weights=[])
         self._kept = [*self._kept, (record, played)][-self._room :]

@@ -32,7 +32,7 @@ def logp(playable: Any, message: Any, temperature: float) -> float:
 def test_terms_are_those_of_the_held_out_episodes(make_team: Any, config: Any, accelerator: Any, twins: Any) -> None:
     episodes = twins
     playable, settings = make_team(), config()
-    updater = AgentUpdater(playable, settings, accelerator)
+    updater = AgentUpdater(playable, settings)
     before = playable.bank.snapshot("left")
     outcome = updater.update("left", Material(newest=PlayedEpisodes.fresh(episodes)), 0)
     assert outcome.accepted and outcome.kept is not None and outcome.judging is not None
@@ -120,7 +120,7 @@ def _terms_of(
     playable: Any, settings: Any, episodes: Any, groups: set[int] | None = None, informative: set[int] | None = None
 ) -> CertificateTerms:
     bank = playable.bank
-    scorer = AgentUpdater(playable, settings, None).scorer  # type: ignore[arg-type]
+    scorer = AgentUpdater(playable, settings).scorer
     groups = groups or {e.group for e in episodes}
     held = [sequence for sequence in agent_sequences(episodes, "left") if sequence.episode.group in groups]
     batch = unweighted_batch(scorer, held, 8192)

@@ -264,7 +264,7 @@ def test_the_fisher_model_predicts_the_measured_kl(probed: TrainingRun, make_tea
     from teamtr_lora.recipe import TeamTRConfig
     from teamtr_lora.training.update import AgentUpdater
 
-    scorer = AgentUpdater(team, TeamTRConfig(), probed.context.accelerator).scorer
+    scorer = AgentUpdater(team, TeamTRConfig()).scorer
     reading = fisher_reading(scorer, team.bank, "left", before, episodes, messages=48, discount=0.5, measured_kl=0.0, seed=0)
     assert reading is not None and all(torch.equal(after[n], t) for n, t in team.bank.snapshot("left").items())
     exact = 0.0
@@ -302,7 +302,7 @@ def test_smoothness_is_twice_what_the_surrogate_falls_short_of_its_tangent(make_
     from teamtr_lora.recipe import TeamTRConfig
     from teamtr_lora.training.update import AgentUpdater
 
-    scorer = AgentUpdater(team, TeamTRConfig(), None).scorer  # type: ignore[arg-type]
+    scorer = AgentUpdater(team, TeamTRConfig()).scorer
 
     def logps(share: float) -> list[list[float]]:
         bank.restore("left", {n: before[n] + share * (after[n] - before[n]) for n in before})

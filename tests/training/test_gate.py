@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from teamtr_lora.algorithm.clustered import clustered_mean
+from teamtr_lora.common.ranks import Ranks
 from teamtr_lora.team import agent_sequences
 from teamtr_lora.training.batches import message_batch
 from teamtr_lora.training.gate import gate_pass, read_candidate
@@ -106,14 +107,14 @@ def test_sampler_gap_is_measured_token_by_token(episodes) -> None:
     generator = torch.Generator().manual_seed(0)
     gaps = [0.3 * torch.randn(len(p.target_N), generator=generator) for p in batch.microbatches]
     current = CurrentPolicy([], [p.sampler_logp_N + g for p, g in zip(batch.microbatches, gaps, strict=True)])
-    got, d = sampler_gap(batch, current, "message_sum"), torch.cat(gaps).double()
+    got, d = sampler_gap(Ranks(), batch, current, "message_sum"), torch.cat(gaps).double()
     assert got["mean_abs"] == pytest.approx(float(d.abs().mean()), rel=1e-4)
     assert got["max_abs"] == pytest.approx(float(d.abs().max()), rel=1e-4)
     assert got["message_kl"] == pytest.approx(float((d.exp() - 1 - d).sum()) / len(batch.messages), rel=1e-4)
     message_N = torch.cat([p.message_N for p in batch.microbatches])
     k3 = (d.exp() - 1 - d).numpy()
     means = [k3[(message_N == m).numpy()].mean() for m in range(len(batch.messages))]
-    assert sampler_gap(batch, current, "token_mean")["message_kl"] == pytest.approx(sum(means) / len(means), rel=1e-4)
+    assert sampler_gap(Ranks(), batch, current, "token_mean")["message_kl"] == pytest.approx(sum(means) / len(means), rel=1e-4)
 
 
 def test_weights_enter_every_mean_of_a_reading(make_team, episodes, move, config) -> None:

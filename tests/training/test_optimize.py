@@ -55,7 +55,6 @@ def climb(make_team, episodes, config, accelerator):
         scaler = torch.amp.GradScaler("cpu", enabled=False)
         with playable.bank.training("left") as parameters:
             learner = Learner(
-                accelerator=accelerator,
                 scorer=scorer,
                 optimizer=optimizer,
                 parameters=parameters,

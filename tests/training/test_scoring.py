@@ -253,7 +253,6 @@ def test_the_gradient_of_the_whole_loss_is_that_of_float64_finite_differences(
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     with playable.bank.training("left") as parameters:
         learner = Learner(
-            accelerator=accelerator,
             scorer=scorer,
             optimizer=None,
             parameters=parameters,
@@ -305,7 +304,6 @@ def test_a_first_pass_has_the_gradient_of_a_pass_that_knows_the_policy(make_team
     for known in (False, True):
         with scorer.training("left") as parameters:
             learner = Learner(
-                accelerator=accelerator,
                 scorer=scorer,
                 optimizer=None,
                 parameters=parameters,

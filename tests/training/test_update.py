@@ -36,7 +36,7 @@ def episodes(twins: list[Episode]) -> list[Episode]:
 def updater(make_team, config, accelerator) -> Updater:
     def make(team: dict[str, Any] | None = None, **values: Any) -> tuple[PlayableTeam, AgentUpdater]:
         playable = make_team(**(team or {}))
-        return playable, AgentUpdater(playable, config(**values), accelerator)
+        return playable, AgentUpdater(playable, config(**values))
 
     return make
 

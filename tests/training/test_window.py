@@ -160,7 +160,7 @@ def test_under_the_window_the_whole_newest_rollout_judges_and_the_earlier_ones_t
 
 def test_a_message_is_learned_from_with_its_weighted_advantage(make_team: Any, config: Any, accelerator: Any, twins: Any) -> None:
     """weight x advantage to learn from; to judge, the advantage itself, and a weight that every mean takes in once."""
-    updater = AgentUpdater(make_team(), config(advantage="no_norm", advantage_clip=100.0, discount=1.0), accelerator)
+    updater = AgentUpdater(make_team(), config(advantage="no_norm", advantage_clip=100.0, discount=1.0))
     log_weight_E = np.linspace(-0.5, 1.8, len(twins))
     material = Material(newest=PlayedEpisodes(twins, log_weight_E))
     advantages = updater._advantages("left", material)

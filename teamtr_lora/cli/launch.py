@@ -1,0 +1,120 @@
+"""One command on several GPUs: a process each, started and watched by torch's own launcher."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from teamtr_lora.cli.arguments import positive
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.ranks import GPUS_EACH, process_ranks, started_by_launcher
+from teamtr_lora.recipe import RolloutSection
+
+_WATCHED = "TEAMTR_LORA_LAUNCHER"  # the process that has started this one
+_stderr: int | None = None  # the terminal, while this rank is silent
+
+
+def add_gpus(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpus", type=positive, metavar="N", help="use the first N of the visible GPUs (default: all)")
+
+
+def gpus_each(rollout: RolloutSection) -> int:
+    """GPUs of one process."""
+    return rollout.vllm.tensor_parallel if rollout.engine == "vllm" else 1
+
+
+def processes_on(gpus: int, each: int) -> int:
+    if gpus % each:
+        raise UserError(f"--gpus {gpus}: no multiple of rollout.vllm.tensor_parallel = {each}, which a process needs")
+    return gpus // each
+
+
+def on_every_gpu(args: argparse.Namespace, device: str, each: int = 1) -> int | None:
+    """Runs this command once for `each` GPUs and returns its exit code. None: this process is to do the work, alone or as one of
+    those that were started. `device`: the recipe's base.device."""
+    if started_by_launcher() or process_ranks().size > 1:
+        if args.gpus is not None:
+            raise UserError(f"--gpus {args.gpus}: the launcher that started this process has set their number; leave --gpus out")
+        return None
+    if device == "cpu" or ":" in device:
+        if args.gpus is not None and args.gpus > 1:
+            raise UserError(f"--gpus {args.gpus}: base.device = {device} names one device; use base.device=auto")
+        return None
+    import torch
+
+    visible = torch.cuda.device_count()
+    if args.gpus is not None and args.gpus > visible:
+        several = f"torchrun --nproc-per-node {args.gpus} -m teamtr_lora {args.command} ..."
+        raise UserError(f"--gpus {args.gpus}: {visible} GPUs are visible; on a CPU, or to share a GPU, use {several}")
+    count = processes_on(args.gpus or visible // each * each, each)
+    if each > 1:
+        os.environ[GPUS_EACH] = str(each)
+    return _launch(args.argv, count) if count > 1 else None
+
+
+def _launch(argv: list[str], count: int) -> int:
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # it reports a failure in thirty lines; a rank has told it
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    os.environ[_WATCHED] = str(os.getpid())
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=count, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
+    )  # fmt: skip
+    try:
+        elastic_launch(config, sys.executable)("-m", "teamtr_lora", *argv)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:  # it could not tell itself
+            name = signal.Signals(-failure.exitcode).name
+            print(f"teamtr-lora: rank {rank} was ended by {name}; what was saved is intact", file=sys.stderr)
+            return 1
+        return int(failure.exitcode)
+    except SignalException as stop:
+        return 128 + int(stop.sigval)
+    return 0
+
+
+@contextmanager
+def one_of_several(args: argparse.Namespace) -> Iterator[None]:
+    """Around a command: the first rank prints, the others are silent unless they fail."""
+    if not hasattr(args, "gpus") or not started_by_launcher():
+        yield
+        return
+    if _WATCHED in os.environ:
+        threading.Thread(target=_watch, args=(int(os.environ.pop(_WATCHED)),), daemon=True).start()
+    if not process_ranks().first:
+        global _stderr
+        _stderr = os.dup(2)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+    yield
+
+
+def may_complain() -> bool:
+    """Whether this process tells the user of a failure: of several that fail together, the first."""
+    if process_ranks.cache_info().currsize == 0:
+        return True
+    if _stderr is not None:
+        sys.stderr.flush()
+        os.dup2(_stderr, 2)
+    return process_ranks().announce_failure()
+
+
+def _watch(launcher: int) -> None:
+    """A launcher that was killed cannot end its processes."""
+    while os.getppid() == launcher:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)

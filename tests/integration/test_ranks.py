@@ -1,0 +1,154 @@
+"""Several processes train one team: the same adapters and metric rows as one, whatever their number and whatever happens."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from teamtr_lora.runs.metrics import TIME_FIELDS
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = [
+    "training.stages=2",
+    "rollout.items_per_stage=5",
+    "rollout.episodes_per_item=4",
+    "training.inner_epochs=2",
+    "training.learning_rate=0.004",
+    "training.min_informative_groups=1",
+    "training.tokens_per_microbatch=256",
+    "trust_region.holdout=0.4",
+    "trust_region.delta=0.01",
+    "evaluation.items=8",
+]
+
+SKEWED = "skewed"  # in place of an argument: the rank's optimizer takes longer steps than the others'
+
+
+def work(environment: dict[str, str], argv: list[str], errors: Path | None) -> None:
+    os.environ |= environment
+    if errors is not None:
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
+    import torch
+
+    from teamtr_lora.cli import main
+    from teamtr_lora.rollout import dealing
+
+    torch.set_num_threads(1)
+    if argv[-1] == SKEWED:
+        from teamtr_lora.training import optimize
+
+        argv, step = argv[:-1], optimize._step
+        optimize._step = lambda learner, rate: step(learner, 1.01 * rate)
+    dealing.LOT_EPISODES = 8  # two groups: with five, somebody gets a smaller lot
+    raise SystemExit(main(argv))
+
+
+@pytest.fixture(scope="module")
+def server() -> ForkServerContext:
+    """Its processes start with everything imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["teamtr_lora.training.trainer", "teamtr_lora.evaluation.commands", "peft"])
+    return context
+
+
+def started(server: ForkServerContext, *argvs: list[str], errors: Path | None = None) -> list[ForkServerProcess]:
+    """A process for each of `argvs`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    found = []
+    for rank, argv in enumerate(argvs):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(argvs))}
+        environment = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        found.append(server.Process(target=work, args=(environment, argv, errors)))
+        found[-1].start()
+    return found
+
+
+def ended(processes: list[ForkServerProcess], seconds: float = 200) -> list[int | None]:
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.1, deadline - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return codes
+
+
+def train(run_dir: Path, *more: str) -> list[str]:
+    return ["train", str(ROOT / "recipes" / "quickstart.yaml"), *SMALL, *more, "--run-dir", str(run_dir)]
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in TIME_FIELDS} for row in found]
+
+
+@pytest.fixture(scope="module")
+def alone(server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    assert ended(started(server, train(folder))) == [0]
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_number_of_processes_changes_nothing_but_times(
+    server: ForkServerContext, alone: Path, tmp_path: Path, ranks: int
+) -> None:
+    """Five groups on two and on three ranks. Rows hold the content hash of every adapter, and all that was measured."""
+    assert ended(started(server, *[train(tmp_path / "run")] * ranks)) == [0] * ranks
+    assert rows(tmp_path / "run") == rows(alone)
+    updates = [row for row in rows(alone) if row["kind"] == "update"]
+    assert {"shrunk", "rejected"} <= {row["decision"] for row in updates}, "the example should have both"
+
+
+def test_killed_ranks_end_the_others_and_any_number_of_them_goes_on(
+    server: ForkServerContext, alone: Path, tmp_path: Path
+) -> None:
+    """Three ranks, of which the last is killed; then two, of which the first is; then one. In the end it is the same run."""
+    run, resumed = tmp_path / "run", train(tmp_path / "run", "--resume")
+    for ranks, victim, steps in ((3, 2, 2), (2, 0, 4)):
+        processes = started(server, *[resumed] * ranks)
+        wait_for_step(run, steps, processes)
+        os.kill(processes[victim].pid or 0, signal.SIGKILL)
+        codes = ended(processes, 30)
+        assert codes.pop(victim) == -signal.SIGKILL and set(codes) == {2}, codes
+    assert ended(started(server, resumed)) == [0]
+    assert rows(run) == rows(alone)
+
+
+def wait_for_step(run: Path, steps: int, processes: list[ForkServerProcess]) -> None:
+    """Until the run has made so many checkpoints."""
+    deadline = time.monotonic() + 200
+    while not any(int(path.name.rpartition("-")[2]) >= steps for path in (run / "checkpoint").glob("step-*")):
+        assert time.monotonic() < deadline and all(process.is_alive() for process in processes)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("differs", "said"), [("seed=1", "as its recipe"), (SKEWED, "after update 1 of stage 1")], ids=["recipe", "arithmetic"]
+)
+def test_ranks_that_differ_stop_the_run_with_one_line(server: ForkServerContext, tmp_path: Path, differs: str, said: str) -> None:
+    errors, own = tmp_path / "errors", train(tmp_path / "run", "training.stages=1")
+    assert ended(started(server, own, [*own, differs], errors=errors)) == [2, 2]
+    lines = [line for line in errors.read_text().splitlines() if line.startswith("teamtr-lora:")]
+    assert len(lines) == 1 and "rank 1 has" in lines[0] and said in lines[0], lines
+
+
+def test_an_evaluation_is_played_by_all_and_written_by_one(server: ForkServerContext, alone: Path, tmp_path: Path) -> None:
+    found = []
+    for ranks in (1, 3):
+        out = tmp_path / str(ranks)
+        argv = ["eval", str(alone), "--limit", "12", "--k", "2", "--out", str(out)]
+        assert ended(started(server, *[argv] * ranks)) == [0] * ranks
+        found.append({path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")})
+    assert found[0] == found[1] and len(found[0]) == 3
