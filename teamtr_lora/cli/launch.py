@@ -65,7 +65,7 @@ def _launch(argv: list[str], count: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # it reports a failure in thirty lines; a rank has told it
+    logging.disable(logging.ERROR)  # torch reports a failure in thirty lines, which a rank has told in one
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     os.environ[_WATCHED] = str(os.getpid())
     config = LaunchConfig(
@@ -89,9 +89,11 @@ def _launch(argv: list[str], count: int) -> int:
 @contextmanager
 def one_of_several(args: argparse.Namespace) -> Iterator[None]:
     """Around a command: the first rank prints, the others are silent unless they fail."""
-    if not hasattr(args, "gpus") or not started_by_launcher():
+    if not started_by_launcher():
         yield
         return
+    if not hasattr(args, "gpus"):
+        raise UserError(f"{args.command}: works in one process; start it without torchrun or accelerate's launcher")
     if _WATCHED in os.environ:
         threading.Thread(target=_watch, args=(int(os.environ.pop(_WATCHED)),), daemon=True).start()
     if not process_ranks().first:

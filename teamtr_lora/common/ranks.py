@@ -26,7 +26,7 @@ T = TypeVar("T")
 # A rank may wait for the slowest one's rollout; one that has died is noticed at once, when its connections close.
 LONGEST_WAIT = timedelta(hours=6)
 # Whoever started the processes ends them all when one fails, and tells more about it than one that only lost its peer.
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 2.0
 GPUS_EACH = "TEAMTR_LORA_GPUS_EACH"  # environment variable: GPUs of one process, where vLLM splits its base over several
 _FROM_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
                    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")  # fmt: skip

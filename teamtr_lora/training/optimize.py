@@ -185,14 +185,18 @@ class _Gradient:
         self._device, self._addends = learner.scorer.device, len(batch.microbatches)
         self._begins = 0 in learner.scorer.share(batch)
         self._sum: FixedPointSum | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def take(self) -> None:
         """Adds what a backward pass has left in the parameters, and takes it out of them. The first call of the rank that has
         the first micro-batch is of that one."""
         parts = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
         vector = torch.cat([part.flatten() for part in parts])
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._clear()
         self._opened(vector).add(vector)
 
     def _opened(self, vector: Tensor | None) -> FixedPointSum:

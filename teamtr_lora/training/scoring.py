@@ -88,7 +88,7 @@ class Scorer:
         for _ in range(most - len(mine)):
             hidden_ND = self.hidden(batch.microbatches[0])
             if hidden_ND.requires_grad:
-                (0 * hidden_ND.sum()).backward()  # type: ignore[no-untyped-call]
+                (0 * hidden_ND.sum()).backward()
 
     @contextmanager
     def training(self, agent: str) -> Iterator[list[torch.nn.Parameter]]:

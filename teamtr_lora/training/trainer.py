@@ -241,8 +241,7 @@ class TeamTRTrainer:
 
         `resume` goes on from the newest checkpoint of the run directory, exactly where it stopped; the settings must be the
         same, `stages` may be more. The directory is `output_dir`, or runs/NAME with `name` (the first that is free, or with
-        `resume` the newest). KeyboardInterrupt and errors leave a run that can be resumed,
-        and nothing where it had not begun.
+        `resume` the newest). KeyboardInterrupt and errors leave a run that can be resumed, and nothing where it had not begun.
         """
         with fits(self.recipe, self._tokens):
             return self._train(resume, name)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +10,19 @@ import torch
 from torch import Tensor
 
 from teamtr_lora.algorithm.token_kl import score_tokens
+from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase, base_facts, load_base
 from teamtr_lora.base.precision import head_weight, strict_fp32
 from teamtr_lora.base.sharding import split_bytes, splits
 from teamtr_lora.base.source import resolve
-from teamtr_lora.recipe import LoraSection
+from teamtr_lora.common.ranks import Ranks, _Group
+from teamtr_lora.recipe import LoraSection, TeamTRConfig
+from teamtr_lora.team import Episode, Message, agent_sequences
+from teamtr_lora.training.batches import message_batch
+from teamtr_lora.training.gate import gate_pass, read_candidate
+from teamtr_lora.training.optimize import Learner, Minibatch, accumulate
+from teamtr_lora.training.scoring import Scorer, keep_current
 
 IDS_B_T = torch.arange(10)[None] * 7 + 3
 
@@ -86,28 +91,67 @@ def compare(rank: int, precision: str) -> None:
     check_stored(base, stored, rank)
 
 
+def dealt(base: FrozenBase, bank: AdapterBank, ranks: Ranks, episodes: int) -> list[Tensor]:
+    """A gradient and a reading of the gate over micro-batches that are dealt to `ranks`, one an episode."""
+    played = [
+        Episode(
+            "x", n, "", 0, messages=[Message("a", 0, [3, 4, 5], [7 + n, 8, 9][: 1 + n], [0.0] * min(3, 1 + n), "v", "stop", "")]
+        )
+        for n in range(episodes)
+    ]
+    batch = message_batch(agent_sequences(played, "a"), [1.0, -2.0, 3.0][:episodes], tokens_per_microbatch=1, device=base.device)
+    assert len(batch.microbatches) == episodes
+    scorer, config = Scorer(base, bank, temperature=1.0, head_chunk_tokens=16, ranks=ranks), TeamTRConfig()
+    before, minibatch, found = bank.snapshot("a"), Minibatch(batch), list[Tensor]()
+    with scorer.training("a") as parameters:
+        learner = Learner(
+            scorer=scorer, optimizer=None, parameters=parameters, scaler=torch.amp.GradScaler("cpu", enabled=False),
+            config=config, region=Variants.of(config).region, start_again=lambda: None,
+        )  # fmt: skip
+        for _ in range(2):
+            seen = accumulate(learner, minibatch, 0.5)
+            found += [torch.tensor([seen.kl, seen.gain]), *(p.grad.clone() for p in parameters if p.grad is not None)]
+            with torch.no_grad():
+                for parameter in parameters:
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+    with gate_pass(scorer):
+        after = bank.snapshot("a")
+        bank.restore("a", before)
+        current = keep_current(scorer, batch)
+        bank.restore("a", after)
+        found.append(read_candidate(scorer, batch, current, config, 0.5).kl_M)
+    bank.restore("a", before)
+    return found
+
+
 def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    store = torch.distributed.FileStore(str(folder / "store"), 2)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    ranks = _Group(torch.distributed.FileStore(str(folder / "store"), 2), rank, 2)
+    ranks.make_global()
     for precision in ("fp32", "bf16", "fp16"):
         compare(rank, precision)
+    whole, base = (load_base("nano", device="cpu", precision="fp16", split=split) for split in (False, True))
+    banks = adapted(whole), adapted(base)
+    for episodes in (3, 1):  # two and one, and one and none
+        alone, together = dealt(whole, banks[0], Ranks(), episodes), dealt(base, banks[1], ranks, episodes)
+        for place, (one, two) in enumerate(zip(alone, together, strict=True)):
+            assert torch.equal(one, two), (episodes, place, one, two)
     torch.distributed.destroy_process_group()
 
 
 def test_a_split_base_computes_the_same_and_keeps_its_precision(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    ranks = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path)], env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        for process in ranks:
-            _, said = process.communicate(timeout=180)
-            assert process.returncode == 0, said[-3000:]
-    finally:
-        for process in ranks:
-            process.kill()
+    context = multiprocessing.get_context("forkserver")  # whose processes start with everything imported
+    context.set_forkserver_preload(["teamtr_lora.training.trainer", "peft"])
+    ranks = [context.Process(target=work, args=(rank, tmp_path)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(400)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    assert codes == [0, 0]
 
 
 def test_auto_splits_what_does_not_fit_one_gpu() -> None:
@@ -129,7 +173,3 @@ def test_bytes_of_a_part() -> None:
     linear = sum(p.numel() for name, p in model.named_parameters() if ".layers." in name and p.dim() == 2)
     whole = sum(p.numel() for p in model.parameters()) - linear
     assert split_bytes(facts, 4, 2) == 4 * (whole + linear // 2 + 2 * linear // facts.layers)
-
-
-if __name__ == "__main__":
-    work(int(sys.argv[1]), Path(sys.argv[2]))

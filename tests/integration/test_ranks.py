@@ -21,13 +21,13 @@ SMALL = [
     "training.stages=2",
     "rollout.items_per_stage=5",
     "rollout.episodes_per_item=4",
-    "training.inner_epochs=2",
-    "training.learning_rate=0.004",
+    "training.inner_epochs=1",
+    "training.learning_rate=0.008",
     "training.min_informative_groups=1",
     "training.tokens_per_microbatch=256",
     "trust_region.holdout=0.4",
     "trust_region.delta=0.01",
-    "evaluation.items=8",
+    "evaluation.items=4",
 ]
 
 SKEWED = "skewed"  # in place of an argument: the rank's optimizer takes longer steps than the others'

@@ -1,0 +1,80 @@
+"""Commands on several GPUs: what is refused, and that a launched failure is one line with its own exit code."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from teamtr_lora.cli import main
+from teamtr_lora.cli.launch import on_every_gpu
+from teamtr_lora.common.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "device", "said"),
+    [
+        (
+            0,
+            2,
+            "auto",
+            "--gpus 2: 0 GPUs are visible; on a CPU, or to share a GPU, use torchrun --nproc-per-node 2 -m teamtr_lora",
+        ),
+        (2, 3, "cuda", "--gpus 3: 2 GPUs are visible"),
+        (4, 2, "cuda:1", "--gpus 2: base.device = cuda:1 names one device; use base.device=auto"),
+        (4, 2, "cpu", "--gpus 2: base.device = cpu names one device"),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused(
+    monkeypatch: pytest.MonkeyPatch, visible: int, gpus: int, device: str, said: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    with pytest.raises(UserError) as error:
+        on_every_gpu(argparse.Namespace(gpus=gpus, command="train", argv=[]), device)
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "device", "processes"),
+    [
+        (0, None, "auto", 0),
+        (1, None, "auto", 0),
+        (8, None, "auto", 8),
+        (8, 3, "cuda", 3),
+        (8, 1, "auto", 0),
+        (8, None, "cuda:1", 0),
+    ],
+)
+def test_a_process_is_started_for_every_gpu(
+    monkeypatch: pytest.MonkeyPatch, visible: int, gpus: int | None, device: str, processes: int
+) -> None:
+    started: list[tuple[list[str], int]] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr("teamtr_lora.cli.launch._launch", lambda argv, count: started.append((argv, count)) or 0)
+    ended = on_every_gpu(argparse.Namespace(gpus=gpus, command="train", argv=["train", "x"]), device)
+    assert started == ([(["train", "x"], processes)] if processes else [])
+    assert ended == (0 if processes else None)
+
+
+def test_a_command_for_one_process_refuses_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["validate", QUICKSTART]) == 2
+    assert "validate: works in one process" in capsys.readouterr().err
+
+
+def test_a_mistake_is_told_once_by_all_processes() -> None:
+    code = "import sys; from teamtr_lora.cli.launch import _launch; sys.exit(_launch(sys.argv[1:], 2))"
+    wrong = [sys.executable, "-c", code, "train", QUICKSTART, "training.stage=1", "base.device=cpu"]
+    found = subprocess.run(wrong, capture_output=True, text=True, timeout=200)
+    lines = [line for line in found.stderr.splitlines() if line.strip()]
+    assert found.returncode == 2 and len(lines) == 1 and "did you mean" in lines[0], found.stderr
