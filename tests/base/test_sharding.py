@@ -84,7 +84,7 @@ def compare(rank: int, precision: str) -> None:
     base = load_base("nano", device="cpu", precision=precision, split=True)
     bank = adapted(base)
     check_stored(base, stored, rank)
-    for checkpointing in (False, True):
+    for checkpointing in (False, True) if precision == "fp32" else (False,):
         found = passes(base, bank, checkpointing=checkpointing)
         for name, value in expected.items():
             assert torch.allclose(found[name].float(), value.float(), rtol=1e-6, atol=1e-6), (precision, name, checkpointing)
