@@ -5,6 +5,7 @@ Modules:
     frozen_base    loading a base, and what can be said of it without its weights
     precision      fp32 arithmetic on half-precision or quantised weights
     bank           the agents' adapters on the base
+    sharding       a base that is too large for one GPU, split over processes
     fused_lora     an adapter's training pass on a GPU: fused layers, compiled
     segment_attention  attention over sequences that lie end to end, on a GPU
     lora_config    reading PEFT's adapter_config.json

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from teamtr_lora.base.precision import HALF_DTYPES, keep_activations_unquantised
+from teamtr_lora.base.sharding import split_layers
 from teamtr_lora.base.source import Progress, known_sha256, one_line, quiet_transformers, resolve
 from teamtr_lora.common.errors import UserError
 
@@ -51,6 +52,7 @@ class FrozenBase:
     vocab_size: int  # rows of the output head; at least the tokenizer's length
     eos_ids: tuple[int, ...]  # ids that end a message; the tokenizer's own comes first
     pad_id: int
+    split: bool = False  # over processes: each pass is one of all of them
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,9 @@ def load_base(
     quantization: str = "none",
     revision: str | None = None,
     progress: Progress | None = None,
+    split: bool = False,
 ) -> FrozenBase:
-    """Fetch, load, freeze and check the base that a recipe names."""
+    """Fetch, load, freeze and check the base that a recipe names. `split`: over the processes of torch's default group."""
     place = resolve_device(device)
     dtype = resolve_dtype(precision, place)
     wanted = quantization_config(quantization, dtype)
@@ -104,13 +107,17 @@ def load_base(
         raise UserError(f"base.source: the tokenizer of '{source}' has {len(tokenizer)} tokens, the model only {vocab_size}")
     if progress is not None:
         progress(f"loading {source}")
-    model = _load_model(folder, source, config, dtype, place, quantization, wanted)
+    if split:  # as it is stored, so that the RAM of a host has one copy, the files', for all its processes
+        model = _load_model(folder, source, config, "auto", torch.device("cpu"), quantization, wanted)
+        split_layers(model, place, dtype)
+    else:
+        model = _load_model(folder, source, config, dtype, place, quantization, wanted)
     eos_ids = _eos_ids(tokenizer, getattr(getattr(model, "generation_config", None), "eos_token_id", None), source)
     _check_finite(model, tokenizer, dtype)
     return FrozenBase(
         name=source, folder=folder, model=model, tokenizer=tokenizer, device=place, dtype=dtype,
         quantization=quantization, context_tokens=_context_tokens(config), vocab_size=vocab_size, eos_ids=eos_ids,
-        pad_id=eos_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        pad_id=eos_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id, split=split,
     )  # fmt: skip
 
 
@@ -214,7 +221,7 @@ def base_identity(folder: Path) -> dict[str, str]:
 
 
 def _load_model(
-    folder: Path, source: str, config: PretrainedConfig, dtype: torch.dtype, place: torch.device, quantization: str, wanted: Any
+    folder: Path, source: str, config: Any, dtype: torch.dtype | str, place: torch.device, quantization: str, wanted: Any
 ) -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -358,7 +365,8 @@ def _check_finite(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.d
         return
     ids_B_T = torch.tensor([tokenizer(_PROBE_TEXT)["input_ids"]], device=model.device)
     output = model(input_ids=ids_B_T, output_hidden_states=True, use_cache=False)
-    if not all(bool(torch.isfinite(part).all()) for part in (*output.hidden_states, output.logits)):
+    inner = output.hidden_states or ()  # which transformers does not find in a base that is split
+    if not all(bool(torch.isfinite(part).all()) for part in (*inner, output.logits)):
         name = next(key for key, value in PRECISIONS.items() if value is dtype)
         fix = "use bf16 or fp32" if dtype is torch.float16 else "use fp32"
         raise UserError(f"base.precision: {name} gives infinite or NaN activations with this base; {fix}")

@@ -133,11 +133,13 @@ class FusedLora(nn.Module):
 
     def __init__(self, layer: nn.Module, a: Tensor, b: Tensor, scaling: float) -> None:
         super().__init__()
-        self.weight, self.bias, self.a, self.b, self.scaling = layer.weight, layer.bias, a, b, float(scaling)
+        self.layer, self.a, self.b, self.scaling = layer, a, b, float(scaling)
         self.made_of = (-1, -1)  # versions of the factors that the parts are of
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _LoraLinear.apply(x, self.weight, self.bias, self.a, self.b, self.a_parts, self.b_parts, self.scaling)
+        # read now: the weights of a layer that is split over processes are there during its passes only
+        weight, bias = self.layer.weight, self.layer.bias
+        y: Tensor = _LoraLinear.apply(x, weight, bias, self.a, self.b, self.a_parts, self.b_parts, self.scaling)
         return y
 
 
@@ -147,7 +149,7 @@ def refresh(modules: list[FusedLora]) -> None:
     stale = [module for module in modules if module.made_of != (module.a._version, module.b._version)]
     alike: dict[Any, list[FusedLora]] = defaultdict(list)
     for module in stale:
-        alike[module.a.shape, module.b.shape, module.weight.dtype].append(module)
+        alike[module.a.shape, module.b.shape, module.layer.weight.dtype].append(module)
         module.made_of = (module.a._version, module.b._version)
     for (*_, dtype), group in alike.items():
         high, low = two_parts(torch.stack([module.a for module in group]), A_SCALE, dtype)

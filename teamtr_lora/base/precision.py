@@ -55,7 +55,7 @@ def strict_fp32(model: nn.Module, *, tf32: bool = False) -> Iterator[None]:
                 # A lookup does no arithmetic: casting the rows that were looked up equals casting the whole table.
                 stack.callback(module.register_forward_hook(_output_to_fp32).remove)
                 continue
-            upcast = _Upcast(tensors)
+            upcast = _Upcast(module, tensors)
             stack.callback(upcast.end)
             stack.callback(module.register_forward_pre_hook(upcast.begin).remove)
             stack.callback(module.register_forward_hook(upcast.end, always_call=True).remove)
@@ -137,12 +137,14 @@ def _int8_forward(module: nn.Module) -> Callable[[Tensor], Tensor]:
 class _Upcast:
     """The tensors of one module, which hold an fp32 copy from the beginning to the end of its forward."""
 
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, module: nn.Module, tensors: list[Tensor]) -> None:
+        # a layer that is split over processes has other tensors during its forward: the ones that were gathered for it
+        split = any(hasattr(tensor, "device_mesh") for tensor in tensors)
+        self._tensors = (lambda: _half_tensors(module, recurse=True)) if split else (lambda: tensors)
         self._stored: list[tuple[Tensor, Tensor]] = []  # each tensor that holds a copy now, with the data it held before
 
     def begin(self, *_: object) -> None:
-        for tensor in self._tensors:
+        for tensor in self._tensors():
             if tensor.dtype in HALF_DTYPES:
                 self._stored.append((tensor, tensor.data))
                 tensor.data = tensor.data.float()

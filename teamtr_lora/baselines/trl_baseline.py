@@ -29,7 +29,7 @@ from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.evaluation.returns import with_return
 from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.rollout.collector import PlayPlan
-from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
 from teamtr_lora.runs.metrics import StageRow
 from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
 from teamtr_lora.tasks import DataOrder, Task
@@ -81,7 +81,7 @@ def _train(
     callbacks: Sequence[TrainerCallback],
     started: float,
 ) -> TrainSummary:
-    playable = open_team(single.base, single.team, single.rollout, seed=single.seed, folder=single.folder)
+    playable = open_recipe(single)
     try:
         _check_devices(playable)
         run_dir = RunDir(path)

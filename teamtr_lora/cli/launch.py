@@ -15,7 +15,8 @@ from contextlib import contextmanager
 
 from teamtr_lora.cli.arguments import positive
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.ranks import process_ranks, started_by_launcher
+from teamtr_lora.common.ranks import GPUS_EACH, process_ranks, started_by_launcher
+from teamtr_lora.recipe import RolloutSection
 
 _WATCHED = "TEAMTR_LORA_LAUNCHER"  # the process that has started this one
 _stderr: int | None = None  # the terminal, while this rank is silent
@@ -25,9 +26,20 @@ def add_gpus(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=positive, metavar="N", help="use the first N of the visible GPUs (default: all)")
 
 
-def on_every_gpu(args: argparse.Namespace, device: str) -> int | None:
-    """Runs this command once a GPU and returns its exit code. None: this process is to do the work, alone or as one of those that
-    were started. `device`: the recipe's base.device."""
+def gpus_each(rollout: RolloutSection) -> int:
+    """GPUs of one process."""
+    return rollout.vllm.tensor_parallel if rollout.engine == "vllm" else 1
+
+
+def processes_on(gpus: int, each: int) -> int:
+    if gpus % each:
+        raise UserError(f"--gpus {gpus}: no multiple of rollout.vllm.tensor_parallel = {each}, which a process needs")
+    return gpus // each
+
+
+def on_every_gpu(args: argparse.Namespace, device: str, each: int = 1) -> int | None:
+    """Runs this command once for `each` GPUs and returns its exit code. None: this process is to do the work, alone or as one of
+    those that were started. `device`: the recipe's base.device."""
     if started_by_launcher() or process_ranks().size > 1:
         if args.gpus is not None:
             raise UserError(f"--gpus {args.gpus}: the launcher that started this process has set their number; leave --gpus out")
@@ -42,7 +54,9 @@ def on_every_gpu(args: argparse.Namespace, device: str) -> int | None:
     if args.gpus is not None and args.gpus > visible:
         several = f"torchrun --nproc-per-node {args.gpus} -m teamtr_lora {args.command} ..."
         raise UserError(f"--gpus {args.gpus}: {visible} GPUs are visible; on a CPU, or to share a GPU, use {several}")
-    count = args.gpus or visible
+    count = processes_on(args.gpus or visible // each * each, each)
+    if each > 1:
+        os.environ[GPUS_EACH] = str(each)
     return _launch(args.argv, count) if count > 1 else None
 
 

@@ -9,8 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora import __version__
-from teamtr_lora.cli.arguments import RUNS_CODE, RUNS_ITEMS_ONLY, add_recipe, add_trust, print_json, recipe_words, run_name, show
-from teamtr_lora.cli.launch import add_gpus, on_every_gpu
+from teamtr_lora.cli.arguments import (
+    RUNS_CODE,
+    RUNS_ITEMS_ONLY,
+    add_recipe,
+    add_trust,
+    positive,
+    print_json,
+    recipe_words,
+    run_name,
+    show,
+)
+from teamtr_lora.cli.launch import add_gpus, gpus_each, on_every_gpu, processes_on
 from teamtr_lora.common.consoles import console
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import program
@@ -39,6 +49,8 @@ def add_commands(command: Any) -> None:
     text = "What a recipe will cost, without loading weights: episodes, tokens, updates, memory; time, where speeds are known."
     plan = command("plan", _plan, text, RUNS_ITEMS_ONLY, json="print the plan as JSON")
     add_recipe(plan)
+    plan.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs of each host (default: 1)")
+    plan.add_argument("--nodes", type=positive, default=1, metavar="M", help="hosts, with as many GPUs each (default: 1)")
     speeds = plan.add_mutually_exclusive_group()
     speeds.add_argument("--calibrate", action="store_true", help="measure this machine's speeds by a short run of the recipe")
     speeds.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="take the speeds of an earlier run")
@@ -60,7 +72,7 @@ def _train(args: argparse.Namespace) -> int | None:
         check_programs(recipe, args.recipe)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
-    if (ended := on_every_gpu(args, recipe.base.device)) is not None:
+    if (ended := on_every_gpu(args, recipe.base.device, gpus_each(recipe.rollout))) is not None:
         return ended
     from teamtr_lora.cli.text.summary import print_next_steps
     from teamtr_lora.training.live_view import LiveView
@@ -112,6 +124,7 @@ def _plan(args: argparse.Namespace) -> None:
     recipes, overrides = recipe_words(args)
     recipe = load_recipe(recipes, overrides)  # before the imports of torch: most mistakes show here
     check_named(recipe, " + ".join(recipes))
+    processes = args.nodes * processes_on(args.gpus, gpus_each(recipe.rollout))
     from teamtr_lora.cli.text.summary import print_plan
     from teamtr_lora.study.expected_time import speeds_of, speeds_of_run
     from teamtr_lora.study.plan import make_plan
@@ -124,7 +137,7 @@ def _plan(args: argparse.Namespace) -> None:
         console(stderr=True).print("calibrating: one short stage of the recipe, on this machine")
         short, rows = calibrate(recipe)
         speeds = speeds_of(rows, short, "a short run on this machine")
-    show(args, make_plan(recipe, speeds), print_plan)
+    show(args, make_plan(recipe, speeds, processes=processes, nodes=args.nodes), print_plan)
 
 
 def _init(args: argparse.Namespace) -> None:

@@ -27,6 +27,7 @@ T = TypeVar("T")
 LONGEST_WAIT = timedelta(hours=6)
 # Whoever started the processes ends them all when one fails, and tells more about it than one that only lost its peer.
 GRACE_SECONDS = 2.0
+GPUS_EACH = "TEAMTR_LORA_GPUS_EACH"  # environment variable: GPUs of one process, where vLLM splits its base over several
 _FROM_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
                    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")  # fmt: skip
 
@@ -68,6 +69,9 @@ class Ranks:
         odd = [rank for rank, other in enumerate(values) if other != values[0]]
         if odd:
             raise UserError(f"rank {odd[0]} has {values[odd[0]]} and rank 0 has {values[0]} as {what}; the run is stopped")
+
+    def make_global(self) -> None:
+        """Makes torch's global group of these processes, which only what splits a base needs."""
 
     def take_turns(self) -> Iterator[bool]:
         """True in this rank's turn; no two ranks have theirs at a time."""
@@ -111,12 +115,16 @@ class _Group(Ranks):
             self._gloo = distributed.ProcessGroupGloo(distributed.PrefixStore("gloo", store), rank, size, LONGEST_WAIT)
 
     def use_gpu(self, local_rank: int) -> None:
-        """From here on this process sees one GPU, so that nothing in it can take another rank's."""
+        """From here on this process sees its own GPU (or GPUs) only, so that nothing in it can take another rank's."""
         import torch
 
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         names = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
-        mine = names[local_rank % len(names)] if names and visible != "" else ""
+        each = int(os.environ.get(GPUS_EACH) or 1)
+        own = (
+            [names[n % len(names)] for n in range(local_rank * each, (local_rank + 1) * each)] if names and visible != "" else []
+        )
+        mine = ",".join(own)
         if mine:
             os.environ["CUDA_VISIBLE_DEVICES"] = mine
         places = self.gather((socket.gethostname(), mine))
@@ -161,6 +169,16 @@ class _Group(Ranks):
                 host = tensor.cpu()
                 self._gloo.allreduce([host]).wait()
                 tensor.copy_(host)
+
+    def make_global(self) -> None:
+        from torch import distributed
+
+        if self.shared_gpu:
+            raise UserError("training.shard: processes share a GPU, and a base is split over several; start one process a GPU")
+        if not distributed.is_initialized():
+            backend = "gloo" if self._nccl is None else "cpu:gloo,cuda:nccl"
+            store = distributed.PrefixStore("global", self._store)
+            distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=LONGEST_WAIT)
 
     def announce_failure(self) -> bool:
         with suppress(RuntimeError):  # the store is gone with whoever held it

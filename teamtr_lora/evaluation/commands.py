@@ -26,7 +26,7 @@ from teamtr_lora.recipe.problems import check
 from teamtr_lora.registry.reader import DEFAULT_ROOT
 from teamtr_lora.registry.stored import StoredTeam, find_team
 from teamtr_lora.rollout.collector import PlayPlan, Progress
-from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
 from teamtr_lora.runs.evaluations import EvaluationStore, evaluation_name, is_evaluation, read_evaluation
 from teamtr_lora.runs.transcripts import episode_record
 from teamtr_lora.tasks import AskedTask, Item, Task
@@ -81,7 +81,7 @@ def opened(stored: StoredTeam) -> Iterator[tuple[Recipe, PlayableTeam]]:
     """A stored team, ready to play."""
     recipe = stored.recipe
     with fits(recipe):
-        playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
+        playable = open_recipe(recipe)
         try:
             if stored.versions:
                 load_versions(playable, stored.versions, stored.adapters)

@@ -30,8 +30,8 @@ _CONSTANT = "there is no schedule: {training.learning_rate} is constant, or foun
 _ADAM = "AdamW's betas and epsilon are torch's defaults"
 _NO_REFERENCE = "the KL is from the agent as it was before the update; there is no reference model"
 _NO_CRITIC = "there is no value model: advantages come from the episodes of one item"
-_ONE_PROCESS = "one process trains; more GPUs sample as servers, see {rollout.server.urls}"
-_PARALLEL = "one GPU trains and samples; a server may have several: start one and name it in {rollout.server.urls}"
+_LAUNCHED = "not a setting: all GPUs are used; `train --gpus N` takes fewer, torchrun starts several hosts"
+_SPLIT = "always, never or auto: the frozen base is all that is split"
 _WHOLE_SOFTMAX = "the policy is the plain softmax at {rollout.temperature}; anything else would bias the update"
 _LORA_ONLY = "an agent is a LoRA adapter and nothing else of the base is trained"
 _OWN_TEMPLATE = "the base's own chat template is used"
@@ -135,7 +135,7 @@ NAMES: dict[str, Elsewhere] = {
                     Elsewhere("rollout.server.urls", "a list of addresses such as http://host:8000")),
     "vllm_server_timeout": Elsewhere("rollout.server.timeout_seconds"),
     **dict.fromkeys(("tensor_parallel_size", "vllm_tensor_parallel_size", "tensor_model_parallel_size"),
-                    Elsewhere(None, _PARALLEL)),
+                    Elsewhere("rollout.vllm.tensor_parallel")),
     "enforce_eager": Elsewhere("rollout.vllm.cuda_graphs", "the opposite: true uses graphs"),
     **dict.fromkeys(("vllm_enable_sleep_mode", "free_cache_engine"), Elsewhere("rollout.vllm.offload", "auto, never or always")),
     **dict.fromkeys(("vllm_importance_sampling_correction", "vllm_importance_sampling_cap"),
@@ -174,7 +174,7 @@ NAMES: dict[str, Elsewhere] = {
     "overwrite_output_dir": Elsewhere(None, "a run never overwrites another; choose another {output_dir}"),
     "disable_tqdm": Elsewhere(None, "not a setting: progress=False of TeamTRTrainer; away from a terminal no bar is drawn"),
     # several processes
-    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config", "ddp_timeout", "n_gpus_per_node", "nnodes", "local_rank",
-                     "num_processes"), Elsewhere(None, _ONE_PROCESS)),
+    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), Elsewhere("training.shard", _SPLIT)),
+    **dict.fromkeys(("ddp_timeout", "n_gpus_per_node", "nnodes", "local_rank", "num_processes"), Elsewhere(None, _LAUNCHED)),
     **dict.fromkeys(("actor_rollout_ref", "algorithm", "trainer", "critic", "data"), Elsewhere(None, _VERL)),
 }  # fmt: skip

@@ -20,6 +20,7 @@ _READS: dict[str, list[Loc]] = {
     "trust_region.holdout": [("rollout", "items_per_stage")],
     "rollout.items_per_stage": [("training",), ("trust_region", "holdout"), ("team", "agents")],
     "training.update": [("training", "resampling")],
+    "training.shard": [("rollout",), ("base", "quantization"), ("team", "agents")],
     "task.path": [("task", "hub")],
     "task.hub": [("task", "path")],
     "team.router.callable": [("team", "router", "kind")],

@@ -97,6 +97,11 @@ class TrainingSection(Section):
     gradient_checkpointing: bool = Field(
         default=False, description="Recompute activations in the backward pass: less memory, more time."
     )
+    shard: Literal["auto", "never", "always"] = Field(
+        default="auto",
+        description="Whether several processes split the frozen base among them (FSDP2). auto: where it does not fit one GPU "
+        "beside the engine and the smallest update.",
+    )
     compile: bool = Field(
         default=True,
         description="On a GPU in half precision: compile the decoder layers of training passes, which then "

@@ -14,6 +14,7 @@ from teamtr_lora.recipe.engine_facts import DEFAULT_ENGINE, ENGINES, PATCH_NEEDS
 
 if TYPE_CHECKING:
     from teamtr_lora.recipe.recipe import Recipe
+    from teamtr_lora.recipe.team_sections import BaseSection, TeamSection
 
 ServerUrl = Annotated[str, Field(pattern=SERVER_URL)]
 
@@ -34,6 +35,12 @@ class VllmSection(Section):
         ge=1,
         description="Memory for the KV cache, in GiB; null: 1 on a CPU, on a GPU what memory_share leaves. Engines that start "
         "at the same time on one GPU need a number: measuring what is free, each would count what the others take.",
+    )
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        description="GPUs (on a CPU: processes) over which vLLM splits its copy of the base, on vLLM's public interface alone. A "
+        "training process then has as many GPUs: it trains on the first and samples on all.",
     )
     offload: Literal["auto", "never", "always"] = Field(
         default="auto",
@@ -56,6 +63,13 @@ class VllmSection(Section):
                 words = {"wrong": f"{name} builds on {missing[0]}", "fix": "add that one, or leave both out"}
                 raise PydanticCustomError("rule", "{wrong}; {fix}", words)
         return value
+
+    @model_validator(mode="after")
+    def _patches_reach_one_process(self) -> Self:
+        if self.tensor_parallel > 1 and isinstance(self.patches, list) and self.patches:
+            wrong = f"patches change vLLM in this process, and tensor_parallel = {self.tensor_parallel} has its workers in others"
+            refuse("vllm", [(("patches",), self.patches, wrong, "use auto or none, which then apply none")])
+        return self
 
 
 class ServerSection(Section):
@@ -121,6 +135,23 @@ class RolloutSection(Section):
         return value
 
 
+def split_problem(base: BaseSection, team: TeamSection, rollout: RolloutSection) -> tuple[str, str] | None:
+    """What keeps the base from being split over processes (training.shard), and what to do."""
+    if ENGINES[rollout.engine].memory == "trainer":
+        wrong = (
+            f"rollout.engine is {rollout.engine}, and a base that is split cannot sample, as each process plays other episodes"
+        )
+        return wrong, "use rollout.engine=vllm_server, or vllm with rollout.vllm.tensor_parallel"
+    if rollout.engine == "vllm" and rollout.vllm.tensor_parallel == 1:
+        wrong = "vLLM has a whole base on one GPU, where there is no room for it"
+        return wrong, "set rollout.vllm.tensor_parallel to 2 or more, or use rollout.engine=vllm_server"
+    if base.quantization != "none":
+        return f"base.quantization is {base.quantization}, and a quantised base cannot be split", "use base.quantization=none"
+    if any(agent.lora.dora for agent in team.agents):
+        return "an agent has a DoRA adapter, which reads weights of the base that would be split", "use lora.dora=false"
+    return None
+
+
 def engine_mistakes(recipe: Recipe) -> Iterator[Mistake]:
     """What the rest of a recipe asks for and its engine cannot do."""
     facts, base = ENGINES[recipe.rollout.engine], recipe.base
@@ -135,6 +166,8 @@ def engine_mistakes(recipe: Recipe) -> Iterator[Mistake]:
         if temperature and not low <= temperature <= high:
             wrong = f"{facts.name} samples at temperatures from {low:g} to {high:g}, and another one is another policy"
             yield (key, "temperature"), temperature, wrong, f"use {low:g} to {high:g}, {other}"
+    if recipe.training.shard == "always" and (found := split_problem(base, recipe.team, recipe.rollout)):
+        yield ("training", "shard"), "always", found[0], f"{found[1]}, or training.shard=never"
     for i, agent in enumerate(recipe.team.agents):
         where_lora = ("team", "agents", i, "lora")
         if not facts.takes_rank(agent.lora.rank):

@@ -153,7 +153,7 @@ def _submit_next(team: Team, sampler: Sampler, plan: PlayPlan, player: _Player, 
     turn = len(episode.messages)
     params = SamplingParams(plan.temperature, min(plan.max_message_tokens, room), tuple(team.protocol.end_ids))
     player.agent, player.prompt_ids = agent, prompt
-    waiting[sampler.submit(Request(prompt, agent, params, derive_seed(episode.seed, turn)))] = player
+    waiting[sampler.submit(Request(prompt, agent, params, derive_seed(episode.seed, turn), episode.seed))] = player
     return False
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.frozen_base import FrozenBase, load_base, resolve_device, resolve_dtype
+from teamtr_lora.base.frozen_base import FrozenBase, base_facts, load_base, resolve_device, resolve_dtype
 from teamtr_lora.base.memory import memory_phase, phase_of
-from teamtr_lora.base.source import beside
+from teamtr_lora.base.sharding import splits
+from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import AdapterVersion, read_version
 from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
@@ -21,6 +22,7 @@ from teamtr_lora.common.ranks import Ranks, process_ranks
 from teamtr_lora.recipe import BaseSection, LoraSection, Recipe, RolloutSection, TeamSection
 from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.recipe.memory_keys import smaller
+from teamtr_lora.recipe.rollout_section import split_problem
 from teamtr_lora.rollout.collector import PlayPlan, Progress, play
 from teamtr_lora.rollout.dealing import Dealer
 from teamtr_lora.rollout.engines import begin_engine, open_sampler
@@ -106,6 +108,13 @@ def fits(recipe: Recipe, tokens: Callable[[], int | None] = lambda: None) -> Ite
         ) from error
 
 
+def open_recipe(recipe: Recipe, extra: Mapping[str, LoraSection] | None = None) -> PlayableTeam:
+    """The team of a recipe, untrained; see `open_team`."""
+    return open_team(
+        recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder, extra=extra, shard=recipe.training.shard
+    )
+
+
 def open_team(
     base_section: BaseSection,
     team_section: TeamSection,
@@ -114,11 +123,34 @@ def open_team(
     seed: int,
     folder: Path,
     extra: Mapping[str, LoraSection] | None = None,
+    shard: str = "auto",
 ) -> PlayableTeam:
     """Loads the base and puts a fresh adapter on it for every agent. `folder` is where the recipe was found. `extra` adapters are
-    put on the same base beside the team's, such as one that is to replace an agent's."""
+    put on the same base beside the team's, such as one that is to replace an agent's. `shard`: the recipe's training.shard."""
     with memory_phase("loading"):
-        return _open_team(base_section, team_section, rollout, seed=seed, folder=folder, extra=extra)
+        return _open_team(base_section, team_section, rollout, seed=seed, folder=folder, extra=extra, shard=shard)
+
+
+def _open_base(base: BaseSection, team: TeamSection, rollout: RolloutSection, folder: Path, shard: str) -> FrozenBase:
+    ranks, source = process_ranks(), beside(base.source, folder)
+    if ranks.size > 1 and ":" in base.device:
+        raise UserError(f"base.device = {base.device}: names one GPU for {ranks.size} processes; use auto or cuda")
+    split = ranks.size > 1 and shard != "never" and _is_split(base, rollout, shard, source, ranks.size)
+    if split:
+        if found := split_problem(base, team, rollout):
+            raise UserError(f"training.shard = {shard}: the base has to be split over processes, but {found[0]}; {found[1]}")
+        ranks.make_global()
+    return load_base(
+        source, precision=base.precision, device=base.device, quantization=base.quantization, revision=base.revision, split=split
+    )
+
+
+def _is_split(base: BaseSection, rollout: RolloutSection, shard: str, source: str, over: int) -> bool:
+    device = resolve_device(base.device)
+    total = None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
+    taken = rollout.vllm.memory_share * (total or 0) if ENGINES[rollout.engine].memory == "copy" else 0
+    facts, value = base_facts(resolve(source, base.revision)), resolve_dtype(base.precision, device).itemsize
+    return splits(shard, facts, over=over, value=value, device_bytes=total, engine_bytes=int(taken))
 
 
 def _open_team(
@@ -129,19 +161,12 @@ def _open_team(
     seed: int,
     folder: Path,
     extra: Mapping[str, LoraSection] | None,
+    shard: str,
 ) -> PlayableTeam:
     started, ranks = time.monotonic(), process_ranks()
-    if ranks.size > 1 and ":" in base_section.device:
-        raise UserError(f"base.device = {base_section.device}: names one GPU for {ranks.size} processes; use auto or cuda")
     device = resolve_device(base_section.device)
     begin_engine(rollout, device, resolve_dtype(base_section.precision, device))
-    base = load_base(
-        beside(base_section.source, folder),
-        precision=base_section.precision,
-        device=base_section.device,
-        quantization=base_section.quantization,
-        revision=base_section.revision,
-    )
+    base = _open_base(base_section, team_section, rollout, folder, shard)
     loaded = time.monotonic()
     router = team_section.router
     custom = load_callable(router.callable, key="team.router.callable", folder=folder) if router.callable else None

@@ -29,6 +29,7 @@ class Request:
     agent: str
     params: SamplingParams
     seed: int  # alone decides the draw: an episode does not depend on its batch mates
+    episode: int | None = None  # requests of one episode share the beginning of their prompts, which an engine may have cached
 
 
 @dataclass(frozen=True, slots=True)

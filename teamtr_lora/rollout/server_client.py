@@ -23,16 +23,18 @@ from teamtr_lora.rollout.sampler import Request, SamplingParams
 
 CONNECT_SECONDS = 10.0
 OTHER_WEIGHTS = 0.5  # nats: a larger difference means other weights, not another precision
+GONE = (502, 503, 504)  # answers of a proxy or a server that is not up
+ASKED = 4  # connections by which a server is asked whether it has an adapter: processes that share a port take turns
 IDLE_SECONDS = 3.0  # vLLM hangs up on a connection that is idle for five
 SERVE = "`teamtr-lora serve TEAM --accept-adapters`"
 
 
 class ServerFailedError(Exception):
-    """The server, not the request, is at fault. `final`: asking once more would not help."""
+    """The server, not the request, is at fault. `final`: asking once more would not help. `answered`: it is there and says no."""
 
-    def __init__(self, reason: str, *, final: bool = False) -> None:
+    def __init__(self, reason: str, *, final: bool = False, answered: bool = False) -> None:
         super().__init__(reason)
-        self.final = final
+        self.final, self.answered = final, answered
 
 
 class UnreachableError(UserError):
@@ -42,11 +44,14 @@ class UnreachableError(UserError):
 class Server:
     """HTTP on connections that are kept open, from any number of threads."""
 
-    def __init__(self, url: str, key: str, timeout: float) -> None:
+    def __init__(self, url: str, timeout: float, key: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.timeout = timeout
         self.dead: str | None = None  # why
+        self.deaths = 0  # of all servers that were at this address
+        self.look_at = 0.0  # when a dead one may be looked at again
         self.outstanding = 0
+        self.loaded: set[str] = set()  # models that this run has put there
         try:
             parts = urlsplit(self.url)
             kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
@@ -59,12 +64,24 @@ class Server:
         self._idle: list[tuple[HTTPConnection, float]] = []
         self._busy: set[HTTPConnection] = set()
 
-    def call(self, method: str, path: str, body: Any = None, *, timeout: float | None = None) -> tuple[int, bytes]:
-        """The status and body of an answer, whatever it says; ServerFailedError if there is none."""
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        timeout: float | None = None,
+        fresh: bool = False,
+        replica: int | None = None,
+    ) -> tuple[int, bytes]:
+        """The status and body of an answer, whatever it says; ServerFailedError if there is none. `fresh`: by a connection of
+        its own. `replica`: the data-parallel one to ask."""
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        if replica is not None:
+            headers["X-data-parallel-rank"] = str(replica)
         if body is not None and not isinstance(body, bytes):
             body, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
-        connection = self._take()
+        connection = self._take(fresh)
         try:
             if connection.sock is None:
                 connection.connect()
@@ -79,15 +96,27 @@ class Server:
             self._give_back(connection, keep=False)
             reason = f"no answer within {timeout or self.timeout:g} seconds" if slow else str(error) or type(error).__name__
             raise ServerFailedError(reason, final=slow) from error
-        self._give_back(connection, keep=not response.will_close)
+        self._give_back(connection, keep=not (fresh or response.will_close))
         return answer
 
-    def expect(self, method: str, path: str, body: Any = None) -> Any:
+    def expect(self, method: str, path: str, body: Any = None, *, fresh: bool = False) -> Any:
         """The JSON of a good answer; anything else is the server's failure."""
-        status, raw = self.call(method, path, body)
+        status, raw = self.call(method, path, body, fresh=fresh)
         if status != 200:
-            raise ServerFailedError(f"it answers {status}: {self.words(raw)}")
+            raise ServerFailedError(f"it answers {status}: {self.words(raw)}", answered=status not in GONE)
         return read_json(raw)
+
+    def confirm(self, model: str) -> None:
+        """Fails where some connections find no such model: behind the address are several processes, and one of them has it."""
+        for _ in range(ASKED):
+            listed = self.expect("GET", "/v1/models", fresh=True)
+            cards = listed.get("data", []) if isinstance(listed, dict) else []
+            if model not in (card.get("id") for card in cards):
+                raise ServerFailedError(
+                    "not all that answer at this address have loaded the adapter; name each server in rollout.server.urls by an "
+                    "address of its own, each with --api-server-count 1",
+                    answered=True,
+                )
 
     def words(self, raw: bytes) -> str:
         """What an error answer says, in one line."""
@@ -111,9 +140,9 @@ class Server:
             with suppress(OSError, AttributeError):  # closed already, or not open yet
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _take(self) -> HTTPConnection:
+    def _take(self, fresh: bool) -> HTTPConnection:
         with self._lock:
-            while self._idle:
+            while self._idle and not fresh:
                 connection, since = self._idle.pop()
                 if time.monotonic() - since < IDLE_SECONDS:
                     break
@@ -196,6 +225,7 @@ def check_server(
             raise UserError(
                 f"{where} takes no uploads; start it by {SERVE}, or set rollout.server.adapter_root to a folder that it shares"
             )
+        _check_replicas(server, model, base)
         _check_logprobs(server, model, base, rollout.temperature, first_logp_V)
     except ServerFailedError as failed:
         raise UnreachableError(f"{where} cannot be used ({failed}); start it by {SERVE}, or correct the address") from failed
@@ -225,6 +255,18 @@ def _check_model(server: Server, base: FrozenBase, key_variable: str, context_to
             f"{context_tokens}, or lower team.protocol.context_tokens"
         )
     return str(fitting[0]["id"])
+
+
+def _check_replicas(server: Server, model: str, base: FrozenBase) -> None:
+    """Refuses a data-parallel server: an adapter is loaded by some of its replicas, and nothing tells which. Replicas are asked
+    for by number, and vLLM refuses a number that it has not."""
+    body = completion_body(Request([base.eos_ids[0]], "", SamplingParams(1.0, 1, ()), seed=0), model)
+    second, none_such = (server.call("POST", "/v1/completions", body, replica=number)[0] for number in (1, 10**6))
+    if second == 200 != none_such:  # where both are answered, the number is not looked at
+        raise UserError(
+            f"rollout.server.urls: {server.url} has several data-parallel replicas, and an adapter does not reach them together; "
+            "start one server a replica, each without --data-parallel-size, and name them all"
+        )
 
 
 def _check_logprobs(server: Server, model: str, base: FrozenBase, temperature: float, first_logp_V: Sequence[float]) -> None:

@@ -1,8 +1,9 @@
 """Sampler `vllm_server`: vLLM servers by URL, every agent a LoRA model that requests name.
 
 Token ids go out and come back. Each published version has a model name of its own, never used again, and reaches every server
-before it is sampled. A server that fails counts as dead from then on; what it had not finished is asked of the others, with the
-same seeds. Each request in flight has a (daemon) thread.
+before it is sampled: where one refuses it, it is taken off the others again and the versions from before stay live. A server
+that does not answer counts as dead; what it had not finished is asked of the others, with the same seeds. It is used again once
+it has come back and has every live version. Each request in flight has a (daemon) thread.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import queue
 import secrets
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +26,7 @@ from safetensors.torch import save as save_safetensors
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase
-from teamtr_lora.base.versions import version_folder, write_version
+from teamtr_lora.base.versions import AdapterVersion, version_folder, write_version
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.adapter_upload import CONFIG_KEY, PATH, config_for_upload
@@ -41,8 +44,10 @@ from teamtr_lora.rollout.server_client import (
 
 logger = logging.getLogger(__name__)
 
-IN_FLIGHT = 256  # most requests at one server at a time; the rest wait here
+IN_FLIGHT = 256  # most requests a server at a time; the rest wait here
 UNLOAD_SECONDS = 10.0
+LOOK_SECONDS = 30.0  # between two looks whether a dead server has come back
+KNOCK_SECONDS, CHECK_SECONDS = 2.0, 30.0  # the longest wait for one that may still be gone, and for one that has answered
 RETRY_SECONDS = 0.5
 REFUSED = (400, 413, 422)  # what a server says of one request, not of itself
 
@@ -61,18 +66,20 @@ class ServerSampler(SamplerBase):
         super().__init__("vllm_server", bank, vocab_size=base.vocab_size, context_tokens=context_tokens)
         section = rollout.server
         key = api_key(section.api_key_variable)
-        self._servers = [
-            Server(url, key, section.timeout_seconds) for url in dict.fromkeys(url.rstrip("/") for url in section.urls)
-        ]
+        self._timeout = section.timeout_seconds
+        self._server = partial(Server, key=key)
+        self._servers = [self._server(url, self._timeout) for url in dict.fromkeys(url.rstrip("/") for url in section.urls)]
+        self._homes: dict[int, str] = {}  # by episode: the server that has the beginning of its transcript in its cache
         self._run = secrets.token_hex(4)  # keeps this run's model names and files apart from any other's
         shared = Path(section.adapter_root).expanduser().absolute() if section.adapter_root else None
         self._root = shared / f"teamtr-{self._run}" if shared else None  # a folder of its own: it is emptied again
-        self._lock = threading.Lock()  # guards `outstanding` and `dead` of the servers
+        self._lock = threading.Lock()  # guards `outstanding`, `dead` and `loaded` of the servers, and `_homes`
         self._closed = threading.Event()
         first_logp_V = _first_logprobs(bank, base.eos_ids[0])
+        self._check = partial(check_server, base=base, rollout=rollout, context_tokens=context_tokens, first_logp_V=first_logp_V)
         for server in self._servers:  # one that cannot be reached is left out, as long as another one is there
             try:
-                check_server(server, base, rollout, context_tokens=context_tokens, first_logp_V=first_logp_V)
+                self._check(server)
             except UnreachableError as failed:
                 if server is self._servers[-1] and not any(not other.dead for other in self._servers[:-1]):
                     raise
@@ -87,11 +94,18 @@ class ServerSampler(SamplerBase):
         if self._closed.is_set():
             raise RuntimeError("the connection to the vLLM servers is closed")
 
+    def publish(self, version: AdapterVersion) -> None:
+        self._check_open()
+        self._readmit()
+        super().publish(version)
+
     def _put(self, published: Published) -> Published:
         version = published.version
         published = replace(published, name=f"{version.agent}.{version.name}.{self._run}-{published.number}")
         self._retired[published.number] = published  # until all servers have it: an interrupted publish is then removed
         self._deliver_everywhere(published)
+        with self._lock:
+            self._homes.clear()  # what was cached for the version before is of no use
         return self._retired.pop(published.number)
 
     def _accept(self, ticket: int, request: Request) -> None:
@@ -105,6 +119,7 @@ class ServerSampler(SamplerBase):
         self._jobs.put(job)
 
     def _work(self) -> None:
+        self._readmit()
         while self._unfinished and (not self._done or not self._results.empty()):
             self._finish(*self._results.get())
         self._release()
@@ -120,7 +135,7 @@ class ServerSampler(SamplerBase):
         for server in self._servers:
             server.hang_up()
         for server in self._alive():
-            self._forget(server, *self._live.values(), *self._retired.values())
+            self._forget(server, *(published.name for published in (*self._live.values(), *self._retired.values())))
             server.hang_up()
         if self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)
@@ -132,30 +147,43 @@ class ServerSampler(SamplerBase):
     # --- adapters
 
     def _deliver_everywhere(self, published: Published) -> None:
-        """Returns when every server that counts as alive has the version."""
-        version, agent = published.version, published.version.agent
-        tensors, config = self._bank.tensors(agent), self._bank.config(agent)
-        source: Path | bytes
-        if self._root is not None:
-            source = write_version(self._root, version, tensors, config)
-        else:
-            on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-            source = save_safetensors(on_cpu, {"format": "pt", CONFIG_KEY: config_for_upload(config)})
+        """Returns when every server that counts as alive has the version. If one of them refuses, none keeps it."""
+        source = self._source(published)
 
-        def deliver(server: Server) -> None:
+        def deliver(server: Server) -> str:
             try:
                 self._deliver(server, published, source)
             except ServerFailedError as failed:
+                if failed.answered:
+                    return f"{server.url}: {failed}"
                 self._bury(server, f"adapter {published.name} did not reach it: {failed}")
+            return ""
 
         servers = self._alive()
         with ThreadPoolExecutor(max(1, len(servers))) as pool:
-            list(pool.map(deliver, servers))
+            refusals = list(filter(None, pool.map(deliver, servers)))
+        if refusals:
+            self._drop(self._retired.pop(published.number))
+            version = published.version
+            raise UserError(
+                f"rollout.server.urls: {version.agent} {version.name} is live nowhere: {len(refusals)} of {len(servers)} servers "
+                f"did not take it ({'; '.join(refusals)}), so it was taken off the others; the last checkpoint is intact: start "
+                "that server again, with this recipe, or leave it out, then continue with --resume"
+            )
         if not self._alive():
             raise self._all_dead()
 
+    def _source(self, published: Published) -> Path | bytes:
+        """The version as servers take it: a folder that they share, or the bytes of an upload."""
+        version, agent = published.version, published.version.agent
+        tensors, config = self._bank.tensors(agent), self._bank.config(agent)
+        if self._root is not None:
+            return write_version(self._root, version, tensors, config)
+        on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        return save_safetensors(on_cpu, {"format": "pt", CONFIG_KEY: config_for_upload(config)})
+
     def _deliver(self, server: Server, published: Published, source: Path | bytes) -> None:
-        """Loads the adapter from the shared folder or uploads it; retries once."""
+        """Loads the adapter from the shared folder or uploads it, and has the server say that it is there; retries once."""
         for attempt in (1, 2):
             try:
                 path = str(source)
@@ -163,26 +191,31 @@ class ServerSampler(SamplerBase):
                     stored = server.expect("PUT", f"{PATH}/{published.name}", source)
                     path = stored["path"] if isinstance(stored, dict) and "path" in stored else ""
                 server.expect("POST", "/v1/load_lora_adapter", {"lora_name": published.name, "lora_path": path})
+                server.confirm(published.name)
+                with self._lock:
+                    server.loaded.add(published.name)
                 return
             except ServerFailedError as failed:
                 if not failed.final:
-                    self._forget(server, published)  # it may have come through in part
+                    self._forget(server, published.name)  # it may have come through in part
                 if attempt == 2 or failed.final or self._closed.wait(RETRY_SECONDS):
                     raise
 
     def _drop(self, published: Published) -> None:
         for server in self._alive():
-            self._forget(server, published)
+            self._forget(server, published.name)
         still = {other.version for other in (*self._live.values(), *self._retired.values())}
         if self._root is not None and published.version not in still:
             shutil.rmtree(version_folder(self._root, published.version), ignore_errors=True)
 
-    def _forget(self, server: Server, *versions: Published) -> None:
+    def _forget(self, server: Server, *names: str) -> None:
         with suppress(ServerFailedError):  # if the server is dead, a request will find out
-            for published in versions:
-                server.call("POST", "/v1/unload_lora_adapter", {"lora_name": published.name}, timeout=UNLOAD_SECONDS)
+            for name in names:
+                with self._lock:
+                    server.loaded.discard(name)
+                server.call("POST", "/v1/unload_lora_adapter", {"lora_name": name}, timeout=UNLOAD_SECONDS)
                 if self._root is None:
-                    server.call("DELETE", f"{PATH}/{published.name}", timeout=UNLOAD_SECONDS)
+                    server.call("DELETE", f"{PATH}/{name}", timeout=UNLOAD_SECONDS)
 
     # --- requests
 
@@ -205,7 +238,7 @@ class ServerSampler(SamplerBase):
 
     def _sample(self, job: _Job) -> Completion:
         """Asks one server after another until one answers."""
-        while server := self._least_busy():
+        while server := self._choose(job):
             try:
                 return self._ask(server, job)
             except ServerFailedError as failed:
@@ -245,19 +278,54 @@ class ServerSampler(SamplerBase):
     def _alive(self) -> list[Server]:
         return [server for server in self._servers if not server.dead]
 
-    def _least_busy(self) -> Server | None:
+    def _choose(self, job: _Job) -> Server | None:
+        """Of the servers that have the version: the one that played the episode so far, as the beginning of the prompt is in
+        its cache, else the least busy."""
+        episode = job.request.episode
         with self._lock:
-            servers = [] if self._closed.is_set() else self._alive()
-            server = min(servers, key=lambda server: server.outstanding, default=None)
+            able = [] if self._closed.is_set() else [s for s in self._alive() if job.published.name in s.loaded]
+            at_home = [server for server in able if episode is not None and server.url == self._homes.get(episode)]
+            server = min(at_home or able, key=lambda server: server.outstanding, default=None)
             if server:
                 server.outstanding += 1
+            if server and episode is not None:
+                self._homes[episode] = server.url
         return server
+
+    def _readmit(self) -> None:
+        """Takes dead servers that have come back into use again, once they have every live version."""
+        now, live = time.monotonic(), list(self._live.values())
+        in_bank = all(self._bank.version(published.version.agent) == published.version for published in live)
+        for place, server in enumerate(self._servers):
+            if not server.dead or not in_bank or now < server.look_at:
+                continue
+            server.look_at = now + LOOK_SECONDS
+            back = self._server(server.url, min(CHECK_SECONDS, self._timeout))
+            try:
+                back.call("GET", "/health", timeout=KNOCK_SECONDS)
+                # it may never have been down, only out of reach
+                self._forget(back, *server.loaded | {published.name for published in live})
+                self._check(back)
+                for published in live:
+                    self._deliver(back, published, self._source(published))
+            except (ServerFailedError, UnreachableError):
+                continue  # it stays dead, for the reason that was told
+            except UserError as unfit:
+                if str(unfit) != server.dead:
+                    logger.warning("%s has come back, and is not used: %s", server.url, unfit)
+                server.dead = str(unfit)
+                continue
+            back.timeout, back.deaths = self._timeout, server.deaths
+            self._servers[place] = back
+            logger.warning("rollout server %s has come back; it has the %d live adapters and is used again", back.url, len(live))
 
     def _bury(self, server: Server, why: str) -> None:
         with self._lock:
             if server.dead or self._closed.is_set():
                 return
             server.dead = why
+            server.look_at = time.monotonic() + LOOK_SECONDS * 2**server.deaths  # one that fails again and again is left alone
+            server.deaths += 1
         left = len(self._alive())
         others = f"{left} of {len(self._servers)} are left and take over its requests" if left else "no other is left"
         logger.warning("rollout server %s counts as dead (%s); %s", server.url, why, others)

@@ -2,6 +2,7 @@
 
 plan       `plan`: what a recipe costs, without weights
 expected_time  the wall-clock part of it, from speeds that a run has logged
+shares     what each of several processes does in it
 certify    `certify`: improvement certificates of a run, from its directory
 certified  what it finds: bounds of stages and updates beside what was measured
 verdict    what both say first, in plain words

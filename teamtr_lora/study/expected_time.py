@@ -11,6 +11,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.runs.metrics import MetricsRow, StageRow, UpdateRow
 from teamtr_lora.runs.stored_run import read_run
+from teamtr_lora.study.shares import Share
 from teamtr_lora.team import most_messages
 
 
@@ -75,12 +76,17 @@ def speeds_of_run(folder: Path, recipe: Recipe) -> Speeds:
     return speeds_of(stored.rows(), stored.recipe, f"the speeds of {folder}")
 
 
-def expected_time(speeds: Speeds, recipe: Recipe, *, rollouts: int, episodes: int, messages: int) -> ExpectedTime:
-    """`rollouts` of a stage, each of `episodes` with at most `messages`."""
-    rolled = speeds.rollout_seconds * rollouts * episodes * messages
-    updated = speeds.update_seconds * len(recipe.team.agents) * episodes * recipe.training.inner_epochs
+def expected_time(
+    speeds: Speeds, recipe: Recipe, *, rollouts: int, episodes: int, messages: int, share: Share | None = None
+) -> ExpectedTime:
+    """`rollouts` of a stage, each of `episodes` with at most `messages`. `share` of the busiest of several processes, each as
+    fast as the one that was measured; what they send each other is not counted."""
+    rolling, updating = (share.rollout_work, share.update_work) if share else (1.0, 1.0)
+    rolled = rolling * speeds.rollout_seconds * rollouts * episodes * messages
+    updated = updating * speeds.update_seconds * len(recipe.team.agents) * episodes * recipe.training.inner_epochs
     section, stages = recipe.evaluation, recipe.training.stages
-    evaluation = speeds.rollout_seconds * messages * section.items * section.samples_in_training
+    played = math.ceil(section.items / share.processes) if share else section.items
+    evaluation = speeds.rollout_seconds * messages * played * section.samples_in_training
     after = {stage for stage in range(1, stages) if section.every_stages and stage % section.every_stages == 0} | {stages}
     stage = rolled + updated
     return ExpectedTime(

@@ -25,11 +25,13 @@ from teamtr_lora.base.memory_model import (
     update_peak,
     update_shape,
 )
+from teamtr_lora.base.sharding import split_bytes, splits
 from teamtr_lora.base.source import beside, describe
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.study.expected_time import ExpectedTime, Speeds, expected_time
+from teamtr_lora.study.shares import Share, make_share
 from teamtr_lora.team import Team, build_team
 
 SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
@@ -54,7 +56,7 @@ class Plan:
     evaluation_episodes: int
     adapter_parameters: dict[str, int]
     adapter_bytes: dict[str, int]
-    memory_bytes: dict[str, int]
+    memory_bytes: dict[str, int]  # of each process
     memory_total_bytes: int
     device_bytes: int | None  # all memory of the GPU; None on a CPU
     tokens_per_microbatch: int
@@ -62,6 +64,7 @@ class Plan:
     engine: str
     unmeasured: list[str]
     expected_time: ExpectedTime | None = None  # None: no speeds are known
+    share: Share | None = None  # of one of several processes; None: there is one
 
     @property
     def fits(self) -> bool:
@@ -71,7 +74,8 @@ class Plan:
         return asdict(self)
 
 
-def make_plan(recipe: Recipe, speeds: Speeds | None = None) -> Plan:
+def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 1, nodes: int = 1) -> Plan:
+    """`processes` on all `nodes` together. `speeds` are those of one process."""
     folder = describe(beside(recipe.base.source, recipe.folder), recipe.base.revision)
     facts = base_facts(folder)
     device = resolve_device(recipe.base.device)
@@ -86,10 +90,21 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None) -> Plan:
     messages = team.router.max_messages
     sampled = episodes * messages * rollout.max_message_tokens
     transcript = min(team.context_tokens, prompt + messages * (rollout.max_message_tokens + _turn_tokens(team)))
-    memory = _standing_memory(recipe, facts, adapters, transcript, dtype, device)
-    shape = _update_shape(recipe, messages, dtype, device)
+    total = None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
+    taken = int(rollout.vllm.memory_share * (total or 0)) if ENGINES[rollout.engine].memory == "copy" else 0
+    split = splits(recipe.training.shard, facts, over=processes, value=dtype.itemsize, device_bytes=total, engine_bytes=taken)
+    memory = _standing_memory(recipe, facts, adapters, transcript, dtype, device, processes, split)
+    learned = Variants.of(recipe).reuse.learned_items(rollout.items_per_stage, agents)
+    shape = _update_shape(recipe, messages, dtype, device, -(-learned // processes))
     tokens = _tokens_per_microbatch(recipe, facts, shape, memory, device)
     memory |= update_memory(facts, replace(shape, tokens=max(tokens, transcript)))
+    share = None
+    if processes > 1:
+        share = make_share(
+            recipe, facts, processes=processes, nodes=nodes, items=played, learned_items=learned, messages=messages,
+            transcript=transcript, tokens=tokens, value=dtype.itemsize, split_base=split,
+            adapter_parameters=max(adapters.values()),
+        )  # fmt: skip
     return Plan(
         base=recipe.base.source,
         parameters=facts.parameters,
@@ -109,14 +124,15 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None) -> Plan:
         adapter_bytes={agent: 4 * count for agent, count in adapters.items()},
         memory_bytes=memory,
         memory_total_bytes=_peak(memory, engine=rollout.engine, offload=rollout.vllm.offload),
-        device_bytes=None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory,
+        device_bytes=total,
         tokens_per_microbatch=tokens,
         trust_region=_in_words(recipe),
         engine=_engine_in_words(recipe),
         unmeasured=recipe.unmeasured(),
         expected_time=None
         if speeds is None
-        else expected_time(speeds, recipe, rollouts=rollouts, episodes=episodes, messages=messages),
+        else expected_time(speeds, recipe, rollouts=rollouts, episodes=episodes, messages=messages, share=share),
+        share=share,
     )
 
 
@@ -164,17 +180,25 @@ def _adapter_parameters(lora: Any, facts: BaseFacts) -> int:
 
 
 def _standing_memory(
-    recipe: Recipe, facts: BaseFacts, adapters: dict[str, int], transcript: int, dtype: torch.dtype, device: torch.device
+    recipe: Recipe,
+    facts: BaseFacts,
+    adapters: dict[str, int],
+    transcript: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    processes: int,
+    split: bool,
 ) -> dict[str, int]:
     """What is there whether an update is made or not."""
     rollout, training = recipe.rollout, recipe.training
     value = dtype.itemsize
-    rows = min(rollout.requests_per_batch, max(rollout.items_per_stage * rollout.episodes_per_item, recipe.evaluation.items))
+    played = max(rollout.items_per_stage * rollout.episodes_per_item, recipe.evaluation.items)
+    rows = min(rollout.requests_per_batch, -(-played // processes))
     moments = OPTIMIZERS[training.optimizer].state_bytes
     stored = facts.parameters * STORED_BYTES.get(recipe.base.quantization, value)
     return {
         "libraries" if device.type == "cpu" else "CUDA context": _libraries(device),
-        "base": int(stored),
+        "base": split_bytes(facts, value, processes) if split else int(stored),
         "adapters": 4 * sum(adapters.values()),
         # every agent's moments, and while one updates: its weights before and after, their moments before, gradients
         "optimizer": moments * sum(adapters.values()) + (4 * 3 + moments) * max(adapters.values()),
@@ -182,13 +206,13 @@ def _standing_memory(
     }
 
 
-def _update_shape(recipe: Recipe, messages: int, dtype: torch.dtype, device: torch.device) -> UpdateShape:
+def _update_shape(recipe: Recipe, messages: int, dtype: torch.dtype, device: torch.device, learned_items: int) -> UpdateShape:
     loras = [agent.lora for agent in recipe.team.agents]
     return update_shape(
         recipe,
         agents=len(loras),
         messages=messages,
-        learned_items=Variants.of(recipe).reuse.learned_items(recipe.rollout.items_per_stage, len(loras)),
+        learned_items=learned_items,
         rank=max(lora.rank for lora in loras),
         value=dtype.itemsize,
         device=device.type,

@@ -27,7 +27,7 @@ from teamtr_lora.common.locks import locked
 from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.recipe import LoraSection, Recipe, RecipeError
 from teamtr_lora.recipe.problems import check
-from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
 from teamtr_lora.runs.history import read_rebase
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.runs.run_state import RunState
@@ -252,7 +252,7 @@ class _Rebase(Session):
     # --- pieces
 
     def _open(self, recipe: Recipe) -> PlayableTeam:
-        return open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
+        return open_recipe(recipe)
 
     def _version(self, agent: str) -> AdapterVersion:
         tensors: dict[str, Tensor] = self._tensors[agent]

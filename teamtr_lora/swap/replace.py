@@ -24,7 +24,7 @@ from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.identity import identify_folder
 from teamtr_lora.registry.registry_store import Registry
-from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
 from teamtr_lora.runs.work import Work
 from teamtr_lora.swap.compatibility import STRINGS, Check, Fitting, fit_adapter, stop_on_failure, token_check
 from teamtr_lora.swap.newcomer import Incoming, find_incoming
@@ -127,9 +127,7 @@ class _Swap(Session):
         self.listener.phase("loading the base")
         assert fitting.lora is not None
         recipe = self.recipe
-        playable = open_team(
-            recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder, extra={self.candidate: fitting.lora}
-        )
+        playable = open_recipe(recipe, {self.candidate: fitting.lora})
         try:
             load_versions(playable, self.held.versions, self.held.adapters)
             if fitting.tensors is not None:

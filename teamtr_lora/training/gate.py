@@ -56,7 +56,7 @@ def read_candidate(
 
     Every micro-batch is scored by one rank; means are over all tokens and messages, in one order."""
     logp, kls = unknown(batch), unknown(batch)
-    for place in scorer.share(batch):
+    for place in scorer.passes(batch):
         scores, _ = scorer.score_and_keep(batch.microbatches[place], current.kept[place])
         assert scores.kl_N is not None
         logp[place], kls[place] = scores.logp_N, scores.kl_N

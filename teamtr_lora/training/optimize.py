@@ -141,7 +141,7 @@ def accumulate(learner: Learner, minibatch: Minibatch, beta: float) -> InSample:
     first, current = minibatch.current is None, minibatch.current or CurrentPolicy(unknown(batch), unknown(batch))
     logp, kls = unknown(batch), unknown(batch)  # of the adapter as it is now
     gradient = _Gradient(learner, batch) if torch.is_grad_enabled() else None
-    for place in scorer.share(batch):
+    for place in scorer.passes(batch):
         part = batch.microbatches[place]
         scores, kept = scorer.score_and_keep(part, None if first else current.kept[place])
         if first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.base.memory_model import DEFAULT_TOKENS
 from teamtr_lora.base.precision import HALF_DTYPES, has_sliding_window, head_weight, strict_fp32
 from teamtr_lora.base.segment_attention import attending_over_segments, takes_segments
-from teamtr_lora.common.ranks import Ranks
+from teamtr_lora.common.ranks import Ranks, deal
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import TokenSequence
@@ -53,6 +54,7 @@ class Scorer:
         self._compiled, self._training, self.ranks = compiled, False, ranks or Ranks()
         self.tokens_per_microbatch = tokens_per_microbatch
         self._bank, self._temperature, self._chunk, self.tf32 = bank, temperature, head_chunk_tokens, tf32
+        self._split = base.split
         self.device, self.has_tf32 = base.device, base.device.type == "cuda"
         self._model, self._head = base.model, head_weight(base.model).detach()
         self.takes_segments = takes_segments(base.model)  # whether rows for training may lie end to end
@@ -78,6 +80,17 @@ class Scorer:
     def share(self, batch: MessageBatch) -> list[int]:
         """The micro-batches, by number, that this process computes: the same ones in every pass over the batch."""
         return self.ranks.share([part.rows.ids_B_T.numel() for part in batch.microbatches])
+
+    def passes(self, batch: MessageBatch) -> Iterator[int]:
+        """The same, to go through. Each pass over a base that is split over processes is one of all of them: those with fewer
+        micro-batches than another follow with passes that count for nothing, with a backward pass where the others make one."""
+        costs = [part.rows.ids_B_T.numel() for part in batch.microbatches]
+        yield from (mine := self.ranks.share(costs))
+        most = max(Counter(deal(costs, self.ranks.size)).values(), default=0) if self._split else 0
+        for _ in range(most - len(mine)):
+            hidden_ND = self.hidden(batch.microbatches[0])
+            if hidden_ND.requires_grad:
+                (0 * hidden_ND.sum()).backward()
 
     @contextmanager
     def training(self, agent: str) -> Iterator[list[torch.nn.Parameter]]:
@@ -174,7 +187,7 @@ def unknown(batch: MessageBatch) -> list[Any]:
 @torch.no_grad()
 def keep_current(scorer: Scorer, batch: MessageBatch) -> CurrentPolicy:
     current = CurrentPolicy(unknown(batch), unknown(batch))
-    for place in scorer.share(batch):
+    for place in scorer.passes(batch):
         scores, current.kept[place] = scorer.score_and_keep(batch.microbatches[place])
         current.logp[place] = scores.logp_N
     return current

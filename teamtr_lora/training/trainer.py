@@ -35,7 +35,7 @@ from teamtr_lora.recipe import (
 from teamtr_lora.recipe.named import missing_trackers
 from teamtr_lora.registry.programs import trust_programs
 from teamtr_lora.registry.stored import find_team
-from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_team
+from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
 from teamtr_lora.runs.run_dir import RunDir, chosen_run_dir
 from teamtr_lora.tasks import Rewards, Task
 from teamtr_lora.tasks.custom import checked_task
@@ -226,8 +226,7 @@ class TeamTRTrainer:
         if self._closed:  # another load would have the adapters from before the training
             raise UserError("the trainer is closed; make another one, with team=RUN_DIR to go on from this one's adapters")
         if self.playable is None:
-            recipe = self.recipe
-            self.playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
+            self.playable = open_recipe(self.recipe)
             if self._start_from is not None:
                 stored = find_team(self._start_from, scored=False)
                 load_versions(self.playable, stored.versions, stored.adapters)

@@ -14,6 +14,7 @@ from teamtr_lora.recipe import Recipe, RecipeError, TeamTRConfig, load_recipe, p
 from teamtr_lora.tasks.machinery.order import DataOrder
 
 AGENTS = [{"name": "planner"}, {"name": "solver"}]
+SPLIT: dict[str, Any] = {"tensor_parallel": 2}
 
 
 def lines(**sections: Any) -> list[str]:
@@ -46,6 +47,22 @@ ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
     ({"rollout": {"importance_cap": 0.5}}, "rollout.importance_cap = 0.5: must be at least 1; the default is null"),
     ({"rollout": {"items_per_stage": 4}}, "rollout.items_per_stage = 4 with trust_region.holdout = 0.25 holds out 1 of 4"),
     ({"rollout": {"items_per_stage": 2}, "trust_region": {"holdout": 0.9}}, "nothing is left for the gradient"),
+    (
+        {"training": {"shard": "always"}},
+        "training.shard = 'always': rollout.engine is transformers, and a base that is split cannot",
+    ),
+    ({"training": {"shard": "always"}, "rollout": {"engine": "vllm"}}, "set rollout.vllm.tensor_parallel to 2 or more"),
+    (
+        {"training": {"shard": "always"}, "base": {"quantization": "4bit"}, "rollout": {"engine": "vllm", "vllm": SPLIT}},
+        "training.shard = 'always': base.quantization is 4bit, and a quantised base cannot be split",
+    ),
+    (
+        {"rollout": {"engine": "vllm", "vllm": SPLIT | {"patches": ["lora_layers"]}}},
+        "patches change vLLM in this process, and tensor_parallel = 2 has its workers in others; use auto or none",
+    ),
+    ({"rollout": {"vllm": {"tensor_parallel": 0}}}, "must be at least 1"),
+    ({"training": {"shard": "yes"}}, "must be one of auto, never, always"),
+    ({"fsdp": True}, "the frozen base is all that is split; did you mean 'training.shard'?"),
     ({"base": {"device": "gpu"}}, "base.device = 'gpu': must be auto, cpu, cuda or cuda:N; the default is auto"),
     ({"base": {"precision": "bf61"}}, "did you mean 'bf16'?"),
     ({"tracking": {"trackers": ["wand"]}}, "tracking.trackers.0 = 'wand': must be one of tensorboard, wandb, trackio"),

@@ -46,6 +46,8 @@ class Fake:
         self.go.set()
         self.statuses: list[int] = []  # answers to give before any proper one
         self.load_status = 200
+        self.replicas = 0  # data-parallel ones that can be asked for by number; 0: numbers are not looked at
+        self.processes = 1  # that answer here in turn, one of which has the adapters
         self.serves, self.context, self.temperature_applies, self.key = "tiny", 512, True, ""
         self.other_weights, self.logp_V = 0.0, []  # nats away from the base's own log-probabilities
         self.runtime_lora = self.takes_uploads = True
@@ -54,6 +56,7 @@ class Fake:
         for name, value in options.items():
             assert hasattr(self, name), name
             setattr(self, name, value)
+        self.asked = 0
         self.connections: set[socket.socket] = set()
         self.lock = threading.Lock()
         fake = self
@@ -79,7 +82,10 @@ class Fake:
 
             def answer(self) -> None:
                 raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                status, said = fake.answer(self.command, self.path, raw, self.headers.get("Authorization"))
+                if 0 < fake.replicas <= int(self.headers.get("X-data-parallel-rank", 0)):
+                    status, said = 400, {"error": {"message": f"is out of range [0, {fake.replicas})"}}
+                else:
+                    status, said = fake.answer(self.command, self.path, raw, self.headers.get("Authorization"))
                 data = json.dumps(said).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
@@ -100,7 +106,12 @@ class Fake:
             self.keys.add(authorization)
         if self.key and authorization != f"Bearer {self.key}":
             return 401, {"error": "Unauthorized"}
+        if path == "/health":
+            return 200, ""
         if path == "/v1/models":
+            self.asked += 1
+            if self.asked % self.processes:
+                return 200, {"data": [{"id": self.serves, "parent": None}]}
             base = {"id": self.serves, "root": f"/elsewhere/{self.serves}", "parent": None, "max_model_len": self.context}
             return 200, {"data": [base, *({"id": name, "parent": self.serves} for name in self.models)]}
         if path.startswith("/v1/teamtr/adapters"):
@@ -430,22 +441,123 @@ def test_a_superseded_version_goes_when_its_last_request_is_done(
         assert old not in fake.models and old not in fake.uploads and len(fake.models) == 3
 
 
-def test_a_version_that_some_servers_do_not_take(
-    start: Callable[..., Fake], open_sampler: Any, bank: AdapterBank, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_version_that_one_server_refuses_is_live_nowhere(
+    start: Callable[..., Fake], open_sampler: Any, bank: AdapterBank, tmp_path: Path, shared: bool
 ) -> None:
-    one, two = start(), start()
-    sampler = open_sampler(one, two)
-    one.load_status = 500
+    """All or nothing: it is taken off the servers that took it, and what was live before still is."""
+    one, two, three = start(), start(), start()
+    sampler = open_sampler(one, two, three, **({"adapter_root": str(tmp_path)} if shared else {}))
+    before, loaded = bank.version("b"), set(one.models)
+    two.load_status = 500
+    with moved(bank, "b") as version, pytest.raises(UserError) as caught:
+        sampler.publish(version)
+    said = str(caught.value)
+    assert f"b {version.name} is live nowhere: 1 of 3 servers" in said and "max_lora_rank 8" in said and "--resume" in said
+    assert two.url in said and one.url not in said and three.url not in said and "\n" not in said
+    for fake in (one, two, three):
+        assert set(fake.models) == loaded and not [name for name in fake.uploads if version.name in name]
+    assert not [path for path in tmp_path.rglob("*") if path.name == version.name]
+    assert {c.version for c in run(sampler, [request(s, "b") for s in range(9)])} == {before.name}
+    assert all(fake.bodies for fake in (one, two, three)), "a refusal is no death"
+    two.load_status = 200
     with moved(bank, "b") as version:
         sampler.publish(version)
-        assert len(deaths(caplog)) == 1 and "max_lora_rank 8" in deaths(caplog)[0] and one.url in deaths(caplog)[0]
-        assert not [name for name in one.uploads if version.name in name], "what was not taken does not stay there"
+        assert {c.version for c in run(sampler, [request(s, "b") for s in range(9)])} == {version.name}
+
+
+def test_a_server_that_does_not_answer_is_no_refusal(
+    start: Callable[..., Fake], open_sampler: Any, bank: AdapterBank, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What nobody can sample from need not have the version; one that is gone is left out until it comes back."""
+    one, two = start(), start()
+    sampler = open_sampler(one, two)
+    one.load_status = 503
+    with moved(bank, "b") as version:
+        sampler.publish(version)
+        assert len(deaths(caplog)) == 1 and one.url in deaths(caplog)[0]
         assert {c.version for c in run(sampler, [request(s, "b") for s in range(4)])} == {version.name}
         assert not one.bodies and len(two.bodies) == 4
-    two.load_status = 500
-    refused = pytest.raises(UserError, match="no server is left .*LoRA rank 16 is greater than max_lora_rank 8")
-    with moved(bank, "c") as version, refused:
+
+
+def test_a_load_that_reaches_one_process_only_is_found_out(
+    start: Callable[..., Fake], open_sampler: Any, bank: AdapterBank
+) -> None:
+    fake = start()
+    sampler = open_sampler(fake)
+    fake.processes = 2
+    with (
+        moved(bank, "a") as version,
+        pytest.raises(UserError, match="live nowhere.*not all that answer.*by an address of its own"),
+    ):
         sampler.publish(version)
+    assert len(fake.models) == 3
+
+
+def test_a_server_that_came_back_has_the_live_versions_before_it_is_asked(
+    start: Callable[..., Fake], open_sampler: Any, bank: AdapterBank, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(vllm_server, "LOOK_SECONDS", 0.05)
+    restarted, good = start(), start()
+    sampler = open_sampler(restarted, good)
+    restarted.statuses, restarted.load_status = [500] * 4, 503  # it fails, keeping its adapters: it was never started again
+    run(sampler, [request(seed) for seed in range(4)])
+    assert len(deaths(caplog)) == 1
+    with moved(bank, "a") as version:
+        sampler.publish(version)
+        time.sleep(0.06)
+        run(sampler, [request(9)])
+        assert set(restarted.models) != set(good.models) and "has come back" not in caplog.text, "it cannot load yet"
+        restarted.load_status = 200
+        restarted.statuses, restarted.bodies = [], []
+        time.sleep(0.06)
+        assert {c.version for c in run(sampler, [request(seed) for seed in range(8)])} == {version.name}
+        assert set(restarted.models) == set(good.models) and "has come back; it has the 3 live adapters" in caplog.text
+        run(sampler, [request(seed) for seed in range(8)])
+        assert restarted.bodies and len(deaths(caplog)) == 1
+        assert all(body["model"] in good.models for body in restarted.bodies)
+
+
+def test_a_server_that_came_back_with_another_base_is_not_used(
+    start: Callable[..., Fake], open_sampler: Any, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(vllm_server, "LOOK_SECONDS", 0.01)
+    other, good = start(), start()
+    sampler = open_sampler(other, good)
+    other.models.clear()
+    other.serves = "other"
+    run(sampler, [request(seed) for seed in range(4)])
+    other.bodies.clear()
+    for _ in range(3):
+        time.sleep(0.05)
+        run(sampler, [request(seed) for seed in range(4)])
+    assert not other.bodies and caplog.text.count("is not used: rollout.server.urls") == 1
+
+
+def test_an_episode_stays_at_the_server_that_has_its_prefix(start: Callable[..., Fake], open_sampler: Any) -> None:
+    one, two = start(), start()
+    sampler = open_sampler(one, two)
+    one.go.clear(), two.go.clear()
+
+    def turn(number: int) -> list[int]:
+        prompts = [[episode + 10] * (number + 1) for episode in range(6)]
+        return [
+            sampler.submit(Request(prompt, "abc"[number], SamplingParams(1.0, 1, ()), number, episode))
+            for episode, prompt in enumerate(prompts)
+        ]
+
+    tickets = turn(0)
+    wait_for(lambda: one.waiting + two.waiting == 6)
+    one.go.set(), two.go.set()
+    collect(sampler, tickets)
+    homes = {body["prompt"][0]: fake for fake in (one, two) for body in fake.bodies}
+    assert [fake.bodies for fake in (one, two)].count([]) == 0 and len(one.bodies) == 3, "new episodes go to the least busy"
+    for number in (1, 2):
+        one.bodies.clear(), two.bodies.clear()
+        collect(sampler, turn(number))
+        assert all(homes[body["prompt"][0]] is fake for fake in (one, two) for body in fake.bodies)
+    one.die()
+    assert all(c.error is None for c in collect(sampler, turn(1)))
 
 
 def test_what_an_interrupt_leaves_of_a_version_is_taken_off_again(
@@ -542,6 +654,7 @@ def test_close_gives_up_what_is_in_flight(start: Callable[..., Fake], open_sampl
         ({"runtime_lora": False}, {}, "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
         ({"takes_uploads": False}, {}, "takes no uploads.*--accept-adapters.*adapter_root"),
         ({"temperature_applies": False}, {"temperature": 0.7}, "--logprobs-mode processed_logprobs"),
+        ({"replicas": 2}, {}, "several data-parallel replicas.*start one server a replica"),
         ({"key": KEY}, {}, "asks for an API key.* VLLM_API_KEY"),
     ],
 )
@@ -552,6 +665,10 @@ def test_an_unfit_server_is_refused(
     with pytest.raises(UserError, match=message) as caught:
         open_sampler(good, bad, **settings)
     assert bad.url in str(caught.value) and good.url not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_server_of_one_replica_is_taken(start: Callable[..., Fake], open_sampler: Any) -> None:
+    assert run(open_sampler(start(replicas=1)), [request(1)])[0].token_ids == expected(1, 4)
 
 
 def test_log_probabilities_before_the_temperature_do_at_temperature_one(start: Callable[..., Fake], open_sampler: Any) -> None:

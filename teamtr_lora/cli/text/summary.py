@@ -21,6 +21,7 @@ from teamtr_lora.rollout.collector import Progress as ProgressCall
 if TYPE_CHECKING:  # what trains takes seconds to import, and `ask` needs none of it
     from teamtr_lora.study.expected_time import ExpectedTime
     from teamtr_lora.study.plan import Plan
+    from teamtr_lora.study.shares import Share
     from teamtr_lora.training.trainer import TrainSummary
 
 
@@ -110,12 +111,26 @@ def _plan_tables(plan: Plan) -> dict[str, list[tuple[str, str]]]:
             for agent, count in plan.adapter_parameters.items()
         ],
         **({"time, expected": _times(plan.expected_time)} if plan.expected_time else {}),
-        "memory, estimated": [
+        **({f"each of {plan.share.processes} processes": _share_rows(plan.share)} if plan.share else {}),
+        f"memory{' of each' if plan.share else ''}, estimated": [
             *((name, _size(size)) for name, size in plan.memory_bytes.items()),
             ("peak", _size(plan.memory_total_bytes)),
             ("with tokens per micro-batch", f"{plan.tokens_per_microbatch:,}"),
         ],
     }
+
+
+def _share_rows(share: Share) -> list[tuple[str, str]]:
+    where = f"{share.processes // share.nodes} on each of {share.nodes} hosts" if share.nodes > 1 else "all on one host"
+    has = "its part of every layer of the base" if share.split_base else "the whole base"
+    return [
+        ("where", where),
+        ("has", has + (f", and {share.gpus} GPUs to sample on" if share.gpus > 1 else "")),
+        ("items of a rollout, at most", f"{share.items:,} ({share.episodes:,} episodes)"),
+        ("micro-batches of a pass, at most", f"{share.microbatches:,} of {share.all_microbatches:,}"),
+        ("waits, with equal items and micro-batches", ", ".join(f"{phase} {idle:.0%}" for phase, idle in share.idle.items())),
+        *((f"sends for an update: {what}", _size(size)) for what, size in share.sent_bytes.items()),
+    ]
 
 
 def _times(time: ExpectedTime) -> list[tuple[str, str]]:

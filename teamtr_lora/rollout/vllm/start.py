@@ -107,12 +107,20 @@ def _start(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, context
     imported = time.monotonic()
     from vllm import EngineArgs, LLMEngine, __version__
 
-    patches = [p for p in chosen(rollout.vllm.patches, __version__, base.device.type) if lora or not p.for_adapters]
+    split = rollout.vllm.tensor_parallel
+    # patches change the engine in this process, and a split one has its workers in others
+    patches = (
+        []
+        if split > 1
+        else [p for p in chosen(rollout.vllm.patches, __version__, base.device.type) if lora or not p.for_adapters]
+    )
     options: dict[str, Any] = common_options(
         base.folder, base.dtype, base.device.type, context_tokens=context_tokens, requests=rollout.requests_per_batch,
         memory_share=rollout.vllm.memory_share, quantization=base.quantization,
     )  # fmt: skip
     options |= _OPTIONS | (_gpu_options(rollout, patches) if on_gpu else {"distributed_executor_backend": "uni"})
+    if split > 1:
+        options |= {"tensor_parallel_size": split, "distributed_executor_backend": "mp"}
     if lora:
         options |= lora_options(len(bank.agents) + 1, max(bank.config(agent)["r"] for agent in bank.agents))
         modules = {name.split(".")[-3] for agent in bank.agents for name in bank.parameters(agent)}

@@ -145,6 +145,28 @@ def test_only_the_first_gpu_of_the_process_is_taken(monkeypatch: pytest.MonkeyPa
         vllm_start.start_engine(base, object(), RolloutSection(), context_tokens=64, lora=True)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_engine_that_is_split_is_vllms_own(monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
+    """Its workers are processes of their own, which no patch reaches."""
+    told: dict[str, Any] = {}
+
+    def start(**options: Any) -> None:
+        told.update(options)
+        raise ValueError("far enough")
+
+    pytest.importorskip("vllm")
+    monkeypatch.setattr("vllm.EngineArgs", start)
+    monkeypatch.setattr(vllm_start, "_set_environment", lambda *_: None)
+    base: Any = SimpleNamespace(device=torch.device("cpu"), quantization="none", dtype=torch.float32, folder="nowhere")
+    rollout = RolloutSection.model_validate({"engine": "vllm", "vllm": {"tensor_parallel": processes}})
+    applied: list[Any] = []
+    monkeypatch.setattr(vllm_start, "chosen", lambda *_: applied)
+    with pytest.raises(UserError, match="did not start: far enough"):
+        vllm_start.start_engine(base, object(), rollout, context_tokens=64, lora=False)  # type: ignore[arg-type]
+    assert told.get("tensor_parallel_size", 1) == processes
+    assert told["distributed_executor_backend"] == ("uni" if processes == 1 else "mp")
+
+
 def test_an_engine_that_failed_while_it_went_to_sleep_is_woken(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(level: int) -> None:
         raise RuntimeError("Memory usage increased after sleeping")
