@@ -63,6 +63,7 @@ function themed({ layout, traces }, narrow) {
 
 function draw(place) {
   const figure = drawn.get(place);
+  if (!figure) return; // the reader went on to another page
   place.dataset.drawn = figure.name;
   const style = (trace) => (trace.error_y ? { ...trace, error_y: { color: colour("$muted"), ...trace.error_y } } : trace);
   const traces = figure.traces.map((trace) => style(coloured(trace, "")));
@@ -70,14 +71,17 @@ function draw(place) {
 }
 
 // The library takes a browser longer to read than all the rest. As a blob it is read beside the page, whose words are there
-// meanwhile; figures are drawn as the reader comes near them.
-const library = new Promise((resolve) => {
+// meanwhile; figures are drawn as the reader comes near them, one at a time, so that the first is there at once.
+let turn = new Promise((resolve) => {
   const text = document.getElementById("library");
   const address = text ? URL.createObjectURL(new Blob([text.textContent], { type: "text/javascript" })) : "plotly.js";
   document.head.append(el("script", { src: address, onload: resolve }));
 });
 const nearby = new IntersectionObserver((entries) => {
-  for (const entry of entries) if (entry.isIntersecting) { nearby.unobserve(entry.target); library.then(() => draw(entry.target)); }
+  for (const entry of entries) if (entry.isIntersecting) {
+    nearby.unobserve(entry.target);
+    turn = turn.then(() => new Promise((done) => setTimeout(() => { try { draw(entry.target); } finally { done(); } })));
+  }
 }, { rootMargin: "250px" });
 
 function figureCard(figure) {
