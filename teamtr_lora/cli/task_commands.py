@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from teamtr_lora.cli.arguments import RUNS_ITEMS_ONLY, add_overrides, positive, print_json
+from teamtr_lora.common.consoles import say
 from teamtr_lora.common.errors import UserError
 
 
@@ -69,4 +69,4 @@ def _score(args: argparse.Namespace) -> None:
         return
     print_json(scores.as_dict())
     if scores.unanswered:
-        print(f"{scores.unanswered} items have no response and are not in the mean", file=sys.stderr)
+        say(f"{scores.unanswered} items have no response and are not in the mean", stderr=True)
