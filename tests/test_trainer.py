@@ -224,7 +224,7 @@ def test_resuming_needs_the_same_settings(team: dict[str, Any], config: Callable
     assert not list(Path(run).rglob("events.out*")), "no tracker unless one is named"
     with pytest.raises(UserError, match="already holds a run"):
         TeamTRTrainer(team, even, config(), ROWS, ROWS).train()
-    with pytest.raises(UserError, match=r"another recipe's run: trust_region\.delta is 0\.05 there and 0\.06 here"):
+    with pytest.raises(UserError, match=r"another recipe's run: delta is 0\.05 there and 0\.06 here"):
         TeamTRTrainer(team, even, config(delta=0.06), ROWS, ROWS).train(resume=True)
 
 
