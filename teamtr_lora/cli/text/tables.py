@@ -31,7 +31,10 @@ def print_table(console: Console, table: Table) -> None:
             share = (room - sum(words)) // others  # columns that need less than it leave more to the rest
             words[place] = min(lines[place], words[place] + share)
             table.columns[place].width = words[place]
-        console.print(table)
+        with console.capture() as captured:
+            console.print(table)
+        for line in captured.get().splitlines():  # rich fills the last column up with spaces
+            console.print(Text.from_ansi(line.rstrip()), soft_wrap=True)
         return
     if table.title:
         console.print(table.title, style="italic")
