@@ -51,7 +51,10 @@ def _tasks(args: argparse.Namespace) -> None:
         return
     if args.action == "show" and args.overrides:
         raise UserError("tasks show takes a TASK and no settings; it shows which there are")
-    text.print_items(sample_items(task_settings(args.task, args.overrides), args.split, args.n), args.json)
+    settings = list(args.overrides)
+    if args.task == "dataset" and not any(word.startswith("reward=") for word in settings):
+        settings.append("reward=not:needed")  # a key that training needs; no reward is loaded here
+    text.print_items(sample_items(task_settings(args.task, settings), args.split, args.n), args.json)
 
 
 def _score(args: argparse.Namespace) -> None:

@@ -375,12 +375,8 @@ def _check_alone(given: dict[str, bool]) -> None:
 def _team_error(values: dict[str, Any], error: ValidationError) -> UserError:
     """What is wrong with a team, in the words for a recipe that has it."""
     data = {"base": values.get("base", {}), "team": {key: value for key, value in values.items() if key != "base"}}
-    found = problems(_sections_as_dicts(data))
-    return (
-        RecipeError([problem.of_a_script() for problem in found], "TeamSpec")
-        if found
-        else UserError(f"TeamSpec: {error.errors()[0]['msg']}")
-    )
+    found = [problem.of_a_script() for problem in problems(_sections_as_dicts(data))]
+    return RecipeError(found, "TeamSpec") if found else UserError(f"TeamSpec: {error.errors()[0]['msg']}")
 
 
 def _sections_as_dicts(value: Any) -> Any:
