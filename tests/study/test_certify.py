@@ -203,13 +203,6 @@ def test_diagnose_reads_the_tables_from_the_run_alone(run: Path, capsys: Any) ->
     assert "KL estimators" in shown and "stability" in shown and "cost" in shown
 
 
-def test_certify_without_an_accepted_update_is_one_line(tmp_path: Path, capsys: Any) -> None:
-    run = tmp_path / "run"
-    assert main(["train", RECIPE, *SMALL, "training.stages=1", "training.min_informative_groups=999", "--run-dir", str(run)]) == 0
-    assert main(["certify", str(run)]) == 2
-    assert "nothing to certify" in capsys.readouterr().err
-
-
 Edit = Callable[[list[dict[str, Any]]], None]
 
 
@@ -232,6 +225,15 @@ def edited(run: Path, tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return make
+
+
+def test_certify_without_an_accepted_update_is_one_line(edited: Callable[..., Path], capsys: Any) -> None:
+    def refuse(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            row |= {"decision": "rejected", "alpha": None, "certificate": None} if row["kind"] == "update" else {}
+
+    assert main(["certify", str(edited(refuse))]) == 2
+    assert "nothing to certify" in capsys.readouterr().err
 
 
 def moved(rows: list[dict[str, Any]], fresh: list[int], kl: float = 0.01) -> None:
