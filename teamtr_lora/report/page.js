@@ -19,6 +19,7 @@ const number = (value, digits = 3) => (value === null || value === undefined ? "
 // A half goes to the even digit, as in the words that Python wrote: 56.25 is 56.2 everywhere.
 const PERCENT = new Intl.NumberFormat("en", { style: "percent", minimumFractionDigits: 1, maximumFractionDigits: 1, roundingMode: "halfEven" });
 const percent = (value) => (value === null || value === undefined ? "–" : PERCENT.format(value));
+const signed = (value) => (value > 0 ? "+" : "") + number(value, 2);
 function short(value) {
   for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) if (value >= size) return +(value / size).toPrecision(3) + unit;
   return String(value);
@@ -247,18 +248,20 @@ function groupBox(group, file, shade) {
 
 function episodeBox(episode, i, group, file, shade) {
   const rank = group.episodes.length < 2 ? "" : i === 0 ? "best" : i === 1 ? "worst" : "";
-  const advantage = episode.advantage === undefined ? "" : `advantage ${episode.advantage > 0 ? "+" : ""}${number(episode.advantage, 2)}`;
+  const advantage = episode.advantage === undefined ? "" : `advantage ${signed(episode.advantage)}`;
   return el("div", { class: "episode" },
     el("header", {}, el("span", {}, el("span", { class: "mark " + (episode.success ? "accepted" : "rejected") }),
       el("b", {}, `reward ${+number(episode.reward, 3)}`), rank ? `  ${rank}` : ""), el("span", {}, advantage)),
-    episode.messages.map((message) => messageBox(message, file, shade)));
+    episode.messages.map((message) => messageBox(message, episode, file, shade)));
 }
 
-function messageBox(message, file, shade) {
-  const cut = message.finish === "length" ? "cut off" : "";
-  return el("div", { class: "message" + (message.agent === file.agent ? " updated" : "") },
+function messageBox(message, episode, file, shade) {
+  const cut = message.finish === "length" ? "cut off" : "", updated = message.agent === file.agent;
+  const advantage = updated && episode.advantage !== undefined ? `advantage ${signed(episode.advantage)}` : "";
+  return el("div", { class: "message" + (updated ? " updated" : "") },
     el("div", { class: "who" }, el("b", {}, message.agent), el("span", {}, message.version), el("span", {}, `${message.tokens} tokens`),
-      el("span", {}, cut || message.finish)),
+      el("span", {}, cut || message.finish), message.reward === undefined ? "" : el("span", {}, `reward ${+number(message.reward, 3)}`),
+      advantage ? el("span", {}, advantage) : ""),
     el("div", { class: "text" }, tokens(message, shade)),
     message.feedback ? el("div", { class: "feedback" }, message.feedback) : "");
 }

@@ -100,6 +100,9 @@ def test_transcripts_are_filtered_and_shaded(tab: Tab, full: Path, tmp_path: Pat
     for colour in ("213, 94, 0", "0, 114, 178"):  # less likely, likelier
         tab.wait(f"[...document.querySelectorAll('.updated .text span')].some(s => s.style.background.includes('rgba({colour}'))")
     assert "probability" in tab.run("document.querySelector('.text span').title") and not tab.problems
+    for kind, shown in ((".message .who", ("tokens", "stop", "reward ")), (".message.updated .who", ("advantage ",))):
+        text = tab.run(f"document.querySelector('{kind}').textContent")
+        assert all(word in text for word in shown), text
 
 
 def test_a_thousand_updates_open_quickly(tab: Tab, long: Path, tmp_path: Path) -> None:
