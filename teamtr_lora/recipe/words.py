@@ -14,8 +14,6 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
-import yaml
-
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import in_a_script
 from teamtr_lora.common.settings import PATTERN_WORDS, nearest
@@ -286,9 +284,12 @@ def of_a_script(text: str) -> str:
 
     def written(found: re.Match[str]) -> str:
         key, equals, value = found[0].partition("=")
-        if re.sub(r"\.\d+.*", "", key) not in key_paths():
+        if re.sub(r"\.\d+.*", "", key) not in key_paths() and not key.startswith("team.agents."):
             return found[0]
-        return in_a_script(key, yaml.safe_load(value) if equals else None)
+        try:
+            return in_a_script(key, json.loads(value) if equals else None)
+        except ValueError:  # a word, which YAML writes without quotes
+            return in_a_script(key, value)
 
     return _WRITTEN.sub(written, text)
 
