@@ -26,5 +26,6 @@ def print_keys(keys: Sequence[Key]) -> None:
 
 
 def _lines(console: Console, text: str, indent: int) -> list[str]:
-    look = {"initial_indent": " " * indent, "subsequent_indent": " " * 6}
-    return textwrap.wrap(text, min(console.width, 130), **look, break_long_words=False, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(min(console.width, 130), " " * indent, " " * 6)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.wrap(text)
