@@ -20,6 +20,7 @@ The documentation is in the package: `teamtr-lora docs` lists its topics, `teamt
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from teamtr_lora.common.errors import UserError
@@ -65,4 +66,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    # help() asks through inspect: its page is the text above, and help() of a name tells more; completion gets every name
+    helping = sys._getframe(1).f_globals.get("__name__") == "inspect"
+    return ["__version__"] if helping else sorted({*globals(), *__all__})

@@ -89,3 +89,9 @@ def test_type_checkers_are_told_and_the_licence_is_said_once() -> None:
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
     assert project["license"] == "Apache-2.0" and not [line for line in project["classifiers"] if line.startswith("License")]
     assert "Typing :: Typed" in project["classifiers"]
+
+
+def test_help_of_the_package_is_a_page() -> None:
+    page = pydoc.plain(pydoc.render_doc(teamtr_lora))
+    assert len(page.splitlines()) < 80
+    assert all(name in page and name in dir(teamtr_lora) for name in teamtr_lora.__all__)

@@ -102,8 +102,8 @@ def test_config_takes_flat_keys_and_sections() -> None:
         ({"num_generations": 8}, "num_generations = 8: unknown key; did you mean 'episodes_per_item'?"),
         ({"zzz": {}}, "zzz: unknown key; `teamtr-lora keys` lists the keys"),
         ({"training": {"lr": 0.1}}, "training.lr = 0.1: unknown key; did you mean 'training.learning_rate'?"),
-        ({"delta": -1.0}, "trust_region.delta = -1.0: must be greater than 0; try 0.01 (the paper's radius)"),
-        ({"stages": "2"}, "training.stages = '2': must be a whole number, at least 1; the default is 8"),
+        ({"delta": -1.0}, "delta = -1.0: must be greater than 0; try 0.01 (the paper's radius)"),
+        ({"stages": "2"}, "stages = '2': must be a whole number, at least 1; the default is 8"),
         ({"training": None, "stages": 2}, "training = null: must be a section (a mapping of keys); leave the section out to use"),
         ({"items_per_stage": 4}, "a clustered standard error needs at least two held-out groups"),
         ({"training": {"stages": 2}, "stages": 3}, "stages = 3: is in training= too; give it once"),
@@ -124,7 +124,7 @@ def test_a_mistake_in_the_config_is_one_line(wrong: dict[str, Any], line: str) -
 def test_every_mistake_in_the_config_is_told_at_once() -> None:
     with pytest.raises(RecipeError) as caught:
         TeamTRConfig(lr=1, training={"stages": 0}, delta=0.1, trust_region={"delta": 0.2}, items_per_stage=4)
-    assert {problem.key for problem in caught.value.problems} == {"lr", "training.stages", "delta", "trust_region.holdout"}
+    assert {problem.key for problem in caught.value.problems} == {"lr", "stages", "delta", "holdout"}
 
 
 def test_a_config_of_whole_agents_and_orders_is_not_refused_before_the_team_is_known() -> None:
@@ -224,7 +224,7 @@ def test_resuming_needs_the_same_settings(team: dict[str, Any], config: Callable
     assert not list(Path(run).rglob("events.out*")), "no tracker unless one is named"
     with pytest.raises(UserError, match="already holds a run"):
         TeamTRTrainer(team, even, config(), ROWS, ROWS).train()
-    with pytest.raises(UserError, match=r"another recipe's run: trust_region\.delta is 0\.05 there and 0\.06 here"):
+    with pytest.raises(UserError, match=r"another recipe's run: delta is 0\.05 there and 0\.06 here"):
         TeamTRTrainer(team, even, config(delta=0.06), ROWS, ROWS).train(resume=True)
 
 
@@ -375,10 +375,13 @@ def test_tensorboard_through_the_recipe(recipe_file: Path, tmp_path: Path) -> No
         ({"reward_funcs": [even, 3]}, "^reward_funcs: 3 is no function"),
         ({"reward_funcs": None}, "^reward_funcs: None is no function"),
         ({"team": {"agents": [{"name": "a"}], "routr": {}}}, r"^TeamSpec: team.routr: unknown key; did you mean '.*router'\?$"),
-        ({"args": TeamTRConfig(order=["a", "b"])}, r"^TeamTRTrainer: training.order = .*names every agent once"),
-        ({"reward_range": (1.0, 0.0)}, r"task.reward_range = \[1.0, 0.0\]: the lowest reward must be below the highest"),
-        ({"reward_range": (0.0, float("inf"))}, "task.reward_range"),
-        ({"reward_range": 1.0}, "task.reward_range = 1.0: must be a list of 2 numbers"),
+        ({"args": TeamTRConfig(order=["a", "b"])}, r"^TeamTRTrainer: order = .*names every agent once"),
+        (
+            {"reward_range": (1.0, 0.0)},
+            r"^TeamTRTrainer: reward_range = \[1.0, 0.0\]: the lowest reward must be below the highest",
+        ),
+        ({"reward_range": (0.0, float("inf"))}, "reward_range"),
+        ({"reward_range": 1.0}, "reward_range = 1.0: must be a list of 2 numbers"),
         ({"on_reward_error": "skip"}, "on_reward_error = 'skip': must be one of stop, zero"),
         ({"on_overlap": "dorp"}, "on_overlap = 'dorp': must be one of refuse, drop, allow"),
     ],
@@ -476,7 +479,7 @@ def test_certificates_have_the_range_of_rewards_that_the_script_says(
     certificates = certify_run(run)
     assert certificates.advantage_bound == pytest.approx(5.0)
     assert trainer([-1.0, 4.0], stages=2).train(resume=True).stages == 2
-    with pytest.raises(UserError, match=r"another recipe's run: task\.reward_range\.1 is 4\.0 there and 3\.0 here"):
+    with pytest.raises(UserError, match=r"another recipe's run: reward_range is 4\.0 there and 3\.0 here"):
         trainer((-1, 3)).train(resume=True)
     recipe = run / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("- 4.0\n", "- 9.0\n"))
@@ -515,9 +518,9 @@ def test_an_evaluation_plays_something(team: dict[str, Any], config: Callable[..
         TeamTRTrainer(team, even, config(), ROWS, ROWS).evaluate(**wrong)
 
 
-def test_a_mistake_in_a_team_is_told_as_in_a_recipe() -> None:
+def test_a_mistake_in_a_team_names_the_fields_of_its_spec() -> None:
     with pytest.raises(RecipeError) as caught:
         TeamSpec(base={"device": "gpu"}, agents=[AgentSection(name="a"), {"name": "B"}])
-    assert {problem.key for problem in caught.value.problems} == {"base.device", "team.agents.1.name"}
-    with pytest.raises(RecipeError, match="TeamSpec: team.agents: the team has no agents"):
+    assert {problem.key for problem in caught.value.problems} == {"base.device", "agents.1.name"}
+    with pytest.raises(RecipeError, match="TeamSpec: agents: the team has no agents"):
         TeamSpec()

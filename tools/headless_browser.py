@@ -69,7 +69,7 @@ class Tab:
     def wait(self, condition: str, seconds: float = 30) -> None:
         end = time.monotonic() + seconds
         while not self.run(condition):
-            assert time.monotonic() < end, f"never true: {condition}"
+            assert time.monotonic() < end, f"never true: {condition} {self.problems}"
             time.sleep(0.05)
 
     def draw_all(self) -> None:

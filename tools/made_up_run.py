@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from pathlib import Path
@@ -18,7 +19,7 @@ from teamtr_lora.runs.diagnostic_rows import (
     TokenShiftReading,
     UpdateDiagnostics,
 )
-from teamtr_lora.runs.metrics import CertificateTerms, KLReading, StageRow, SwapRow, UpdateRow
+from teamtr_lora.runs.metrics import CertificateTerms, KLReading, StageRow, SwapRow, UpdateRow, checksummed
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.runs.run_state import COUNTS, RunState
 from teamtr_lora.runs.transcripts import EpisodeMarks, TokenMarks
@@ -210,3 +211,13 @@ def _marks(draw: random.Random, episode: Episode, row: UpdateRow) -> dict[int, T
         change = [round(draw.gauss(0, 0.1), 3) for _ in message.text] if message.agent == row.agent and row.alpha else None
         found[turn] = TokenMarks(list(message.text), logprobs, change)
     return found
+
+
+def plain_rows(run: Path) -> list[dict[str, Any]]:
+    """The rows of a run without their checksums, to write other ones."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in row.items() if key != "checksum"} for row in rows]
+
+
+def write_rows(run: Path, rows: list[dict[str, Any]]) -> None:
+    (run / "metrics.jsonl").write_bytes(b"".join(checksummed(json.dumps(row).encode()) + b"\n" for row in rows))

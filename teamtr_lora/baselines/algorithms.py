@@ -15,11 +15,11 @@ Algorithm = Literal["grpo", "dapo", "ppo"]
 CLIP_HIGHER = 0.08  # DAPO: 0.28 above and 0.2 below
 
 WHAT_THEY_ARE = """what they are, as settings of TRL's GRPOTrainer (see baseline.json in the run directory for all of them):
-  grpo   group-normalised advantages, clip range +-clip_ratio, loss averaged by episode, no KL term
-  dapo   the same with a wider clip range above (+0.08), loss averaged by token, episodes that were cut off masked out.
-         TRL has no dynamic sampling: groups without reward variance are not replaced, they add nothing
-  ppo    PPO-style, without a critic (TRL has no PPO trainer any more): PPO's clipped token ratios over at least two passes,
-         the group's mean in place of a value function, advantages scaled over the batch; no GAE, no KL term
+- grpo: group-normalised advantages, clip range +-clip_ratio, loss averaged by episode, no KL term
+- dapo: the same with a wider clip range above (+0.08), loss averaged by token, episodes that were cut off masked out.
+  TRL has no dynamic sampling: groups without reward variance are not replaced, they add nothing
+- ppo: PPO-style, without a critic (TRL has no PPO trainer any more): PPO's clipped token ratios over at least two passes,
+  the group's mean in place of a value function, advantages scaled over the batch; no GAE, no KL term
 
 one agent, with the adapter of the recipe's first (or --agent) and the roles of all, plays as many episodes and messages as the
 team would. TRL does the learning (advantages, loss, optimizer); episodes are played, scored and evaluated as in train, token for

@@ -25,6 +25,7 @@ import errno
 import importlib
 import logging
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ from teamtr_lora.cli.arguments import keep_stdout_for_json, trusting
 from teamtr_lora.cli.examples import examples
 from teamtr_lora.cli.launch import may_complain, one_of_several
 from teamtr_lora.cli.parser import Parser
-from teamtr_lora.common.consoles import console
+from teamtr_lora.common.consoles import say, wrapped
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import command_line
 from teamtr_lora.common.visible import visible_streams
@@ -111,17 +112,17 @@ def _wrong_path(error: Exception) -> str:
 
 
 def _complain(text: str) -> None:
-    """One line; a terminal that is too narrow for it gets its words unbroken."""
     if may_complain():
-        console(stderr=True).print(f"teamtr-lora: {text}", markup=False)
+        say(f"teamtr-lora: {text}", stderr=True)
 
 
 def build_parser() -> Parser:
+    width = min(shutil.get_terminal_size().columns, 130)  # argparse does this for options only, if the examples are to stay
     common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
     parser = Parser(
         prog="teamtr-lora",
-        description="Trains teams of LLM agents, each a LoRA adapter on one frozen base, by TeamTR.",
+        description=wrapped("Trains teams of LLM agents, each a LoRA adapter on one frozen base, by TeamTR.", width),
         epilog=examples(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -138,8 +139,8 @@ def build_parser() -> Parser:
             name.split()[-1],
             parents=[common],
             help=text,
-            description=text,
-            epilog="\n\n".join(part for part in (notes.rstrip(), examples(name)) if part),
+            description=wrapped(text, width),
+            epilog="\n\n".join(part for part in (wrapped(notes, width), examples(name)) if part),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.set_defaults(run=run, parser=added)

@@ -9,7 +9,7 @@ from typing import Any
 from teamtr_lora import __version__
 from teamtr_lora.baselines.algorithms import WHAT_THEY_ARE
 from teamtr_lora.cli.arguments import RUNS_CODE, add_recipe, recipe_words, run_name, show
-from teamtr_lora.common.consoles import console
+from teamtr_lora.common.consoles import Console
 
 
 def add_commands(command: Any) -> None:
@@ -37,7 +37,7 @@ def _baseline(args: argparse.Namespace) -> None:
     from teamtr_lora.cli.text.summary import print_next_steps
     from teamtr_lora.training.live_view import LiveView
 
-    out = console(stderr=args.json)
+    out = Console(stderr=args.json)
     out.print(f"teamtr-lora {__version__}: {args.algorithm} by TRL on {' '.join(recipes)}")
     view = LiveView(out)
     try:

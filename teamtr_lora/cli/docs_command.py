@@ -5,9 +5,16 @@ from __future__ import annotations
 import argparse
 import pydoc
 import re
+import shutil
 import sys
 from importlib.resources import files
 from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from teamtr_lora.cli.text.tables import print_table
+from teamtr_lora.common.consoles import Console, wrapped
 
 # In reading order. A topic's file begins with a title, an empty line and the one line that the list of topics shows.
 TOPICS = (
@@ -42,13 +49,14 @@ def topic_text(topic: str) -> str:
 
 def _docs(args: argparse.Namespace) -> None:
     if args.topic is None:
-        width = max(map(len, TOPICS))
+        table = Table("", "", box=None, pad_edge=False, show_header=False)
         for topic in TOPICS:
-            print(f"{topic:<{width}}  {topic_text(topic).splitlines()[2]}")
+            table.add_row(topic, escape(topic_text(topic).splitlines()[2]))
+        print_table(Console(), table)
         return
     text = topic_text(args.topic)
     if sys.stdout.isatty():
-        pydoc.pager(text)
+        pydoc.pager(wrapped(text, shutil.get_terminal_size().columns))
     else:
         print(text, end="")
 

@@ -6,12 +6,15 @@ import argparse
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from teamtr_lora.common.consoles import say
+
 
 class Parser(argparse.ArgumentParser):
     """Its subcommands are parsers of this class too."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {' '.join(message.split())}; see: {self.prog} --help\n")
+        say(f"{self.prog}: {' '.join(message.split())}; see: {self.prog} --help", stderr=True)
+        self.exit(2)
 
     def refuse(self, words: list[str]) -> NoReturn:
         """`words` are what parse_known_args could not place; an unknown option may have its value behind it."""

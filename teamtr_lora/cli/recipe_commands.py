@@ -21,7 +21,7 @@ from teamtr_lora.cli.arguments import (
     show,
 )
 from teamtr_lora.cli.launch import add_gpus, gpus_each, on_every_gpu, processes_on
-from teamtr_lora.common.consoles import console
+from teamtr_lora.common.consoles import Console, say
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import program
 
@@ -78,7 +78,7 @@ def _train(args: argparse.Namespace) -> int | None:
     from teamtr_lora.training.live_view import LiveView
     from teamtr_lora.training.trainer import TeamTRTrainer
 
-    out = console(stderr=args.json)
+    out = Console(stderr=args.json)
     out.print(f"teamtr-lora {__version__}: {' '.join(recipes)}")
     if args.resume and args.run_dir is not None and not args.run_dir.exists():  # no run yet, or killed before it wrote anything
         out.print(f"--resume: there is no run in {args.run_dir} yet; starting one", style="yellow", markup=False)
@@ -134,7 +134,7 @@ def _plan(args: argparse.Namespace) -> None:
         from teamtr_lora.training.calibrate import calibrate
 
         make_plan(recipe)  # what is wrong with the recipe shows before anything is run
-        console(stderr=True).print("calibrating: one short stage of the recipe, on this machine")
+        Console(stderr=True).print("calibrating: one short stage of the recipe, on this machine")
         short, rows = calibrate(recipe)
         speeds = speeds_of(rows, short, "a short run on this machine")
     show(args, make_plan(recipe, speeds, processes=processes, nodes=args.nodes), print_plan)
@@ -144,9 +144,9 @@ def _init(args: argparse.Namespace) -> None:
     from teamtr_lora.recipe.template import write_starter
 
     for path in write_starter(args.folder):
-        print(f"wrote {path}")
+        say(f"wrote {path}")
     recipe = shlex.quote(str(args.folder / "recipe.yaml"))
-    print(
+    say(
         f"\nnext: put your own rows into questions.jsonl and your own reward into rewards.py, or try them as they are:\n"
         f"  {program()} train {recipe}"
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from teamtr_lora.cli.arguments import add_registry, positive, print_json, show
+from teamtr_lora.common.consoles import say
 
 
 def add_commands(command: Any) -> None:
@@ -81,7 +81,7 @@ def _remove(args: argparse.Namespace) -> None:
 
     which = {name: getattr(args, name) for name in ("agent", "version", "number", "with_teams")}
     gone = remove(args.registry, args.team, whole=args.all, **which)
-    print_json({"removed": gone}) if args.json else print("\n".join(f"removed {name}" for name in gone))
+    print_json({"removed": gone}) if args.json else say("\n".join(f"removed {name}" for name in gone))
 
 
 def _import(args: argparse.Namespace) -> None:
@@ -90,7 +90,7 @@ def _import(args: argparse.Namespace) -> None:
     from teamtr_lora.registry.registry_store import Registry
 
     def progress(message: str) -> None:
-        print(message, file=sys.stderr)
+        say(message, stderr=True)
 
     done = import_path(Registry(args.registry), args.path, team=args.team, agent=args.agent, base=args.base, progress=progress)
     show(args, done, lambda done: print_imported(done, args.registry))

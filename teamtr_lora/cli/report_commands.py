@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.cli.arguments import port, print_json
+from teamtr_lora.common.consoles import say
 from teamtr_lora.common.errors import UserError
 
 _RUNS = Path("runs")
@@ -43,7 +44,7 @@ def _report(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"file": str(out), "bytes": len(page)})
     else:
-        print(f"{out} ({len(page) / 1e6:.1f} MB): open it in a browser; it needs no network")
+        say(f"{out} ({len(page) / 1e6:.1f} MB): open it in a browser; it needs no network")
 
 
 def _view(args: argparse.Namespace) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from teamtr_lora.cli.arguments import RUNS_ITEMS_ONLY, add_overrides, positive, print_json
+from teamtr_lora.common.consoles import say
 from teamtr_lora.common.errors import UserError
 
 
@@ -51,7 +51,10 @@ def _tasks(args: argparse.Namespace) -> None:
         return
     if args.action == "show" and args.overrides:
         raise UserError("tasks show takes a TASK and no settings; it shows which there are")
-    text.print_items(sample_items(task_settings(args.task, args.overrides), args.split, args.n), args.json)
+    settings = list(args.overrides)
+    if args.task == "dataset" and not any(word.startswith("reward=") for word in settings):
+        settings.append("reward=not:needed")  # a key that training needs; no reward is loaded here
+    text.print_items(sample_items(task_settings(args.task, settings), args.split, args.n), args.json)
 
 
 def _score(args: argparse.Namespace) -> None:
@@ -69,4 +72,4 @@ def _score(args: argparse.Namespace) -> None:
         return
     print_json(scores.as_dict())
     if scores.unanswered:
-        print(f"{scores.unanswered} items have no response and are not in the mean", file=sys.stderr)
+        say(f"{scores.unanswered} items have no response and are not in the mean", stderr=True)

@@ -44,9 +44,12 @@ def in_a_recipe(key: str, value: Any = None) -> str:
 
 def in_a_script(key: str, value: Any = None) -> str:
     """A recipe's key as a script writes it: settings need no section, the team's are those of TeamSpec, the data are given."""
-    if value is not None:
-        return f"{in_a_script(key)}={value!r}"
     section, _, name = key.partition(".")
+    if section in ("base", "team"):
+        return key.removeprefix("team.") + ("" if value is None else f"={value!r}")
+    name, _, inner = (name or section).partition(".")
     if section == "task" and name not in OF_THE_TRAINER:
         return "reward_funcs" if name == "reward" else "eval_dataset" if name.startswith("test_") else "train_dataset"
-    return key.removeprefix("team.") if section in ("base", "team") else key.rpartition(".")[2]
+    if inner and not inner.isdecimal():  # a mapping within a section
+        return f"{name}[{inner!r}]" if value is None else f"{name}={{{inner!r}: {value!r}}}"
+    return name if value is None else f"{name}={value!r}"

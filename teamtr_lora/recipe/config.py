@@ -44,7 +44,8 @@ def config_error(data: Mapping[str, Any], twice: Mapping[str, str]) -> RecipeErr
     ]
     known = {key: value for key, value in data.items() if key in TeamTRConfig.model_fields}
     found += [_unknown(key, value) for key, value in data.items() if key not in known and not _section_of(key)]
-    return RecipeError(found + check_settings(known, _Config)[1], "TeamTRConfig")
+    wrong = check_settings(known, _Config)[1]
+    return RecipeError([*found, *(problem.of_a_script() for problem in wrong)], "TeamTRConfig")
 
 
 def _sections() -> dict[str, type[Section]]:

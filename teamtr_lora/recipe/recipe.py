@@ -342,15 +342,19 @@ class Recipe(TeamTRConfig):
         return [(("rollout", "items_per_stage"), items, wrong, fix)]
 
     def written(self, key: str, value: Any = None) -> str:
-        return (in_a_script if self._of_a_script else in_a_recipe)(key, value)
+        return (in_a_script if self.is_a_scripts else in_a_recipe)(key, value)
 
     _folder: Path = PrivateAttr(default_factory=Path)
-    _of_a_script: bool = PrivateAttr(default=False)
+    _is_a_scripts: bool = PrivateAttr(default=False)
 
     def of_a_script(self) -> Self:
         """The same recipe, of which advice speaks as of a script's settings."""
-        self._of_a_script = True
+        self._is_a_scripts = True
         return self
+
+    @property
+    def is_a_scripts(self) -> bool:
+        return self._is_a_scripts
 
     @property
     def folder(self) -> Path:

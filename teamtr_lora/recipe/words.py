@@ -6,13 +6,16 @@ The words come from the JSON schema of the key, so that a new key needs no new m
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.program import in_a_script
 from teamtr_lora.common.settings import PATTERN_WORDS, nearest
 from teamtr_lora.common.visible import visible_line
 from teamtr_lora.recipe.elsewhere import NAMES
@@ -62,6 +65,9 @@ class Problem:
         shown = "" if self.value is MISSING else f" = {show(self.value)}"
         meant = f"did you mean {self.suggestion!r}?" if self.suggestion else ""
         return f"{self.key}{shown}: " + "; ".join(part for part in (self.wrong, self.fix, meant) if part)
+
+    def of_a_script(self) -> Problem:
+        return replace(self, key=of_a_script(self.key), wrong=of_a_script(self.wrong), fix=of_a_script(self.fix))
 
 
 LISTED = 50  # problems that are told one by one; a recipe with more has lost its way as a whole
@@ -268,6 +274,35 @@ def own_names() -> dict[str, str]:
     later ones."""
     paths = sorted(key_paths(), key=lambda path: path.startswith("task."))
     return {path.rsplit(".", 1)[-1]: path for path in reversed(paths)}
+
+
+_WRITTEN = re.compile(r"\b[a-z_]+(?:\.\w+)+(?:=(\[.*?\]|[\w+-]+(?:\.\w+)*))?")
+
+
+def of_a_script(text: str) -> str:
+    """Advice about a recipe's keys, with the names that a script has for them."""
+
+    def written(found: re.Match[str]) -> str:
+        key, equals, value = found[0].partition("=")
+        if re.sub(r"\.\d+.*", "", key) not in key_paths() and not key.startswith("team.agents."):
+            return found[0]
+        try:
+            return in_a_script(key, json.loads(value) if equals else None)
+        except ValueError:  # a word, which YAML writes without quotes
+            return in_a_script(key, value)
+
+    return _WRITTEN.sub(written, text)
+
+
+@contextmanager
+def in_their_words(recipe: Recipe) -> Iterator[None]:
+    """Errors inside name keys as the user of this recipe writes them."""
+    try:
+        yield
+    except UserError as error:
+        if recipe.is_a_scripts:
+            error.args = (of_a_script(str(error)),)
+        raise
 
 
 @cache

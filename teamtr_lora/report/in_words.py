@@ -73,8 +73,10 @@ def tiles(run: RunData) -> list[Tile]:
         shrunk = sum(row.decision == "shrunk" for row in run.updates)
         found.append(Tile("updates accepted", f"{taken} of {len(run.updates)}", f"{shrunk} of them shrunk" if shrunk else ""))
     if run.stages:
-        found.append(Tile("tokens sampled", short(run.stages[-1].sampled_tokens)))
-        found.append(Tile("time", duration(run.stages[-1].seconds)))
+        last = run.stages[-1]
+        since = [row for row in run.updates if row.time > last.time]  # of the stage that is in progress
+        found.append(Tile("tokens sampled", short(last.sampled_tokens + sum(row.sampled_tokens for row in since))))
+        found.append(Tile("time", duration(last.seconds + sum(sum(row.seconds.values()) for row in since))))
     return found
 
 

@@ -19,6 +19,7 @@ const number = (value, digits = 3) => (value === null || value === undefined ? "
 // A half goes to the even digit, as in the words that Python wrote: 56.25 is 56.2 everywhere.
 const PERCENT = new Intl.NumberFormat("en", { style: "percent", minimumFractionDigits: 1, maximumFractionDigits: 1, roundingMode: "halfEven" });
 const percent = (value) => (value === null || value === undefined ? "–" : PERCENT.format(value));
+const signed = (value) => (value > 0 ? "+" : "") + number(value, 2);
 function short(value) {
   for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) if (value >= size) return +(value / size).toPrecision(3) + unit;
   return String(value);
@@ -63,6 +64,7 @@ function themed({ layout, traces }, narrow) {
 
 function draw(place) {
   const figure = drawn.get(place);
+  if (!figure) return; // the reader went on to another page
   place.dataset.drawn = figure.name;
   const style = (trace) => (trace.error_y ? { ...trace, error_y: { color: colour("$muted"), ...trace.error_y } } : trace);
   const traces = figure.traces.map((trace) => style(coloured(trace, "")));
@@ -70,14 +72,17 @@ function draw(place) {
 }
 
 // The library takes a browser longer to read than all the rest. As a blob it is read beside the page, whose words are there
-// meanwhile; figures are drawn as the reader comes near them.
-const library = new Promise((resolve) => {
+// meanwhile; figures are drawn as the reader comes near them, one at a time, so that the first is there at once.
+let turn = new Promise((resolve) => {
   const text = document.getElementById("library");
   const address = text ? URL.createObjectURL(new Blob([text.textContent], { type: "text/javascript" })) : "plotly.js";
   document.head.append(el("script", { src: address, onload: resolve }));
 });
 const nearby = new IntersectionObserver((entries) => {
-  for (const entry of entries) if (entry.isIntersecting) { nearby.unobserve(entry.target); library.then(() => draw(entry.target)); }
+  for (const entry of entries) if (entry.isIntersecting) {
+    nearby.unobserve(entry.target);
+    turn = turn.then(() => new Promise((done) => setTimeout(() => { try { draw(entry.target); } finally { done(); } })));
+  }
 }, { rootMargin: "250px" });
 
 function figureCard(figure) {
@@ -243,18 +248,20 @@ function groupBox(group, file, shade) {
 
 function episodeBox(episode, i, group, file, shade) {
   const rank = group.episodes.length < 2 ? "" : i === 0 ? "best" : i === 1 ? "worst" : "";
-  const advantage = episode.advantage === undefined ? "" : `advantage ${episode.advantage > 0 ? "+" : ""}${number(episode.advantage, 2)}`;
+  const advantage = episode.advantage === undefined ? "" : `advantage ${signed(episode.advantage)}`;
   return el("div", { class: "episode" },
     el("header", {}, el("span", {}, el("span", { class: "mark " + (episode.success ? "accepted" : "rejected") }),
       el("b", {}, `reward ${+number(episode.reward, 3)}`), rank ? `  ${rank}` : ""), el("span", {}, advantage)),
-    episode.messages.map((message) => messageBox(message, file, shade)));
+    episode.messages.map((message) => messageBox(message, episode, file, shade)));
 }
 
-function messageBox(message, file, shade) {
-  const cut = message.finish === "length" ? "cut off" : "";
-  return el("div", { class: "message" + (message.agent === file.agent ? " updated" : "") },
+function messageBox(message, episode, file, shade) {
+  const cut = message.finish === "length" ? "cut off" : "", updated = message.agent === file.agent;
+  const advantage = updated && episode.advantage !== undefined ? `advantage ${signed(episode.advantage)}` : "";
+  return el("div", { class: "message" + (updated ? " updated" : "") },
     el("div", { class: "who" }, el("b", {}, message.agent), el("span", {}, message.version), el("span", {}, `${message.tokens} tokens`),
-      el("span", {}, cut || message.finish)),
+      el("span", {}, cut || message.finish), message.reward === undefined ? "" : el("span", {}, `reward ${+number(message.reward, 3)}`),
+      advantage ? el("span", {}, advantage) : ""),
     el("div", { class: "text" }, tokens(message, shade)),
     message.feedback ? el("div", { class: "feedback" }, message.feedback) : "");
 }

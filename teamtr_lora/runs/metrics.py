@@ -252,12 +252,13 @@ def _checksum(row: bytes) -> bytes:
 
 
 def _unwrapped(line: bytes) -> bytes:
-    """The row without its checksum, which must fit. A row without one was written by an earlier version."""
+    """The row without its checksum, which must be there and fit."""
     body, found, rest = line.rpartition(_BEFORE)
-    row = body + b"}" if found else line
-    if found and rest != _checksum(row) + b'"}':
+    if not found:
+        raise ValueError(f"it has no {CHECKSUM}")
+    if rest != _checksum(body + b"}") + b'"}':
         raise ValueError(f"it does not match its {CHECKSUM}")
-    return row
+    return body + b"}"
 
 
 def damaged_rows(run: Path) -> tuple[int, list[tuple[int, str]]]:

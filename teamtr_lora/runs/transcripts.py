@@ -53,6 +53,7 @@ def episode_record(episode: Episode, *, scored: bool = True, marks: EpisodeMarks
                 "tokens": len(m.token_ids),
                 "finish": m.finish,
                 "feedback": feedback,
+                **({"reward": episode.rewards[place]} if scored and place < len(episode.rewards) else {}),
                 **(vars(marks.tokens[place]) if marks and place in marks.tokens else {}),
             }
             for place, (m, feedback) in enumerate(zip(episode.messages, episode.feedback, strict=True))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.runs.metrics import MetricsRow, StageRow, UpdateRow
@@ -56,7 +57,7 @@ def speeds_of(rows: Sequence[MetricsRow], recipe: Recipe, source: str) -> Speeds
     return Speeds(
         source=source,
         rollout_seconds=per_message,
-        update_seconds=worked / sum(row.episodes * epochs for row in learned),
+        update_seconds=worked / sum((row.episodes + row.window_episodes) * epochs for row in learned),
         start_seconds=max(0.0, first.seconds - played) if first else 0.0,
         tokens_per_message=sum(row.sampled_tokens for row in fresh) / sum(row.episodes * messages for row in fresh),
     )
@@ -83,7 +84,9 @@ def expected_time(
     fast as the one that was measured; what they send each other is not counted."""
     rolling, updating = (share.rollout_work, share.update_work) if share else (1.0, 1.0)
     rolled = rolling * speeds.rollout_seconds * rollouts * episodes * messages
-    updated = updating * speeds.update_seconds * len(recipe.team.agents) * episodes * recipe.training.inner_epochs
+    agents = len(recipe.team.agents)
+    handled = episodes * (1 + Variants.of(recipe).reuse.window(agents))  # the newest ones, and those that are used again
+    updated = updating * speeds.update_seconds * agents * handled * recipe.training.inner_epochs
     section, stages = recipe.evaluation, recipe.training.stages
     played = math.ceil(section.items / share.processes) if share else section.items
     evaluation = speeds.rollout_seconds * messages * played * section.samples_in_training

@@ -5,8 +5,8 @@ Modules:
     router           who speaks next, and whose message is the answer
     protocol         how the shared context becomes tokens
     chat             a chat template taken apart
-    template_limits  bounds of time and memory for a template
-    template_trial   the process in which a template is tried first
+    template_limits  what a template renders, within bounds of time and memory
+    template_trial   the process in which it renders
     tool_calls       tool calls found in a message, written in one form
     episode          what an episode is made of
 """

@@ -11,14 +11,13 @@ and close turns, so `as_text` cuts such a spelling in two and `encode` reads the
 
 from __future__ import annotations
 
-import datetime
 import logging
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.team.template_limits import MOST_CHARACTERS, RENDER_SECONDS, TooLongError, check_template, limited
+from teamtr_lora.team.template_limits import Conversation, rendered
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +27,20 @@ RARE = "\U0010fffd"  # in no vocabulary, so that it is encoded as bytes or as th
 CUT = "\udcff"  # half of a surrogate pair, which no text for a tokenizer can contain
 
 CACHED_TEXTS = 4096
-FIXED_DAY = datetime.date(2024, 7, 26)
+_MARKS = re.compile(f"({MARK}|{SECOND_MARK})")
+_USER = ("user", MARK)
+_PADDED = f" \n{MARK}\n "
+# What a template is asked for: turns, and whether it opens the answer.
+_ASKED: dict[str, Conversation] = {
+    "opened": ((_USER,), True),
+    "closed": ((_USER,), False),
+    "answered": ((_USER, ("assistant", SECOND_MARK)), False),
+    "asked again": ((_USER, ("assistant", "ok"), ("user", SECOND_MARK)), False),
+    "with a system turn": ((("system", MARK), ("user", SECOND_MARK)), False),
+    "with an empty one": ((("system", ""), ("user", SECOND_MARK)), False),
+    "padded system": ((("system", _PADDED), ("user", SECOND_MARK)), False),
+    "padded": ((("user", _PADDED),), False),
+}
 
 
 class ChatPieces:
@@ -37,8 +49,8 @@ class ChatPieces:
     def __init__(self, tokenizer: Any, *, reasoning: bool, system_turn: bool = True, also_ends: Sequence[int] = ()) -> None:
         """`also_ends`: further ids that end a message, such as those of a base's generation config. Without `system_turn` the
         template gets no system turn, and may write one of its own."""
-        self._tokenizer, self._reasoning = tokenizer, reasoning
-        _check_templates(tokenizer)
+        self._tokenizer = tokenizer
+        self._rendered = _rendered(tokenizer, reasoning)
         self._encoded: dict[str, list[int]] = {}
         self._special = self._special_ids()
         self._decoded: tuple[tuple[bool, tuple[int, ...]] | None, str] = (None, "")
@@ -46,19 +58,14 @@ class ChatPieces:
         self._system_role = system_turn and self._accepts_system()
         if system_turn and not self._system_role:
             logger.warning("this base's chat template takes no system role: the system text opens the first user turn instead")
-        user = [{"role": "user", "content": MARK}]
-        opened = self._render(user, generation_prompt=True)
-        closed = self._render(user, generation_prompt=False)
+        opened, closed = self._text("opened"), self._text("closed")
         if not opened.startswith(closed) or MARK not in closed:
             self._refuse("its generation prompt is not a suffix of the conversation")
         self.agent_open = opened[len(closed) :]
-        answered = self._render([*user, {"role": "assistant", "content": SECOND_MARK}], generation_prompt=False)
+        answered, asked_again = self._text("answered"), self._text("asked again")
         _, found, self.agent_close = answered.partition(SECOND_MARK)
         if not found or not answered.startswith(closed):
             self._refuse("an answered question does not begin with the question")
-        asked_again = self._render(
-            [*user, {"role": "assistant", "content": "ok"}, {"role": "user", "content": SECOND_MARK}], generation_prompt=False
-        )
         before, _, self.user_close = asked_again.partition(SECOND_MARK)
         _, found, self.user_open = before.partition("ok" + self.agent_close)
         if not found:
@@ -69,10 +76,19 @@ class ChatPieces:
     def prologue(self, system: str, user: str) -> str:
         """The conversation up to and including the closed first user turn, for `encode`."""
         if self._system_role:
-            turns = [{"role": "system", "content": self.as_text(system)}, {"role": "user", "content": self.as_text(user)}]
+            texts = {MARK: self._shaped("padded system", system), SECOND_MARK: self._shaped("padded", user)}
+            frame = self._text("with a system turn" if system else "with an empty one")
         else:  # the template takes no system role, or is to get none: the system text opens the first user turn instead
-            turns = [{"role": "user", "content": self.as_text(f"{system}\n\n{user}" if system else user)}]
-        return self._render(turns, generation_prompt=False)
+            texts = {MARK: self._shaped("padded", f"{system}\n\n{user}" if system else user)}
+            frame = self._text("closed")
+        return "".join(texts.get(part, part) for part in _MARKS.split(frame))
+
+    def _shaped(self, padded: str, content: str) -> str:
+        """The content as the template would write it: many take the white space off its ends."""
+        text, (before, after) = self._text(padded), _PADDED.split(MARK)
+        content = self.as_text(content)
+        content = content if before + MARK in text else content.lstrip()
+        return content if MARK + after in text else content.rstrip()
 
     def as_text(self, content: str) -> str:
         """The content as `encode` must get it: unchanged, but what would be read as a token of the template is cut in two.
@@ -137,31 +153,13 @@ class ChatPieces:
         return (self._special | written | set(self.end_ids)) - unknown
 
     def _accepts_system(self) -> bool:
-        turns = [{"role": "system", "content": MARK}, {"role": "user", "content": "q"}]
-        try:
-            return MARK in self._render(turns, generation_prompt=False)
-        except UserError:
-            return False
+        return all(MARK in (self._rendered[name][0] or "") for name in ("with a system turn", "padded system"))
 
-    def _render(self, turns: list[dict[str, str]], *, generation_prompt: bool) -> str:
-        try:
-            with limited():
-                text = self._tokenizer.apply_chat_template(
-                    turns,
-                    tokenize=False,
-                    add_generation_prompt=generation_prompt,
-                    enable_thinking=self._reasoning,
-                    # some templates print the date: a run must not depend on the day it is resumed
-                    date_string=FIXED_DAY.strftime("%d %b %Y"),
-                    strftime_now=FIXED_DAY.strftime,
-                )
-        except TooLongError as error:
-            raise UserError(f"base.source: the tokenizer's chat template was not finished after {RENDER_SECONDS:g} s") from error
-        except Exception as error:  # template errors are jinja2's or ValueError: all mean "this template cannot do it"
-            raise UserError(f"base.source: the tokenizer's chat template failed: {error}") from error
-        if len(text) > MOST_CHARACTERS + sum(len(turn["content"]) for turn in turns):
-            raise UserError(f"base.source: the tokenizer's chat template makes {len(text):,} characters of a short conversation")
-        return str(text)
+    def _text(self, name: str) -> str:
+        text, why = self._rendered[name]
+        if text is None:
+            raise UserError(f"base.source: the tokenizer's chat template failed: {why}")
+        return text
 
     def _refuse(self, why: str) -> None:
         raise UserError(
@@ -170,10 +168,12 @@ class ChatPieces:
         )
 
 
-def _check_templates(tokenizer: Any) -> None:
-    """A tokenizer has one template, or several by name; whichever is rendered must come to an end."""
-    found = getattr(tokenizer, "chat_template", None)
-    names = {name: str(token) for name, token in getattr(tokenizer, "special_tokens_map", {}).items() if isinstance(token, str)}
-    for template in found.values() if isinstance(found, dict) else [found]:
-        if isinstance(template, str):
-            check_template(template, tuple(sorted(names.items())))
+def _rendered(tokenizer: Any, reasoning: bool) -> dict[str, tuple[str | None, str]]:
+    """What the template makes of each conversation of _ASKED."""
+    try:
+        template = str(tokenizer.get_chat_template())  # of several by name, the default one
+    except Exception as error:  # transformers' own, about a tokenizer that has none
+        raise UserError(f"base.source: the tokenizer's chat template failed: {error}") from error
+    names = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, list)}
+    given = tuple(sorted({**names, "enable_thinking": reasoning}.items()))
+    return dict(zip(_ASKED, rendered(template, given, tuple(_ASKED.values())), strict=True))

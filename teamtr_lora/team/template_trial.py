@@ -1,14 +1,16 @@
-"""Renders a stranger's chat template once, in this process of its own, within bounds of time and memory. Run as a program.
+"""Renders a stranger's chat template, in this process of its own, within bounds of time and memory. Run as a program.
 
-It only finds templates that loop or explode: what comes out is thrown away, and any other mistake in the template shows when the
-tokenizer renders it. The environment is the sandboxed one of transformers, with nothing of ours imported.
+The environment is the sandboxed one of transformers, with nothing of ours imported: JSON comes in, and a list of texts goes out,
+with null and the reason where the template refuses a conversation (one that takes no system turn, for instance).
 """
 
+import datetime
 import json
 import resource
 import sys
 
 SECONDS, BYTES = 5, 1 << 30
+MOST_CHARACTERS = 1 << 20  # of a conversation of a few words
 TOO_LARGE = 3  # exit status
 
 
@@ -32,18 +34,28 @@ def main() -> int:
     def refuse(message):  # type: ignore[no-untyped-def]
         raise jinja2.TemplateError(message)
 
+    def tojson(value, ensure_ascii=False, **look):  # type: ignore[no-untyped-def]
+        return json.dumps(value, ensure_ascii=ensure_ascii, **look)
+
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    environment.filters["tojson"] = lambda value, **_: json.dumps(value, default=str)
-    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: form}
-    for turns in given["conversations"]:
-        for opened in (True, False):
-            try:
-                template = environment.from_string(given["template"])
-                template.render(messages=turns, add_generation_prompt=opened, tools=None, documents=None, **given["names"])
-            except MemoryError:
-                return TOO_LARGE
-            except Exception:  # noqa: S112  (a template that takes no system turn, and the like: its tokenizer will say so)
-                continue
+    environment.filters["tojson"] = tojson
+    day = datetime.date.fromisoformat(given["day"])
+    environment.globals |= {"raise_exception": refuse, "strftime_now": day.strftime}
+    names = given["names"] | {"date_string": day.strftime("%d %b %Y"), "tools": None, "documents": None}
+    found = []
+    for turns, opened in given["conversations"]:
+        messages = [{"role": role, "content": content} for role, content in turns]
+        try:
+            text = environment.from_string(given["template"]).render(messages=messages, add_generation_prompt=opened, **names)
+        except MemoryError:
+            return TOO_LARGE
+        except Exception as error:
+            found.append([None, str(error)[:500]])
+            continue
+        if len(text) > MOST_CHARACTERS:
+            return TOO_LARGE
+        found.append([text, ""])
+    json.dump(found, sys.stdout)
     return 0
 
 

@@ -10,7 +10,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora.common.consoles import Console, print_hanging
-from teamtr_lora.common.consoles import console as default_console
 from teamtr_lora.common.quantities import clock
 
 COLOURS = {"accepted": "green", "shrunk": "yellow", "rejected": "red", "skipped": "dim"}
@@ -22,7 +21,7 @@ class LiveView(TrainerCallback):
     printed."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = default_console() if console is None else console
+        self._console = Console() if console is None else console
         self._progress = Progress(
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"),
             console=self._console, transient=True,

@@ -33,6 +33,7 @@ from teamtr_lora.recipe import (
     problems,
 )
 from teamtr_lora.recipe.named import missing_trackers
+from teamtr_lora.recipe.words import in_their_words
 from teamtr_lora.registry.programs import trust_programs
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
@@ -200,7 +201,7 @@ class TeamTRTrainer:
         self.recipe, self.task, self._progress = recipe, task, progress
         self._script = script
         if missing := missing_trackers(recipe):
-            raise RecipeError(missing, "TeamTRTrainer")
+            raise RecipeError([p.of_a_script() if recipe.is_a_scripts else p for p in missing], "TeamTRTrainer")
         self._callbacks = [checked_callback(callback) for callback in callbacks or ()]
         self.playable: PlayableTeam | None = None
         self.run: TrainingRun | None = None
@@ -243,7 +244,7 @@ class TeamTRTrainer:
         same, `stages` may be more. The directory is `output_dir`, or runs/NAME with `name` (the first that is free, or with
         `resume` the newest). KeyboardInterrupt and errors leave a run that can be resumed, and nothing where it had not begun.
         """
-        with fits(self.recipe, self._tokens):
+        with in_their_words(self.recipe), fits(self.recipe, self._tokens):
             return self._train(resume, name)
 
     def _tokens(self) -> int | None:
@@ -308,7 +309,7 @@ class TeamTRTrainer:
             if count is not None and count < 1:
                 raise UserError(f"{name} = {count}: must be at least 1")
         section, rollout = self.recipe.evaluation, self.recipe.rollout
-        with fits(self.recipe):
+        with in_their_words(self.recipe), fits(self.recipe):
             return evaluate(
                 self.open(),
                 self.task,
@@ -374,7 +375,7 @@ def _check_alone(given: dict[str, bool]) -> None:
 def _team_error(values: dict[str, Any], error: ValidationError) -> UserError:
     """What is wrong with a team, in the words for a recipe that has it."""
     data = {"base": values.get("base", {}), "team": {key: value for key, value in values.items() if key != "base"}}
-    found = problems(_sections_as_dicts(data))
+    found = [problem.of_a_script() for problem in problems(_sections_as_dicts(data))]
     return RecipeError(found, "TeamSpec") if found else UserError(f"TeamSpec: {error.errors()[0]['msg']}")
 
 
@@ -395,5 +396,5 @@ def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
 def _checked_recipe(data: dict[str, Any]) -> Recipe:
     found = problems(data)
     if found:
-        raise RecipeError(found, "TeamTRTrainer")
+        raise RecipeError([problem.of_a_script() for problem in found], "TeamTRTrainer")
     return Recipe(**data).placed_in(Path.cwd()).of_a_script()

@@ -44,6 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["plan", "recipe.yaml"],
         ["tasks", "sample", "dataset", "path=rows.jsonl", "reward=watched:reward"],
         ["tasks", "sample", "dataset", "path=rows.jsonl", "reward=nowhere:reward"],
+        ["tasks", "sample", "dataset", "path=rows.jsonl"],
     ],
 )
 def test_what_needs_no_reward_runs_none(argv: list[str], folder: Path) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from teamtr_lora import RecipeError, TeamTRConfig, UserError
+from teamtr_lora import Recipe, RecipeError, TeamTRConfig, UserError
 from teamtr_lora.cli import main
+from teamtr_lora.common.program import in_a_script
 from teamtr_lora.recipe import problems
 from teamtr_lora.recipe.elsewhere import NAMES
 from teamtr_lora.recipe.reference import recipe_keys
-from teamtr_lora.recipe.words import own_names
+from teamtr_lora.recipe.words import in_their_words, of_a_script, own_names
 
 KEYS = {key.name for key in recipe_keys() if key.takes}
 # What a name of each library means here, written down once more and by hand: the table may not drift away from it.
@@ -80,7 +82,7 @@ def test_the_hint_is_in_the_one_line_of_a_recipe_and_of_a_script(name: str) -> N
     elif found.key.startswith("task."):
         assert re.search("give (reward_funcs|train_dataset|eval_dataset) to TeamTRTrainer", line)
     else:
-        assert f"did you mean {found.key.rpartition('.')[2]!r}?" in line
+        assert f"did you mean {in_a_script(found.key)!r}?" in line
 
 
 def test_the_right_name_in_the_wrong_section_leads_to_what_all_recipes_have() -> None:
@@ -101,3 +103,28 @@ def test_validate_finds_a_tracker_that_is_not_installed(tmp_path: Path, capsys: 
     (tmp_path / "r.yaml").write_text("team: {agents: [{name: a}]}\ntracking: {trackers: [tensorboard, wandb]}\n")
     assert main(["validate", str(tmp_path / "r.yaml")]) == 2
     assert 'tracking.trackers = ["wandb"]: wandb is not installed; pip install wandb, or leave it out' in capsys.readouterr().err
+
+
+def test_rules_between_settings_of_a_script_name_them_as_the_script_does() -> None:
+    tries: list[tuple[dict[str, Any], str]] = [
+        ({"delta": -1}, "delta = -1: must"),
+        ({"items_per_stage": 5, "holdout": 0.1}, "use items_per_stage >= 15, or holdout = 0.4"),
+        ({"vllm": {"memory_share": 3}}, "vllm['memory_share'] = 3: must"),
+        ({"engine": "vllm_server"}, "server={'urls': ['http://localhost:8000']}"),
+        ({"top_p": 0.5}, "set top_p to 1.0"),
+    ]
+    for given, said in tries:
+        with pytest.raises(RecipeError) as caught:
+            TeamTRConfig(**given)
+        assert said in str(caught.value) and not re.search(r"\b(rollout|training|trust_region)\.", str(caught.value))
+    assert of_a_script("set training.gradient_checkpointing=true; see base.source, recipe.yaml") == (
+        "set gradient_checkpointing=True; see base.source, recipe.yaml"
+    )
+
+
+def test_errors_while_training_name_keys_as_their_user_writes_them() -> None:
+    recipe = Recipe.model_validate({"team": {"agents": [{"name": "a"}]}})
+    for given, said in ((recipe, "trust_region.delta = 1: no"), (recipe.model_copy().of_a_script(), "delta = 1: no")):
+        with pytest.raises(UserError) as caught, in_their_words(given):
+            raise UserError("trust_region.delta = 1: no")
+        assert str(caught.value) == said

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from made_up_run import write_rows
 
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash, write_version
 from teamtr_lora.common.errors import UserError
@@ -39,7 +40,7 @@ def run(tmp_path: Path, bank: Any, recipe: Any) -> Path:
         stage_row(1, evaluation | {"agents": {"planner": {"value": 0.9}, "checker": None}}, now),
         stage_row(2, None, now),
     ]
-    (folder / "metrics.jsonl").write_text("".join(row.model_dump_json() + "\n" for row in rows))
+    write_rows(folder, [row.model_dump(mode="json") for row in rows])
     return folder
 
 

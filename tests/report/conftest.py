@@ -25,6 +25,12 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a thousand updates. Read only."""
+    return make_run(tmp_path_factory.mktemp("long") / "long", 1000, episodes_every=25)
+
+
+@pytest.fixture(scope="session")
 def full_data(full: Path) -> RunData:
     return read_named_runs([full])[0]
 

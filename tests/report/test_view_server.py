@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_run import make_run
+from made_up_run import make_run, plain_rows
 
 from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.quantities import short
 from teamtr_lora.report import view_server
 from teamtr_lora.report.view_server import RunsFolder, is_loopback, open_server
 
@@ -153,3 +154,17 @@ def test_the_table_in_the_terminal(folder: Path, capsys: pytest.CaptureFixture[s
     assert "state finished" in capsys.readouterr().out, "a narrow terminal cuts no word off"
     assert main(["runs", str(make_run(folder.parent / "alone", 3))]) == 0, "a run's own folder is a folder with one run"
     assert "alone" in capsys.readouterr().out
+
+
+def test_a_folder_with_a_recipe_alone_is_no_run(folder: Path) -> None:
+    assert main(["init", str(folder / "mine")]) == 0
+    assert {run["name"] for run in RunsFolder(folder).answer("runs", {})["runs"]} == {"one", "study/two"}
+
+
+def test_a_page_and_the_list_say_the_same_in_the_middle_of_a_stage(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "runs" / "one", 5)
+    state, run = (RunsFolder(tmp_path / "runs").answer("run", {"name": ["one"]})[key] for key in ("state", "run"))
+    shown = {tile["label"]: tile["value"] for tile in run["tiles"]}
+    whole, rest = [row for row in plain_rows(made) if row["kind"] == "stage"][-1], plain_rows(made)[-2:]
+    assert [row["kind"] for row in rest] == ["update", "update"] and state["counts"]["updates"] == 5
+    assert shown["tokens sampled"] == short(whole["sampled_tokens"] + sum(row["sampled_tokens"] for row in rest))

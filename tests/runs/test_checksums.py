@@ -72,11 +72,13 @@ def test_a_number_that_is_still_a_number_is_found(run: RunDir) -> None:
     assert count == 2 and [line for line, _ in damaged] == [2]
 
 
-def test_a_row_of_an_earlier_version_has_none(run: RunDir) -> None:
+def test_a_row_without_its_checksum_is_refused(run: RunDir) -> None:
     path = run.path / "metrics.jsonl"
     rows = read_rows(run.path)
     path.write_text("".join(row.model_dump_json() + "\n" for row in rows))
-    assert read_rows(run.path) == rows
+    with pytest.raises(UserError, match="line 1 is damaged .*no checksum"):
+        read_rows(run.path)
+    assert len(damaged_rows(run.path)[1]) == len(rows)
 
 
 def test_verify_a_run(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

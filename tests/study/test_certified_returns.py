@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+from made_up_run import plain_rows, write_rows
 
 from teamtr_lora.cli import main
 from teamtr_lora.evaluation.evaluate import summarise
@@ -43,11 +44,6 @@ ROUTERS = {
     "role_play": '{kind: role_play, rounds: 2, done_marker: "\\uFFFD"}',  # what bytes that are no text become
 }
 GAMMA = 0.75  # 1 - 1 / 4, of the most messages
-
-
-def unsealed(line: str) -> dict[str, Any]:
-    """A row without its checksum, for tests that write other rows."""
-    return {key: value for key, value in json.loads(line).items() if key != "checksum"}
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +80,11 @@ def changed(tmp_path: Path) -> Callable[..., Path]:
     """A copy of a run with other rows."""
 
     def make(run: Path, change: Callable[[list[dict[str, Any]]], None]) -> Path:
-        rows = [unsealed(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        rows = plain_rows(run)
         change(rows)
         for name in ("recipe.yaml", "team.json", "origin.json"):
             (tmp_path / name).write_bytes((run / name).read_bytes())
-        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(tmp_path, rows)
         return tmp_path
 
     return make

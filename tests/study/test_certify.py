@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_up_run import plain_rows, write_rows
 
 from teamtr_lora.cli import main
 
@@ -19,11 +20,6 @@ SMALL = ["training.stages=2", "rollout.items_per_stage=8", "rollout.episodes_per
          "evaluation.items=32", "evaluation.every_stages=1", "diagnostics.probe_every_stages=2", "diagnostics.probe_items=4",
          "diagnostics.probe_episodes_per_item=2", "diagnostics.fisher_messages=8"]  # fmt: skip
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
-
-
-def unsealed(line: str) -> dict[str, Any]:
-    """A row without its checksum, for tests that write other rows."""
-    return {key: value for key, value in json.loads(line).items() if key != "checksum"}
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +154,11 @@ def test_without_discount_nothing_is_certified_but_by_turns(run: Path, tmp_path:
     folder = Path(shutil.copytree(run, tmp_path / "run"))
     recipe = folder / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("discount: auto", "discount: 1.0"))
-    rows = [unsealed(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = plain_rows(folder)
     for row in rows:
         if row.get("certificate"):
             row["certificate"] |= {"gamma": 1.0, "kl": 0.0, "surrogate": row["certificate"]["surrogate_undiscounted"]}
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(folder, rows)
     assert main(["certify", str(folder), "--json"]) == 0
     stages = json.loads(capsys.readouterr().out)["stages"]
     moved = {row["stage"] for row in rows if row.get("certificate")}
@@ -207,13 +203,6 @@ def test_diagnose_reads_the_tables_from_the_run_alone(run: Path, capsys: Any) ->
     assert "KL estimators" in shown and "stability" in shown and "cost" in shown
 
 
-def test_certify_without_an_accepted_update_is_one_line(tmp_path: Path, capsys: Any) -> None:
-    run = tmp_path / "run"
-    assert main(["train", RECIPE, *SMALL, "training.stages=1", "training.min_informative_groups=999", "--run-dir", str(run)]) == 0
-    assert main(["certify", str(run)]) == 2
-    assert "nothing to certify" in capsys.readouterr().err
-
-
 Edit = Callable[[list[dict[str, Any]]], None]
 
 
@@ -224,9 +213,9 @@ def edited(run: Path, tmp_path: Path) -> Callable[..., Path]:
     def make(change: Edit = lambda rows: None, **words: str) -> Path:
         folder = tmp_path / "run"
         shutil.copytree(run, folder, ignore=shutil.ignore_patterns("adapters", "checkpoint", "episodes"))
-        rows = [unsealed(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        rows = plain_rows(run)
         change(rows)
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder, rows)
         recipe = folder / "recipe.yaml"
         for old, new in words.items():
             assert f"{old}:" in recipe.read_text()
@@ -236,6 +225,15 @@ def edited(run: Path, tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return make
+
+
+def test_certify_without_an_accepted_update_is_one_line(edited: Callable[..., Path], capsys: Any) -> None:
+    def refuse(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            row |= {"decision": "rejected", "alpha": None, "certificate": None} if row["kind"] == "update" else {}
+
+    assert main(["certify", str(edited(refuse))]) == 2
+    assert "nothing to certify" in capsys.readouterr().err
 
 
 def moved(rows: list[dict[str, Any]], fresh: list[int], kl: float = 0.01) -> None:
@@ -437,8 +435,8 @@ def test_what_cannot_be_certified_says_why(edited: Any, capsys: Any) -> None:
     assert main(["diagnose", str(folder)]) == 0
     (folder / "baseline.json").write_text("{}")
     assert main(["certify", str(folder)]) == 2 and "a run of `baseline`" in capsys.readouterr().err
-    rows = [unsealed(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = plain_rows(folder)
     bare = [row | ({"certificate": None, "probe": None, "diagnostics": None} if row["kind"] == "update" else {}) for row in rows]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in bare))
+    write_rows(folder, bare)
     assert main(["diagnose", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["missing"]["zeta"] == "not measured in a run of `baseline`"

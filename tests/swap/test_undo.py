@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up_run import plain_rows, write_rows
 
 from teamtr_lora.cli import main
 from teamtr_lora.runs.metrics import StageRow, SwapRow, read_rows
@@ -18,24 +19,19 @@ from teamtr_lora.study.diagnose import diagnose_run
 LEFT = ["--agent", "left", "--with", "fresh:rank=8", "--direct", "--json"]
 
 
-def unsealed(line: str) -> dict[str, Any]:
-    """A row without its checksum, for tests that write other rows."""
-    return {key: value for key, value in json.loads(line).items() if key != "checksum"}
-
-
 @pytest.fixture(scope="module")
 def trained_on(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One stage, a swap of left, another stage; every evaluation is given an accuracy of its own. Read only."""
     run = Path(shutil.copytree(trained, tmp_path_factory.mktemp("undo") / "run"))
     assert main(["swap", str(run), *LEFT]) == 0
     assert main(["train", str(run), "training.stages=2", "--resume", "--json"]) == 0
-    rows = [unsealed(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = plain_rows(run)
     for row in rows:
         for key, share in (("evaluation", 0.1), ("evaluation_before", 0.05)):
             if row.get(key):
                 judged = {"value": 0.5, "standard_error": 0.1}
                 row[key] |= {"avg_at_k": share + row["stage"] / 5, "coordination": judged, "coordination_given_success": judged}
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(run, rows)
     _save(run, metrics_bytes=(run / "metrics.jsonl").stat().st_size, accuracy_after=0.5)
     return run
 
@@ -98,7 +94,7 @@ def _forget(run: Path, kind: type, key: str) -> None:
     for row in rows:
         if isinstance(row, kind) and row.stage == 1:  # type: ignore[union-attr]
             setattr(row, key, None)
-    (run / "metrics.jsonl").write_text("".join(row.model_dump_json() + "\n" for row in rows))
+    write_rows(run, [row.model_dump(mode="json") for row in rows])
     _save(run, metrics_bytes=(run / "metrics.jsonl").stat().st_size)
 
 

@@ -39,6 +39,19 @@ class CoinSettings(TaskSettings):
 '''
 
 
+RUN_ALL = """
+import contextlib, io, json, sys
+from teamtr_lora.cli import main
+found = []
+for line in sys.argv[1:]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(line.split())
+    found.append({"code": code, "out": out.getvalue(), "err": err.getvalue()})
+print(json.dumps(found))
+"""
+
+
 def test_one_file_and_one_line_add_a_task(tmp_path: Path) -> None:
     package = Path(teamtr_lora.__file__).parent
     heavy = shutil.ignore_patterns("*.safetensors", "*.md", "__pycache__")
@@ -49,15 +62,18 @@ def test_one_file_and_one_line_add_a_task(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("team: {agents: [{name: a}]}\ntask: {name: coin, sides: 3}\n")
     (tmp_path / "wrong.yaml").write_text("team: {agents: [{name: a}]}\ntask: {name: coin, side: 3}\n")
 
-    def run(*argv: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        return subprocess.run(
-            [sys.executable, "-m", "teamtr_lora", *argv], capture_output=True, text=True, cwd=tmp_path, env=environment
-        )
-
-    assert run("validate", "r.yaml").returncode == 0
-    assert "task.side = 3: unknown key; did you mean 'sides'?" in run("validate", "wrong.yaml").stderr
-    assert {"name": "coin", "items": "generated", "about": "Guess a coin."} in json.loads(run("tasks", "list", "--json").stdout)
-    assert json.loads(run("tasks", "sample", "coin", "sides=4", "-n", "1", "--json").stdout)["prompt"] == "heads or tails?"
-    assert "task.sides" in run("keys", "sides").stdout
-    assert "CoinSettings" in json.loads(run("validate", "--schema").stdout)["$defs"]
+    commands = ["validate r.yaml", "validate wrong.yaml", "tasks list --json", "tasks sample coin sides=4 -n 1 --json"]
+    commands += ["keys sides", "validate --schema"]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL, *commands],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    right, wrong, listed, sampled, keys, schema = json.loads(done.stdout)
+    assert right["code"] == 0 and "task.side = 3: unknown key; did you mean 'sides'?" in wrong["err"]
+    assert {"name": "coin", "items": "generated", "about": "Guess a coin."} in json.loads(listed["out"])
+    assert json.loads(sampled["out"])["prompt"] == "heads or tails?"
+    assert "task.sides" in keys["out"] and "CoinSettings" in json.loads(schema["out"])["$defs"]

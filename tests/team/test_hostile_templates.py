@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.team import chat as chat_module
 from teamtr_lora.team.chat import ChatPieces
-from teamtr_lora.team.template_limits import TooLongError, check_template, limited
 
 GOOD = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 GOOD += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -49,40 +47,30 @@ def test_it_ends_in_one_line(template: str, tokenizer: Any, monkeypatch: pytest.
     assert "\n" not in str(caught.value) and time.monotonic() - started < 30
 
 
-def test_what_only_a_later_content_sets_off_is_bounded_in_time(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer.chat_template = "{% if 'go off' in messages[-1].content %}" + LOOP + "{% endif %}" + GOOD
+def test_no_text_from_outside_reaches_the_template(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that behaves until it sees a certain text never sees it: the process that renders it is not asked again."""
+    tokenizer.chat_template = "{% if 'go off' in messages[-1].content %}{{ 'x' * 9999999999 }}{% endif %}" + GOOD
     pieces = ChatPieces(tokenizer, reasoning=False)
-    assert "fine" in pieces.prologue("", "fine")
-    monkeypatch.setattr(chat_module, "limited", lambda: limited(0.5))
-    started = time.monotonic()
-    with pytest.raises(UserError, match="not finished"):
-        pieces.prologue("", "go off")
-    assert time.monotonic() - started < 20
-    assert "fine" in pieces.prologue("", "fine"), "afterwards all is as before"
+    monkeypatch.setattr(subprocess, "run", None)
+    monkeypatch.setattr(type(tokenizer), "apply_chat_template", None)
+    assert pieces.prologue("be brief", "go off") == (
+        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\ngo off<|im_end|>\n"
+    )
 
 
-@pytest.mark.parametrize(
-    "template", [GOOD, "{% generation %}{{ messages[0].content }}{% endgeneration %}", "{{ nonesuch.a.b }}", "{%"]
-)
-def test_only_the_endless_are_refused_by_the_trial(template: str) -> None:
-    check_template(template, (("eos_token", "</s>"),))
+@pytest.mark.parametrize("content", ["plain", " \n padded\t\n", "", "{{ 7 * 7 }}", "\u2063mark\u2063", "two\nlines"])
+@pytest.mark.parametrize("trimmed", ["", "|trim", ".strip()", ".lstrip()", ".rstrip()"])
+def test_contents_stand_where_the_template_would_write_them(tokenizer: Any, content: str, trimmed: str) -> None:
+    tokenizer.chat_template = GOOD.replace("m.content", f"m.content{trimmed}")
+    pieces = ChatPieces(tokenizer, reasoning=False)
+    for system in ("", " be brief "):
+        turns = [{"role": "system", "content": system}, {"role": "user", "content": content}]
+        assert pieces.prologue(system, content) == tokenizer.apply_chat_template(turns, tokenize=False)
 
 
-def test_the_limit_ends_its_own_thread_only() -> None:
-    ended: list[str] = []
-
-    def work(name: str, seconds: float) -> None:
-        try:
-            with limited(seconds):
-                for _ in range(300):
-                    time.sleep(0.005)
-            ended.append(f"{name} finished")
-        except TooLongError:
-            ended.append(f"{name} stopped")
-
-    threads = [threading.Thread(target=work, args=("short", 0.2)), threading.Thread(target=work, args=("long", 60.0))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(ended) == ["long finished", "short stopped"]
+def test_a_mistake_in_a_template_is_one_line(tokenizer: Any) -> None:
+    for template in ("{{ nonesuch.a.b }}", "{%", "{{ raise_exception('no') }}", "{{ messages[0].content }}"):
+        tokenizer.chat_template = template
+        with pytest.raises(UserError, match="chat template") as caught:
+            ChatPieces(tokenizer, reasoning=False)
+        assert "\n" not in str(caught.value)

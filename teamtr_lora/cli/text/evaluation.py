@@ -52,8 +52,6 @@ def _print_categories(console: Console, result: EvaluationResult) -> None:
 
 def print_comparison(comparison: Comparison) -> None:
     console = Console()
-    if not console.is_terminal:
-        console.width = 120
     title = f"{comparison.items} items, k = {comparison.k}: B minus A, paired by item"
     exact = any(test.mcnemar_p_value is not None for test in comparison.tests.values())
     columns = ["measure", "A", "B", "difference", "95% interval", "p", *(["McNemar p"] if exact else []), "better / worse"]

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.text.tables import with_error
+from rich.markup import escape
+from rich.table import Table
+
+from teamtr_lora.cli.text.tables import print_table, with_error
+from teamtr_lora.common.consoles import Console, say
 from teamtr_lora.common.visible import visible_line
 from teamtr_lora.registry.imports import Imported
 from teamtr_lora.registry.verify import Verified
@@ -16,13 +20,14 @@ def print_teams(rows: list[dict[str, Any]], root: Path) -> None:
     if not rows:
         _say(f"{root}: no teams; teamtr-lora adapters import RUN --team NAME stores one")
         return
-    table = [["team", "version", "base", "task", "agents", "accuracy", "made by", "created"]]
+    table = []
     for row in rows:
         if "number" in row:
             accuracy = with_error(row["metrics"].get("avg_at_k"), row["metrics"].get("standard_error"), ".3f")
             values = [row["number"], row["base"], row["task"], ",".join(row["agents"]), accuracy]
             table.append([row["team"], *map(str, values), row["made_by"], row["created"]])
-    _columns(table if len(table) > 1 else [])
+    if table:
+        _columns(table, "team", "version", "base", "task", "agents", "accuracy", "made by", "created")
     for row in rows:
         if "number" not in row:
             _say(f"{row['team']}: {row.get('problem', str(row['adapters']) + ' adapter versions, no team version')}")
@@ -31,11 +36,11 @@ def print_teams(rows: list[dict[str, Any]], root: Path) -> None:
 def print_described(found: dict[str, Any]) -> None:
     """A team, an agent's versions, or one version: whichever `describe` found."""
     if "adapters" in found:
-        table = [["version", "made by", "from", "used by team version", "created"]]
+        table = []
         for row in found["adapters"]:
             used = ",".join(map(str, row["used_by"])) or "-"
             table.append([row["version"], row["made_by"], row["parent"] or "-", used, row["created"]])
-        _columns(table)
+        _columns(table, "version", "made by", "from", "used by team version", "created")
         return
     left_out = {"recipe", "metrics", "files", "lineage", "agents", "base", "format"}
     lines = {key: value for key, value in found.items() if key not in left_out}
@@ -72,13 +77,13 @@ def print_imported(done: Imported, root: Path) -> None:
         _say(note)
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> None:
-    """Aligned and never cut: hashes and paths are there to be copied."""
-    rows = [[visible_line(value) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def _columns(rows: Sequence[Sequence[str]], *heads: str) -> None:
+    """Never cut: hashes and paths are there to be copied."""
+    table = Table(*(heads or ("", "")), box=None, pad_edge=False, show_header=bool(heads), header_style="bold")
     for row in rows:
-        _say("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
+        table.add_row(*(escape(visible_line(value)) for value in row))
+    print_table(Console(), table)
 
 
 def _say(line: str) -> None:
-    print(visible_line(line))
+    say(visible_line(line))

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from teamtr_lora.cli.text.tables import known
+from teamtr_lora.cli.text.tables import known, print_table
 from teamtr_lora.common.consoles import Console
 from teamtr_lora.common.program import program
 from teamtr_lora.common.quantities import duration
@@ -70,7 +70,7 @@ def print_plan(plan: Plan) -> None:
         table.add_column(justify="right")
         for name, value in rows:
             table.add_row(escape(name), escape(value))
-        console.print(table)
+        print_table(console, table)
     if plan.expected_time is None:
         console.print("Expected time: not known; --calibrate measures it by a short run here, --from RUN takes an earlier run's.")
     else:

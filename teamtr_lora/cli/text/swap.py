@@ -59,7 +59,7 @@ def print_checks(console: Console, checks: Sequence[Check]) -> None:
 
 
 def print_swap(report: SwapReport) -> None:
-    console = Console(soft_wrap=True)
+    console = Console()
     if report.plan:
         console.print("this swap would:")
         for step in report.plan:
@@ -69,21 +69,19 @@ def print_swap(report: SwapReport) -> None:
         _print_alignment(console, {report.agent: report.alignment})
     _print_scores(console, "swap shock on held-out items", report)
     console.print(f"{escape(report.agent)}: {report.old} -> {report.new} ({report.how}, from {escape(report.source)})")
-    console.print(
-        "the replacement itself is not certified; go on with training, or: "
-        f"{program()} swap {escape(shlex.quote(report.team))} --undo"
-    )
+    console.print("the replacement itself is not certified; go on with training, or take it back:")
+    console.print(f"  {program()} swap {escape(shlex.quote(report.team))} --undo", soft_wrap=True)
 
 
 def print_rebase(report: RebaseReport) -> None:
-    console = Console(soft_wrap=True)
+    console = Console()
     _print_alignment(console, report.alignments)
     _print_scores(console, "the team on held-out items", report)
     console.print(f"{escape(report.team)} on {escape(report.old_base)} -> {escape(report.out)} on {escape(report.new_base)}")
 
 
 def print_undo(where: str, undone: Undone) -> None:
-    console = Console(soft_wrap=True)
+    console = Console()
     for agent, (gone, back) in undone.changed.items():
         console.print(f"{escape(where)}: {escape(agent)} {gone} -> {back}")
     if undone.trained:

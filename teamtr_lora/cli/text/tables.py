@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from teamtr_lora.common.consoles import Console, print_hanging
+from teamtr_lora.common.consoles import Console, longest_word, print_hanging
 
 
 def table_of(title: str, *columns: str, left: int = 1, **look: Any) -> Table:
@@ -23,20 +22,26 @@ def table_of(title: str, *columns: str, left: int = 1, **look: Any) -> Table:
 def print_table(console: Console, table: Table) -> None:
     """A table that is too wide for the console, so that words and numbers would be broken, becomes a list: a block a row."""
     _, right, _, left = table.padding
-    needed = [_longest_word([column.header, *column.cells]) + left + right + 1 for column in table.columns]
-    if sum(needed) + 1 <= console.width:
-        console.print(table)
+    room = console.width - (left + right + 1) * len(table.columns) - 1
+    texts = [[Text.from_markup(str(text)).plain for text in (column.header, *column.cells)] for column in table.columns]
+    words, lines = ([max(map(length, column)) for column in texts] for length in (longest_word, len))
+    if sum(words) <= room:
+        for left_over, place in enumerate(sorted(range(len(words)), key=lambda i: lines[i] - words[i])):
+            others = len(words) - left_over
+            share = (room - sum(words)) // others  # columns that need less than it leave more to the rest
+            words[place] = min(lines[place], words[place] + share)
+            table.columns[place].width = words[place]
+        with console.capture() as captured:
+            console.print(table)
+        for line in captured.get().splitlines():  # rich fills the last column up with spaces
+            console.print(Text.from_ansi(line.rstrip()), soft_wrap=True)
         return
     if table.title:
         console.print(table.title, style="italic")
     names = [str(column.header) for column in table.columns]
     for cells in zip(*(column.cells for column in table.columns), strict=True):
-        pairs = [f"{name} {cell}" for name, cell in zip(names, cells, strict=True) if str(cell)]
-        print_hanging(console, "  " + ", ".join(pairs))
-
-
-def _longest_word(texts: Iterable[Any]) -> int:
-    return max((len(word) for text in texts for word in Text.from_markup(str(text)).plain.split()), default=0)
+        pairs = [f"{name} {cell}".strip() for name, cell in zip(names, cells, strict=True) if str(cell)]
+        print_hanging(console, "  " + (", " if any(names) else "  ").join(pairs))
 
 
 def known(value: float | None, form: str = ".4f") -> str:

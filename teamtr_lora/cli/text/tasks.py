@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from teamtr_lora.cli.arguments import print_json
+from teamtr_lora.cli.text.tables import print_table
 from teamtr_lora.common.code_paths import offered_tasks
 from teamtr_lora.common.consoles import Console
 from teamtr_lora.common.visible import visible_line
@@ -40,7 +41,7 @@ def print_tasks() -> None:
     table.add_column("about")
     for row in task_rows():
         table.add_row(row["name"], row["items"], row["about"])
-    Console().print(table)
+    print_table(Console(), table)
 
 
 def task_keys(family: type[TaskSettings]) -> list[dict[str, Any]]:
@@ -57,7 +58,7 @@ def print_task(name: str) -> None:
     table = Table("key", "default", "about", box=None, pad_edge=False)
     for row in task_keys(family):
         table.add_row(*(escape(cell) for cell in (row["key"], json.dumps(row["default"]), row["about"])))
-    console.print(table)
+    print_table(console, table)
 
 
 def print_items(items: list[Item], as_json: bool) -> None:
@@ -75,7 +76,7 @@ def print_scores(scores: Scores) -> None:
     for row in scores.items:
         table.add_row(escape(visible_line(str(row["id"]))), *(f"{row[kind]:g}" for kind in ("score", *kinds)))
     console = Console()
-    console.print(table)
+    print_table(console, table)
     error = "" if scores.standard_error is None else f" ± {scores.standard_error:.4f} (standard error)"
     console.print(f"{scores.task}: n = {len(scores.items)}, mean = {scores.mean:.4f}{error}", markup=False)
     for kind in kinds:

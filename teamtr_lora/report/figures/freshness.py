@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from teamtr_lora.report.figures.drawing import Drawing, Drawn, axes, bars, line, plain, two_panels
@@ -29,29 +30,24 @@ def staleness(run: RunData) -> Drawn:
 
 
 def gap_by_place(run: RunData) -> Drawn:
-    found = run.diagnosis
-    if isinstance(found, str) or not found.staleness_by_update:
-        return PROBE
-    rows = found.staleness_by_update
-    places = [f"update {row['update']}" for row in rows]
-    traces = [
-        bars("Gap", places, [row["gap"] for row in rows], color="$agent0", hovertemplate="%{y:.4f}"),
-        bars("Gap from noise alone", places, [row["gap_null"] for row in rows], color="$band1", hovertemplate="%{y:.4f}"),
-    ]
-    return Drawing(traces, axes("place in the stage", "|stale - fresh| surrogate", barmode="group", xaxis={"type": "category"}))
+    rows = [] if isinstance(run.diagnosis, str) else run.diagnosis.staleness_by_update
+    names = {"Gap": ("gap", "$agent0"), "Gap from noise alone": ("gap_null", "$band1")}
+    return _by_place(rows, names, "|stale - fresh| surrogate", "%{y:.4f}") if rows else PROBE
 
 
 def context_drift(run: RunData) -> Drawn:
-    found = run.diagnosis
-    if isinstance(found, str) or not found.context_drift:
-        return UPDATES
-    rows = found.context_drift
+    rows = [] if isinstance(run.diagnosis, str) else run.diagnosis.context_drift
+    names = {"contexts that differ": ("value", "$agent1"), "from noise alone": ("null", "$band3")}
+    return _by_place(rows, names, "total variation", "%{y:.3f}") if rows else UPDATES
+
+
+def _by_place(rows: Sequence[Mapping[str, Any]], names: Mapping[str, tuple[str, str]], y: str, hover: str) -> Drawing:
+    """Bars beside each other by place in the stage; `names`: by what a bar is called, its key in the rows and its colour."""
     places = [f"update {row['update']}" for row in rows]
     traces = [
-        bars("contexts that differ", places, [row["value"] for row in rows], color="$agent1", hovertemplate="%{y:.3f}"),
-        bars("from noise alone", places, [row["null"] for row in rows], color="$band3", hovertemplate="%{y:.3f}"),
+        bars(name, places, [row[key] for row in rows], color=color, hovertemplate=hover) for name, (key, color) in names.items()
     ]
-    return Drawing(traces, axes("place in the stage", "total variation", barmode="group", xaxis={"type": "category"}))
+    return Drawing(traces, axes("place in the stage", y, barmode="group", xaxis={"type": "category"}))
 
 
 def importance(run: RunData) -> Drawn:
