@@ -245,7 +245,7 @@ def narrow(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 300
     while True:
         assert process.poll() is None and time.monotonic() < deadline, "the server did not start"
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
