@@ -27,7 +27,7 @@ from teamtr_lora.training.trainer import TeamTRTrainer
 from teamtr_lora.training.update import episode_advantages
 
 OTHER_ORDER = 10**6  # added to the seed: items in another order, and of a generator ones that no run comes to
-CLEAR = 2.0  # standard errors from 0 that make the sign of a gain clear
+CLEAR = 2.0  # standard errors that make a difference clear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,12 @@ class Verdict:
 
 
 class Oracle(TrainerCallback):  # type: ignore[misc]
-    """Give it to a trainer as a callback, with the trainer; verdicts are appended to `path`, a JSON object a line."""
+    """Give it to a trainer as a callback, with the trainer; verdicts are appended to `path`, a JSON object a line.
 
-    def __init__(self, trainer: TeamTRTrainer, path: Path, *, items: int = 96, episodes_per_item: int = 8) -> None:
+    The KL sits in a few items, whichever of their episodes is read, so that items count more than episodes of one.
+    """
+
+    def __init__(self, trainer: TeamTRTrainer, path: Path, *, items: int = 192, episodes_per_item: int = 4) -> None:
         self._trainer, self._path = trainer, path
         self._items, self._episodes_per_item = items, episodes_per_item
         self._episodes: list[Episode] = []
@@ -142,6 +145,7 @@ def verdict_shares(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
     return {
         "readings": float(len(verdicts)),
         "bound_holds": _share([v.true_kl <= v.kl_bound for v in verdicts]),
+        "bound_clearly_fails": _share([v.true_kl - CLEAR * v.true_kl_error > v.kl_bound for v in verdicts]),
         "accepted_out_of_region": _share([v.true_kl > v.delta for v in accepted]),
         "furthest_accepted": max((v.true_kl / v.delta for v in accepted), default=None),
         "sign_right": _share([(v.gain > 0) == (v.true_gain > 0) for v in verdicts]),

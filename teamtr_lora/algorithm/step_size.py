@@ -1,19 +1,22 @@
 """The learning rate that ends an update's steps at the edge of its trust region.
 
-KL grows with the square of the distance, and the distance with the learning rate and the number of steps. So one reading of the
-KL says what the learning rate should have been.
+KL grows with the square of the distance, and the distance with the sum of the steps' learning rates. So a reading of the KL says
+how much further the steps may go. What is read is an upper bound on the episodes that the steps are fitted to, since that is what
+the gate will compare: where a few contexts carry the KL it is several times the mean.
 """
 
 from __future__ import annotations
 
 import math
 
-# A probing step aims its update at this share of the radius: the gate compares an upper bound of the KL, which is larger.
-AIMED_SHARE = 0.6
+# Steps aim at this share of the radius: the gate has fewer episodes, none that the steps are fitted to, so its bound is larger.
+AIMED_SHARE = 0.8
 # From one update to the next a learning rate changes by at most this factor: one reading is noisy.
 MOST_CHANGE = 2.0
-# A probe that is off by more than this factor is taken again with the learning rate that it asks for.
+# A first step that is off by more than this factor is taken again with the learning rate that it asks for.
 TOLERATED = 2.0
+# Within an update a step is at most this many times as long as those before it were on average.
+MOST_GROWTH = 4.0
 
 
 def probed_rate(rate: float, kl: float, radius: float, planned: int) -> float:
@@ -23,7 +26,18 @@ def probed_rate(rate: float, kl: float, radius: float, planned: int) -> float:
     return rate * 100 if kl <= 0 else rate * math.sqrt(AIMED_SHARE * radius / kl) / planned
 
 
+def remaining_rate(rates: list[float], kl: float, radius: float, planned: int) -> float:
+    """The learning rate with which the rest of the `planned` steps reaches the aim, after steps with `rates` that have moved by
+    `kl`. 0: they are there already, or beyond."""
+    gone, most = sum(rates), MOST_GROWTH * sum(rates) / len(rates)
+    if not math.isfinite(kl):
+        return 0.0
+    reach = math.sqrt(AIMED_SHARE * radius / kl) if kl > 0 else math.inf
+    return min(max(gone * (reach - 1) / (planned - len(rates)), 0.0), most)
+
+
 def next_rate(rate: float, reach: float, *, taken: int, planned: int) -> float:
-    """The learning rate of the next update, after `taken` steps that could have gone `reach` times as far to end at the edge."""
+    """The learning rate of the next update, after `taken` steps of `rate` on average that could have gone `reach` times as far to
+    end at the edge."""
     factor = reach * taken / planned
     return rate * min(max(factor, 1 / MOST_CHANGE), MOST_CHANGE)

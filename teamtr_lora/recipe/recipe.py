@@ -174,7 +174,7 @@ class TrustRegionSection(Section):
     step: Literal["fill", "shrink"] = Field(
         default="fill", description="fill: stretch or shrink the step to fill the region; shrink: only ever shrink it."
     )
-    max_stretch: float = Field(default=4.0, ge=1, description="step: fill only. Largest factor by which a step is stretched.")
+    max_stretch: float = Field(default=1.5, ge=1, description="step: fill only. Largest factor by which a step is stretched.")
     backtracks: int = Field(default=6, ge=1, description="Most step lengths measured per update, the whole step included.")
     beta_initial: float = Field(
         default=0.1,

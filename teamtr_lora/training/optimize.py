@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from teamtr_lora.algorithm.clustered import clustered_mean
 from teamtr_lora.algorithm.fixed_point import FixedPointSum, unit_exponent
-from teamtr_lora.algorithm.step_size import TOLERATED, probed_rate
+from teamtr_lora.algorithm.step_size import TOLERATED, probed_rate, remaining_rate
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.algorithm.variants.region import TrustRegion
@@ -49,7 +51,7 @@ class OptimizeReport:
     steps: int = 0
     planned: int = 0  # steps, had nothing stopped it
     probes: int = 0  # steps that were taken back, because the learning rate was far from the right one
-    learning_rate: float
+    learning_rate: float  # mean over the steps
     kl: float = 0.0  # in-sample, exact: of the accepted step; else as the last pass measured it
     gain: float | None = None  # in-sample: how much the accepted step improves the surrogate. None: not measured
     clip_rate: float = 0.0  # share of messages whose ratio was clipped, then
@@ -63,14 +65,21 @@ class OptimizeReport:
         return self.gain is not None and self.gain > 0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class InSample:
     """Means over the messages of one minibatch, and each message's log-ratio."""
 
     kl: float
-    gain: float  # of the clipped surrogate without the penalty, over the policy that the update started from
-    clip_rate: float
+    kl_bound: float = 0.0
+    gain: float = 0.0  # of the clipped surrogate without the penalty, over the policy that the update started from
+    clip_rate: float = 0.0
     log_ratio_M: Tensor
+
+
+def in_sample_bound(kl_M: Tensor, batch: MessageBatch, confidence: float) -> float:
+    """The upper bound of the mean KL, clustered by group as the gate's; one group alone has none, and its mean is taken."""
+    found = clustered_mean(kl_M, batch.group_M, confidence, batch.weight_M)
+    return found.bound if found.standard_error < math.inf else found.mean
 
 
 def optimize(
@@ -79,39 +88,45 @@ def optimize(
     """Steps until the epochs are done or the trust region says stop. The pass that makes a gradient also measures the KL, so a
     kind of region that stops at its radius never takes a step from outside.
 
-    With `probe`, `rate` is only where to start: the KL after the first step says which learning rate ends at the region's edge.
-    The step is taken back where `rate` was far from that. A first step that leaves the region is such a probe too.
+    With an automatic learning rate `rate` is that of the first step, and the pass after it says how long the others are, so that
+    they end at the region's edge. A first step that went much too far by itself is taken back. With `probe`, `rate` is only where
+    to start, and a first step that was much too short is taken back too.
     """
     region, training = learner.region, learner.config.training
+    automatic = training.learning_rate == "auto" and region.gates
     steps = [minibatch for _ in range(training.inner_epochs) for minibatch in minibatches]
     report = OptimizeReport(beta=region.penalty(beta), learning_rate=rate, planned=len(steps))
+    rates: list[float] = []
     # a pass measures the steps before it, so a single step is measured by a further pass where it is to be probed
     passes = [*steps, steps[0]] if probe and len(steps) == 1 else steps
     overflows = 0
-    while report.steps < len(passes) and overflows < MOST_OVERFLOWS:
-        seen = accumulate(learner, passes[report.steps], report.beta)
+    while len(rates) < len(passes) and overflows < MOST_OVERFLOWS:
+        seen = accumulate(learner, passes[len(rates)], report.beta)
         outside = region.stops(seen.kl, radius)
-        if report.steps == 1 and report.probes < MOST_PROBES and (probe or outside and training.learning_rate == "auto"):
-            wanted = probed_rate(report.learning_rate, seen.kl, radius, len(steps))
-            if not 1 / TOLERATED < wanted / report.learning_rate < TOLERATED:
+        if automatic and len(rates) == 1 and report.probes < MOST_PROBES:
+            wanted = probed_rate(rate, seen.kl_bound, radius, len(steps))
+            if wanted * len(steps) * TOLERATED < rate or probe and not 1 / TOLERATED < wanted / rate < TOLERATED:
                 learner.optimizer.zero_grad(set_to_none=True)  # the pass that measured the step has made a gradient there
                 learner.start_again()
-                report.learning_rate, report.steps = wanted, 0
+                rate, rates = wanted, []
                 report.probes += 1
                 continue
-        if report.steps:  # before the first step the KL is 0 and says nothing about the penalty
+        if rates:  # before the first step the KL is 0 and says nothing about the penalty
             report.kl, report.clip_rate = seen.kl, seen.clip_rate
             report.beta = region.next_penalty(report.beta, seen.kl, radius)
-        if outside or report.steps == len(steps):
-            report.stopped_early = outside
+            if automatic and len(rates) < len(steps):
+                rate = remaining_rate(rates, seen.kl_bound, radius, len(steps))
+        if outside or rate == 0 or len(rates) == len(steps):
+            report.stopped_early = outside or rate == 0
             learner.optimizer.zero_grad(set_to_none=True)
-            return report
-        norm = _step(learner, report.learning_rate)
+            break
+        norm = _step(learner, rate)
         if math.isfinite(norm):
             report.gradient_norm = norm
-            report.steps += 1
+            rates.append(rate)
         else:  # no step was taken: a KL of 0 after it would say that the learning rate is too small
             overflows += 1
+    report.steps, report.learning_rate = len(rates), fmean(rates) if rates else rate
     return report
 
 
@@ -175,14 +190,15 @@ def _in_sample(learner: Learner, batch: MessageBatch, current: CurrentPolicy, lo
     terms = surrogate_terms(logp_N, logp_cur_N, message_N, batch.advantage_M, **_clipping(config))
     kl_M = message_kl(kl_N, message_N, count, config.trust_region.reduction).double()
     weight_M = batch.weight_M.double() / batch.weight_M.double().sum()
-    kl, gain, clipped = ranks.broadcast(
+    kl, bound, gain, clipped = ranks.broadcast(
         (
             float((kl_M * weight_M).sum()),
+            in_sample_bound(kl_M, batch, config.trust_region.confidence),
             float((terms.objective_M - batch.advantage_M).double().mean()),
             float(terms.clipped_M.double().mean()),
         )
     )
-    return InSample(kl=kl, gain=gain, clip_rate=clipped, log_ratio_M=terms.log_ratio_M)
+    return InSample(kl=kl, kl_bound=bound, gain=gain, clip_rate=clipped, log_ratio_M=terms.log_ratio_M)
 
 
 class _Gradient:

@@ -247,11 +247,10 @@ class AgentUpdater:
 
     def _optimize(self, agent: str, learner: Learner, minibatches: list[Minibatch]) -> OptimizeReport:
         training, cap = self._config.training, self._config.rollout.importance_cap
-        if len(minibatches) > 1 or cap is not None:  # else the first pass of the one minibatch keeps the current policy
-            for minibatch in minibatches:
-                minibatch.current = keep_current(self.scorer, minibatch.batch)
-                if cap is not None:
-                    weight_by_sampler(self.scorer.ranks, minibatch.batch, minibatch.current, cap)
+        for minibatch in minibatches[cap is None :]:  # the first minibatch's own first pass keeps the current policy
+            minibatch.current = keep_current(self.scorer, minibatch.batch)
+            if cap is not None:
+                weight_by_sampler(self.scorer.ranks, minibatch.batch, minibatch.current, cap)
         rate = self.rates[agent] or training.starting_rate
         probe = training.learning_rate == "auto" and self.rates[agent] is None and self._variants.region.gates
         return optimize(learner, minibatches, radius=self.radii[agent], beta=self.betas[agent], rate=rate, probe=probe)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from teamtr_lora.algorithm.step_size import AIMED_SHARE, MOST_CHANGE, next_rate, probed_rate
+from teamtr_lora.algorithm.step_size import AIMED_SHARE, MOST_CHANGE, MOST_GROWTH, next_rate, probed_rate, remaining_rate
 
 
 def moved(rate: float, steps: int, scale: float = 3.0) -> float:
@@ -25,6 +25,23 @@ def test_a_probe_that_says_nothing_moves_by_a_large_factor() -> None:
     assert probed_rate(1e-3, 0.0, 0.01, 4) == pytest.approx(0.1)
     for broken in (math.inf, math.nan):
         assert probed_rate(1e-3, broken, 0.01, 4) == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize("rates", [[1e-3], [1e-3, 4e-3], [2e-3, 1e-3, 1e-3]])
+@pytest.mark.parametrize("planned", [4, 7])
+def test_the_rest_of_the_steps_ends_at_the_aim(rates: list[float], planned: int) -> None:
+    rest = planned - len(rates)
+    radius = 3.0 * 0.008**2 / AIMED_SHARE  # 0.008 is how far the rates may go together
+    rate = remaining_rate(rates, moved(sum(rates), 1), radius, planned)
+    assert sum(rates) + rest * rate == pytest.approx(0.008)
+
+
+def test_steps_do_not_go_on_from_the_edge_and_do_not_leap() -> None:
+    assert remaining_rate([1e-3], AIMED_SHARE * 0.01, 0.01, 2) == pytest.approx(0.0, abs=1e-12)
+    for beyond in (0.0101, 3.0, math.inf, math.nan):
+        assert remaining_rate([1e-3], beyond, 0.01, 2) == 0.0
+    for nothing in (0.0, 1e-12):
+        assert remaining_rate([1e-3, 3e-3], nothing, 0.01, 3) == pytest.approx(MOST_GROWTH * 2e-3)
 
 
 def test_the_next_rate_ends_all_planned_steps_at_the_edge() -> None:

@@ -56,13 +56,14 @@ def test_what_is_counted() -> None:
     found = oracle.verdict_shares(
         [
             verdict(),
-            verdict(true_kl=0.03),  # the bound is wrong, and the accepted step out of region
+            verdict(true_kl=0.03, true_kl_error=0.006),  # the bound is wrong, if not clearly, and the accepted step out of region
             verdict(true_gain=-0.1),  # clearly harms, and the gate saw a gain
             verdict(accepted=False, gain=-0.1),  # refused in region for a gain that is there
-            verdict(accepted=False, kl_bound=0.5, true_kl=0.4, gain=-0.1, true_gain=-0.001),  # rightly out of region
+            verdict(accepted=False, kl_bound=0.5, true_kl=0.51, gain=-0.1, true_gain=-0.001),  # out of region, its bound too low
         ]
     )
-    assert found["readings"] == 5 and found["bound_holds"] == pytest.approx(4 / 5)
+    assert found["readings"] == 5 and found["bound_holds"] == pytest.approx(3 / 5)
+    assert found["bound_clearly_fails"] == pytest.approx(1 / 5)
     assert found["accepted_out_of_region"] == pytest.approx(1 / 3) and found["furthest_accepted"] == pytest.approx(1.5)
     assert found["sign_right"] == pytest.approx(3 / 5) and found["clear_sign_right"] == pytest.approx(2 / 4)
     assert found["accepted_that_harm"] == pytest.approx(1 / 3)

@@ -8,13 +8,24 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from teamtr_lora.algorithm.clustered import clustered_mean
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.recipe import TrainingSection
 from teamtr_lora.team import agent_sequences
-from teamtr_lora.training.batches import message_batch
-from teamtr_lora.training.optimize import MOST_PROBES, InSample, Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
+from teamtr_lora.training.batches import MessageBatch, message_batch
+from teamtr_lora.training.optimize import (
+    MOST_PROBES,
+    InSample,
+    Learner,
+    Minibatch,
+    OptimizeReport,
+    _step,
+    in_sample_bound,
+    measure_in_sample,
+    optimize,
+)
 from teamtr_lora.training.optimizers import build_optimizer, flatten_state, restore_state
 from teamtr_lora.training.scoring import Scorer, keep_current
 
@@ -133,8 +144,9 @@ def test_minibatches_are_optimizer_steps(climb) -> None:
 
 
 def test_the_report_of_the_kept_step_is_of_all_minibatches(climb, monkeypatch) -> None:
-    shares = iter([(0.1, 1.0, 0.0), (0.2, 2.0, 0.3), (0.6, 6.0, 0.6)])
-    monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *_: InSample(*next(shares), torch.zeros(1)))
+    shares = [{"kl": 0.1, "gain": 1.0}, {"kl": 0.2, "gain": 2.0, "clip_rate": 0.3}, {"kl": 0.6, "gain": 6.0, "clip_rate": 0.6}]
+    passes = iter([InSample(**share, log_ratio_M=torch.zeros(1)) for share in shares])
+    monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *_: next(passes))
     report = OptimizeReport(learning_rate=1.0, beta=1.0)
     assert len(measure_in_sample(None, [None] * 3, report)) == 3
     assert (report.kl, report.gain, report.clip_rate) == pytest.approx((0.3, 3.0, 0.3))
@@ -204,7 +216,7 @@ def test_an_optimizer_without_moments_yet_restores_to_one() -> None:
 
 @pytest.mark.parametrize(("kl", "stops"), [(0.0999, False), (0.1, True), (0.15, True)])
 def test_it_stops_at_delta_and_not_later(climb, monkeypatch, kl: float, stops: bool) -> None:
-    passes = iter([InSample(0.0, 0.0, 0.0, torch.zeros(1))] + [InSample(kl, 0.0, 0.0, torch.zeros(1))] * 5)
+    passes = iter([InSample(kl=value, log_ratio_M=torch.zeros(1)) for value in (0.0, kl, kl, kl)])
     monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *_: next(passes))
     report = climb(inner_epochs=3, delta=0.1, faked=True).report
     assert report.stopped_early is stops and report.steps == (1 if stops else 3)
@@ -213,43 +225,76 @@ def test_it_stops_at_delta_and_not_later(climb, monkeypatch, kl: float, stops: b
 AUTO = {"learning_rate": "auto", "optimizer": torch.optim.AdamW, "probe": True}
 
 
+@pytest.fixture
+def rates(monkeypatch) -> list[float]:
+    """The learning rate of every optimizer step, also of those that are taken back."""
+    found: list[float] = []
+
+    def step(learner: Learner, rate: float) -> float:
+        found.append(rate)
+        return _step(learner, rate)
+
+    monkeypatch.setattr("teamtr_lora.training.optimize._step", step)
+    return found
+
+
 @pytest.mark.parametrize("epochs", [1, 4])
 @pytest.mark.parametrize("initial", [1e-6, 3e-5, 1e-3, 3e-2, 0.5])
-def test_probing_ends_near_the_edge_wherever_it_starts(climb, initial: float, epochs: int) -> None:
+def test_probing_ends_near_the_edge_wherever_it_starts(climb, rates: list[float], initial: float, epochs: int) -> None:
     """Initial rates half a million times apart: the KL after all steps is within a factor of the radius, and mostly inside."""
     delta = 0.02
     got = climb(**AUTO, initial_learning_rate=initial, inner_epochs=epochs, delta=delta)
     assert 1 <= got.report.steps <= epochs and got.report.planned == epochs
-    assert got.report.probes <= MOST_PROBES and (got.report.probes > 0) is (got.report.learning_rate != initial)
+    assert got.report.probes <= MOST_PROBES and (got.report.probes > 0) is (rates[got.report.probes] != initial)
     assert delta / 6 < got.reached < 3 * delta, f"{got.reached} after {got.report.steps} steps of {got.report.learning_rate}"
     assert got.gain > 0
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_a_probe_leaves_no_trace(climb, epochs: int) -> None:
-    """What probing found, taken as a fixed rate from the start: the same adapter and the same moments, bit for bit."""
+def test_a_probe_leaves_no_trace(climb, rates: list[float], epochs: int) -> None:
+    """What probing found, taken as the rate to start with: the same adapter and the same moments, bit for bit."""
     probed = climb(**AUTO, initial_learning_rate=0.1, inner_epochs=epochs, delta=0.02, beta=0.3)
     assert probed.report.probes > 0
-    plain = climb(
-        learning_rate=probed.report.learning_rate, optimizer=torch.optim.AdamW, inner_epochs=epochs, delta=0.02, beta=0.3
-    )
-    assert plain.report.probes == 0 and plain.report.steps == probed.report.steps
+    kept = rates[probed.report.probes :]
+    plain = climb(**(AUTO | {"probe": False}), initial_learning_rate=kept[0], inner_epochs=epochs, delta=0.02, beta=0.3)
+    assert plain.report.probes == 0 and rates[probed.report.probes + len(kept) :] == kept
     assert all(torch.equal(probed.adapter[n], plain.adapter[n]) for n in plain.adapter)
     for one, other in zip(probed.moments["state"].values(), plain.moments["state"].values(), strict=True):
         assert one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
     assert probed.report.gradient_norm == plain.report.gradient_norm
 
 
-def test_a_rate_that_is_known_is_probed_again_only_where_its_first_step_leaves_the_region(climb) -> None:
+def test_steps_after_the_first_go_as_far_as_it_left_to_go(climb, rates: list[float]) -> None:
+    """An agent's rate from its last update is where an update begins; its own readings say how it goes on."""
     known = {"learning_rate": "auto", "optimizer": torch.optim.AdamW, "inner_epochs": 3, "delta": 0.02}
-    calm = climb(**known, initial_learning_rate=1e-5)
-    assert calm.report.probes == 0 and calm.report.learning_rate == 1e-5 and calm.report.steps == 3
+    short = climb(**known, initial_learning_rate=1e-5).report
+    assert short.probes == 0 and short.steps == 3 and rates == pytest.approx([1e-5, 4e-5, 1e-4]), "each at most 4 times as long"
+    assert short.learning_rate == pytest.approx(5e-5), "the mean"
+    rates.clear()
+    found = climb(**known, initial_learning_rate=1e-3)
+    assert found.report.probes == 0 and len(set(rates)) == 3 and 0.3 * 0.02 < found.reached < 1.5 * 0.02
+    rates.clear()
     wild = climb(**known, initial_learning_rate=0.5)
     assert wild.report.probes >= 1 and wild.report.learning_rate < 0.1 and wild.reached < 3 * 0.02
-    fixed = climb(**(known | {"learning_rate": 0.5}))
-    assert (
-        fixed.report.probes == 0 and fixed.report.stopped_early and fixed.report.steps == 1 and fixed.report.learning_rate == 0.5
-    )
+    fixed = climb(**(known | {"learning_rate": 0.5})).report
+    assert fixed.probes == 0 and fixed.stopped_early and fixed.steps == 1 and fixed.learning_rate == 0.5
+
+
+@pytest.mark.parametrize(("bound", "steps", "probes"), [(0.079, 3, 0), (0.081, 1, 0), (0.319, 1, 0), (0.321, 0, 1)])
+def test_steps_end_where_the_in_sample_bound_reaches_the_aim(climb, monkeypatch, bound, steps, probes) -> None:
+    """At 0.8 of the radius, 0.1: nothing is left to go. A first step twice as far as that, four times the KL, is taken back."""
+    bounds = iter([0.0, bound] + [0.01] * 9)
+    monkeypatch.setattr("teamtr_lora.training.optimize.in_sample_bound", lambda *_: next(bounds))
+    report = climb(learning_rate="auto", initial_learning_rate=1e-9, inner_epochs=3, delta=0.1).report
+    assert report.probes == probes and report.steps == (steps or 3) and report.stopped_early is (steps == 1)
+
+
+def test_the_bound_in_sample_is_that_of_the_groups() -> None:
+    kl_M, group_M, weight_M = torch.tensor([0.1, 0.2, 0.6, 0.3]), torch.tensor([3, 3, 7, 8]), torch.tensor([1.0, 2.0, 1.0, 1.0])
+    batch = MessageBatch(messages=[], group_M=group_M, advantage_M=kl_M, weight_M=weight_M, episode_M=group_M, microbatches=[])
+    assert in_sample_bound(kl_M, batch, 0.9) == clustered_mean(kl_M, group_M, 0.9, weight_M).bound > 0.28
+    alone = replace(batch, group_M=torch.zeros(4, dtype=torch.long))
+    assert in_sample_bound(kl_M, alone, 0.9) == pytest.approx(1.4 / 5), "one group has no bound, so the mean speaks"
 
 
 class Overflowing(torch.amp.GradScaler):
