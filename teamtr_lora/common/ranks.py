@@ -110,9 +110,10 @@ class _Group(Ranks):
         from torch import distributed
 
         super().__init__()
-        self.rank, self.size, self._store, self._nccl = rank, size, store, None
+        self.rank, self.size, self._store = rank, size, store
+        self._nccl: Any = None
         with self._peers():
-            self._gloo = distributed.ProcessGroupGloo(distributed.PrefixStore("gloo", store), rank, size, LONGEST_WAIT)
+            self._gloo: Any = distributed.ProcessGroupGloo(distributed.PrefixStore("gloo", store), rank, size, LONGEST_WAIT)
 
     def use_gpu(self, local_rank: int) -> None:
         """From here on this process sees its own GPU (or GPUs) only, so that nothing in it can take another rank's."""
@@ -131,7 +132,8 @@ class _Group(Ranks):
         self.shared_gpu = bool(mine) and len(set(places)) < self.size
         if all(gpu for _, gpu in places) and len(set(places)) == self.size:
             store = torch.distributed.PrefixStore("nccl", self._store)
-            self._nccl = torch.distributed.ProcessGroupNCCL(store, self.rank, self.size)
+            nccl: Any = torch.distributed.ProcessGroupNCCL
+            self._nccl = nccl(store, self.rank, self.size, nccl.Options())
 
     @contextmanager
     def _peers(self) -> Iterator[None]:

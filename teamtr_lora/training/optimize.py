@@ -169,7 +169,7 @@ def accumulate(learner: Learner, minibatch: Minibatch, beta: float) -> InSample:
             present_M = torch.zeros(count, device=device).index_fill(0, part.message_N, 1.0)
             gain = ((terms.objective_M - advantage_M) * present_M).sum() / count
             kl = (message_kl(kl_N, part.message_N, count, config.trust_region.reduction) * weight_M).sum()
-            learner.scaler.scale(beta * kl - gain).backward()  # type: ignore[no-untyped-call]
+            learner.scaler.scale(beta * kl - gain).backward()
             gradient.take()
     if gradient is not None:
         gradient.finish()
