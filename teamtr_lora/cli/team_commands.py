@@ -20,7 +20,7 @@ from teamtr_lora.cli.arguments import (
     show,
     temperature,
 )
-from teamtr_lora.cli.launch import add_gpus, on_every_gpu
+from teamtr_lora.cli.launch import add_gpus, gpus_each, on_every_gpu
 from teamtr_lora.common.errors import UserError
 
 _TEAM_OF = "where a team's bare name is looked up"
@@ -85,10 +85,12 @@ def _eval(args: argparse.Namespace) -> int | None:
     baseline = _baseline(args)
     from teamtr_lora.cli.text.evaluation import print_comparison, print_evaluation
     from teamtr_lora.cli.text.summary import progress_bar
-    from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, device_of, evaluate_team, the_one_team
+    from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team, recipe_of, the_one_team
 
     team = the_one_team(args.team, args.compare)
-    if (ended := on_every_gpu(args, "auto" if team is None else device_of(team, args.registry))) is not None:
+    recipe = None if team is None else recipe_of(team, args.registry)
+    device, each = ("auto", 1) if recipe is None else (recipe.base.device, gpus_each(recipe.rollout))
+    if (ended := on_every_gpu(args, device, each)) is not None:
         return ended
     asked = options(EvalOptions, args, baseline=baseline)
     with progress_bar("evaluating") as progress:

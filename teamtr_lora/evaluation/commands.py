@@ -134,9 +134,9 @@ def the_one_team(team: Path | None, compared: list[Path] | None) -> Path | None:
     return team
 
 
-def device_of(source: str | Path, registry: Path) -> str:
-    """base.device of a team's recipe."""
-    return find_team(source, registry, recipes=True).recipe.base.device
+def recipe_of(source: str | Path, registry: Path) -> Recipe:
+    """The recipe of a team."""
+    return find_team(source, registry, recipes=True).recipe
 
 
 def compare_runs(sources: list[Path], options: EvalOptions, progress: Progress | None = None) -> Comparison:
