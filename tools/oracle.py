@@ -70,9 +70,9 @@ class Oracle(TrainerCallback):  # type: ignore[misc]
         judge = updater._judge
 
         def judged(agent: str, batch: MessageBatch, before: Snapshot, candidate: Snapshot) -> Any:
-            step, readings = judge(agent, batch, before, candidate)
-            self._read(agent, before, candidate, step, readings)
-            return step, readings
+            found = judge(agent, batch, before, candidate)
+            self._read(agent, before, candidate, *found[:2])
+            return found
 
         updater._judge = judged  # type: ignore[method-assign]
 

@@ -21,6 +21,7 @@ from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.base.memory_model import DEFAULT_TOKENS
 from teamtr_lora.base.precision import HALF_DTYPES, has_sliding_window, head_weight, strict_fp32
 from teamtr_lora.base.segment_attention import attending_over_segments, takes_segments
+from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.ranks import Ranks, deal
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
@@ -232,8 +233,10 @@ def sampler_gap(ranks: Ranks, batch: MessageBatch, current: CurrentPolicy, reduc
     return {"mean_abs": float(gap_N.abs().mean()), "max_abs": float(gap_N.abs().max()), "message_kl": float(kl_M.mean())}
 
 
-def weight_by_sampler(ranks: Ranks, batch: MessageBatch, current: CurrentPolicy, cap: float) -> None:
-    """Multiplies the advantages, in place, by truncated importance weights trainer / sampler."""
+def weight_by_sampler(ranks: Ranks, batch: MessageBatch, current: CurrentPolicy, cap: float, version: AdapterVersion) -> None:
+    """Multiplies the advantages, in place, by truncated importance weights trainer / sampler. Messages of another `version` are
+    left alone: how much likelier today's team is to play them is in their weights already."""
     gap_N = by_token(ranks, batch, current.logp) - tokens_of(batch, "sampler_logp_N")
     log_weight_M = sum_by_message(gap_N, tokens_of(batch, "message_N"), len(batch.messages))
-    batch.advantage_M.mul_(log_weight_M.exp().clamp(max=cap))
+    now_M = torch.tensor([message.version == version.name for message in batch.messages])
+    batch.advantage_M.mul_(torch.where(now_M, log_weight_M.exp().clamp(max=cap), 1.0))

@@ -36,6 +36,7 @@ from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidat
 from teamtr_lora.training.optimize import Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
 from teamtr_lora.training.optimizers import build_optimizer
 from teamtr_lora.training.scoring import (
+    CurrentPolicy,
     Scorer,
     keep_current,
     message_log_ratios,
@@ -134,8 +135,7 @@ class AgentUpdater:
             with self._learning(agent, put_back) as learner:
                 optimized = self._optimize(agent, learner, minibatches)
             clock.lap("optimize")
-            gap = self._sampler_gap(agent, minibatches)
-            step, readings = self._judge(agent, split.judging.batch, before, bank.snapshot(agent))
+            step, readings, gap = self._judge(agent, split.judging.batch, before, bank.snapshot(agent))
             clock.lap("gate")
             log_ratio_E = None
             if step.accepted is not None:
@@ -250,21 +250,22 @@ class AgentUpdater:
         for minibatch in minibatches[cap is None :]:  # the first minibatch's own first pass keeps the current policy
             minibatch.current = keep_current(self.scorer, minibatch.batch)
             if cap is not None:
-                weight_by_sampler(self.scorer.ranks, minibatch.batch, minibatch.current, cap)
+                weight_by_sampler(self.scorer.ranks, minibatch.batch, minibatch.current, cap, self._playable.bank.version(agent))
         rate = self.rates[agent] or training.starting_rate
         probe = training.learning_rate == "auto" and self.rates[agent] is None and self._variants.region.gates
         return optimize(learner, minibatches, radius=self.radii[agent], beta=self.betas[agent], rate=rate, probe=probe)
 
     def _judge(
         self, agent: str, batch: MessageBatch, before: Snapshot, candidate: Snapshot
-    ) -> tuple[StepDecision, dict[float, CandidateReading]]:
+    ) -> tuple[StepDecision, dict[float, CandidateReading], dict[str, float]]:
         """Measures current + alpha (candidate - current) at the lengths alpha that the trust region asks for, and leaves the
-        agent at the accepted one."""
+        agent at the accepted one. Also how far the sampler was from the current policy."""
         bank, estimator = self._playable.bank, self._config.trust_region.estimator
         readings: dict[float, CandidateReading] = {}
         with gate_pass(self.scorer):
             bank.restore(agent, before)
             current = keep_current(self.scorer, batch)
+            gap = self._sampler_gap(agent, batch, current)
 
             def measure(alpha: float) -> GateReading:
                 bank.interpolate(agent, before, candidate, alpha)
@@ -275,7 +276,7 @@ class AgentUpdater:
             step = self._variants.region.choose(measure, self.radii[agent])
             if step.accepted is not None:  # a longer one may have been tried after it
                 bank.interpolate(agent, before, candidate, step.accepted.alpha)
-            return step, readings
+            return step, readings, gap
 
     def _log_ratios(
         self, agent: str, material: Material, known: list[tuple[MessageBatch, Tensor]], before: Snapshot
@@ -326,15 +327,10 @@ class AgentUpdater:
         """The next stage's radii."""
         self.radii = self._variants.radii.next_stage(self.radii, self.slopes, self._config.trust_region.delta)
 
-    def _sampler_gap(self, agent: str, minibatches: list[Minibatch]) -> dict[str, float]:
+    def _sampler_gap(self, agent: str, batch: MessageBatch, current: CurrentPolicy) -> dict[str, float]:
+        """Of messages of the newest rollout: earlier ones may come from earlier policies."""
         reduction = self._config.trust_region.reduction
-        known = [(each.batch, each.current) for each in minibatches if each.current is not None]
-        gaps = [sampler_gap(self.scorer.ranks, batch, current, reduction) for batch, current in known]
-        gap = {
-            "mean_abs": sum(g["mean_abs"] for g in gaps) / len(gaps),
-            "max_abs": max(g["max_abs"] for g in gaps),
-            "message_kl": sum(g["message_kl"] for g in gaps) / len(gaps),
-        }
+        gap = sampler_gap(self.scorer.ranks, batch, current, reduction)
         if gap["message_kl"] > self.radii[agent]:
             logger.warning(
                 "%s: the sampler is KL %.2g per %s away from the trainer, more than delta = %.2g: its samples are not from "

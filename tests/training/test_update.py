@@ -368,6 +368,22 @@ def test_a_sampler_further_away_than_delta_is_a_loud_warning(
     assert "away from the trainer" in caplog.text and "left" in caplog.text
 
 
+def test_messages_of_an_earlier_policy_say_nothing_about_the_sampler(
+    updater: Updater, episodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An earlier rollout's log-probabilities are another policy's: no gap, and no second weight for what changed since."""
+    older = [replace(e, messages=[replace(m, version="v0007-older") for m in e.messages]) for e in episodes]
+    for episode in older:
+        episode.messages[0].sampler_logprobs = [v - 0.5 for v in episode.messages[0].sampler_logprobs]
+    changed = {}
+    for cap in (None, 2.0):
+        _, update = updater(importance_cap=cap)
+        outcome = update.update("left", Material(newest=PlayedEpisodes.fresh(episodes), earlier=[PlayedEpisodes.fresh(older)]), 0)
+        changed[cap] = outcome.version.content_hash
+        assert outcome.gap["max_abs"] < 1e-3 and "away from the trainer" not in caplog.text
+    assert changed[None] == changed[2.0], "the newest rollout's own weights are 1"
+
+
 def test_the_gate_uses_the_estimator_the_recipe_names(updater: Updater, episodes) -> None:
     for estimator in ("exact", "k1"):
         _, update = updater(estimator=estimator)
