@@ -6,6 +6,7 @@ The processes are found in the variables that torchrun and accelerate's launcher
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import socket
@@ -183,6 +184,8 @@ class _Group(Ranks):
             distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=LONGEST_WAIT)
 
     def announce_failure(self) -> bool:
+        if self.first:  # it holds the store: the others must still be able to ask it
+            atexit.register(time.sleep, GRACE_SECONDS)
         with suppress(RuntimeError):  # the store is gone with whoever held it
             if self._store.add("failures", 1) > 1:
                 time.sleep(
