@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+# What libraries below torch say of a full GPU: they take memory past torch's allocator, and have no error of their own for it.
+_FULL = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 _before_reset: dict[torch.device, int] = {}  # the peak of a GPU up to the last `reset_peak`
 
 
@@ -20,10 +22,15 @@ def memory_phase(name: str) -> Iterator[None]:
     """Marks an error of a full GPU with what was going on; the innermost phase is the one it is called by."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        if phase_of(error) is None:
-            error.phase = name  # type: ignore[attr-defined]
-        raise
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _FULL) and not isinstance(error, torch.OutOfMemoryError):
+            raise
+        full = error if isinstance(error, torch.OutOfMemoryError) else torch.OutOfMemoryError(str(error))
+        if phase_of(full) is None:
+            full.phase = name  # type: ignore[attr-defined]
+        if full is error:
+            raise
+        raise full from error
 
 
 def phase_of(error: torch.OutOfMemoryError) -> str | None:

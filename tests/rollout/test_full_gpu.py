@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from teamtr_lora.base.memory import memory_phase, phase_of
 from teamtr_lora.cli import main
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.recipe.memory_keys import smaller
@@ -80,6 +81,15 @@ def test_each_phase_of_training(
         tried = [key for key in keys if key.startswith(("training", "rollout"))]
         assert main(["train", "run", "--resume", *tried, "--json"]) == 0, "with the very settings that the line names"
         assert json.loads(capsys.readouterr().out)["updates"] == 2
+
+
+def test_libraries_below_torch_have_their_own_words_for_it() -> None:
+    with pytest.raises(torch.OutOfMemoryError) as caught, memory_phase("update"), memory_phase("gate"):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    assert phase_of(caught.value) == "gate"
+    with pytest.raises(RuntimeError, match="shapes") as other, memory_phase("update"):
+        raise RuntimeError("shapes do not fit")
+    assert not isinstance(other.value, torch.OutOfMemoryError)
 
 
 def test_eval_and_ask(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
