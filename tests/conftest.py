@@ -12,6 +12,7 @@ from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.pop("COLUMNS", None)  # xdist gives its workers a width of 80: lines would wrap that a pipe gets whole
 
 import pytest
 import torch
