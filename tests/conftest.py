@@ -12,7 +12,10 @@ from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.pop("COLUMNS", None)  # xdist gives its workers a width of 80: lines would wrap that a pipe gets whole
+# xdist and readline, which pytest imports, set a width of 80 (the latter behind Python's back): lines would wrap that a pipe gets
+# whole, also those of programs that tests start.
+os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")
 
 import pytest
 import torch

@@ -18,8 +18,11 @@ from teamtr_lora.team import Episode, Message, TeamProtocol
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
+SIZES = ("rollout.items_per_stage=32", "rollout.episodes_per_item=8", "training.minibatches_per_epoch=1")
+
+
 def quickstart(*overrides: str) -> Recipe:
-    return load_recipe(RECIPES / "quickstart.yaml", overrides)
+    return load_recipe(RECIPES / "quickstart.yaml", [*SIZES, *overrides])
 
 
 def test_the_budget_is_stages_times_agents_times_items_times_episodes() -> None:
