@@ -27,8 +27,8 @@ from teamtr_lora.training.trainer import TrainSummary
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
 SMALL = ["rollout.items_per_stage=4", "rollout.episodes_per_item=3", "trust_region.holdout=0.5", "training.stages=1",
-         "training.minibatches_per_epoch=1", "training.inner_epochs=2", "evaluation.items=6", "diagnostics.save_episodes=all", "training.tokens_per_microbatch=500",
-         "training.learning_rate=0.01", "task.digits=2",
+         "training.minibatches_per_epoch=1", "training.inner_epochs=2", "evaluation.items=6", "diagnostics.save_episodes=all",
+         "training.tokens_per_microbatch=500", "training.learning_rate=0.01", "task.digits=2",
          "team.agents=[{name: planner, role: ones, lora: {rank: 2}}, {name: solver, role: tens}]"]  # fmt: skip
 
 
