@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_common import MODEL_SHAPES, random_base
+from update_shapes import MODEL_SHAPES, random_base
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import load_base

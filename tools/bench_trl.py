@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_common import add_update_options, random_base, update_recipe
+from update_shapes import add_update_options, random_base, update_recipe
 
 REWARD = '''"""A reward that differs within every group and means nothing."""
 

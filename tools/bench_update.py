@@ -30,8 +30,8 @@ from typing import Any
 
 import torch
 import torch._functorch.config as functorch_config
-from bench_common import add_update_options, random_base, update_recipe
 from torch._dynamo.utils import counters
+from update_shapes import add_update_options, random_base, update_recipe
 
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts
 from teamtr_lora.base.memory_model import update_memory, update_peak

@@ -125,7 +125,8 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
     files = [args.data.absolute() / f"{split}.jsonl.gz" for split in ("train", "test")]
     common = (
         f"base.source={args.base.absolute()}", "task.hub=null", f"task.path={files[0]}", f"task.test_path={files[1]}",
-        "rollout.items_per_stage=32", "rollout.max_message_tokens=512", "training.stages=1000", "evaluation.every_stages=0",
+        "rollout.items_per_stage=32", "rollout.max_message_tokens=512", "training.gradient_checkpointing=false",
+        "training.stages=1000", "evaluation.every_stages=0",
         "evaluation.items=16", "diagnostics.save_episodes=none",
     )  # fmt: skip
     lora = {"rank": 16, "alpha": 32}

@@ -226,6 +226,6 @@ def test_a_budget_per_stage_goes_with_each_way_of_sampling() -> None:
         made = make_plan(load_recipe([ROOT / "ablations" / f"{name}.yaml" for name in names]))
         return made.rollouts_per_stage, made.episodes_per_stage
 
-    assert plan("stage_budget") == (3, 96 * 8)
-    assert plan("naive_sequential", "stage_budget") == plan("joint", "stage_budget") == (1, 96 * 8)
+    assert plan("stage_budget") == (3, 96 * 4)
+    assert plan("naive_sequential", "stage_budget") == plan("joint", "stage_budget") == (1, 96 * 4)
     assert load_recipe([ROOT / "ablations" / f"{name}.yaml" for name in ("joint", "stage_budget")]).training.update == "joint"

@@ -44,7 +44,7 @@ def test_a_part_is_measured_once(
     assert bench.main() == 0
     found = json.loads((tmp_path / "passes.json").read_text())
     assert set(found) == {"auto", "60"}
-    assert found["auto"]["tokens_per_microbatch"] == 8192 and found["auto"]["microbatches"] == 1
+    assert found["auto"]["tokens_per_microbatch"] == 1024 and found["auto"]["microbatches"] == 1
     assert found["60"]["microbatches"] > 1 and found["60"]["tokens"] == found["auto"]["tokens"] == 4 * (32 + 6)
     capsys.readouterr()
     args = argparse.Namespace(child="passes:auto;60", budget=None)
