@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from teamtr_lora.base.frozen_base import base_facts
-from teamtr_lora.base.memory_model import SIZES, update_memory, update_peak
+from teamtr_lora.base.memory_model import CPU_TOKENS, SIZES, update_memory, update_peak
 from teamtr_lora.team import Episode, Message, agent_sequences
 from teamtr_lora.training.microbatch_size import microbatch_tokens, team_shape
 from teamtr_lora.training.row_layout import ATTENTION_COSTS, Numbered, Row, fill, fill_end_to_end, pack
@@ -19,7 +19,7 @@ GIB = 2**30
 
 def test_on_a_cpu_auto_is_a_constant(make_team, config) -> None:
     playable = make_team()
-    assert microbatch_tokens(playable, config(tokens_per_microbatch="auto")) == 8192
+    assert microbatch_tokens(playable, config(tokens_per_microbatch="auto")) == CPU_TOKENS
     assert microbatch_tokens(playable, config(tokens_per_microbatch=77)) == 77
 
 
