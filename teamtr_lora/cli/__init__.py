@@ -34,7 +34,7 @@ from typing import Any
 from teamtr_lora import __version__
 from teamtr_lora.cli.arguments import keep_stdout_for_json, trusting
 from teamtr_lora.cli.examples import examples
-from teamtr_lora.cli.launch import may_complain, one_of_several
+from teamtr_lora.cli.launch import complained, may_complain, one_of_several
 from teamtr_lora.cli.parser import Parser
 from teamtr_lora.common.consoles import say, wrapped
 from teamtr_lora.common.errors import UserError
@@ -114,6 +114,7 @@ def _wrong_path(error: Exception) -> str:
 def _complain(text: str) -> None:
     if may_complain():
         say(f"teamtr-lora: {text}", stderr=True)
+        complained()
 
 
 def build_parser() -> Parser:

@@ -115,6 +115,12 @@ def may_complain() -> bool:
     return process_ranks().announce_failure()
 
 
+def complained() -> None:
+    """To be called when the failure was told."""
+    if process_ranks.cache_info().currsize:
+        process_ranks().outlast()
+
+
 def _watch(launcher: int) -> None:
     """A launcher that was killed cannot end its processes."""
     while os.getppid() == launcher:

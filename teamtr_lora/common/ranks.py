@@ -6,7 +6,6 @@ The processes are found in the variables that torchrun and accelerate's launcher
 
 from __future__ import annotations
 
-import atexit
 import os
 import pickle
 import socket
@@ -59,6 +58,9 @@ class Ranks:
     def announce_failure(self) -> bool:
         """Whether this rank is the first that fails: the one that tells its user why."""
         return True
+
+    def outlast(self) -> None:
+        """After a failure was told: the others must still be able to ask whether it was."""
 
     def broadcast(self, value: T) -> T:
         """What the first rank has given."""
@@ -184,8 +186,6 @@ class _Group(Ranks):
             distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=LONGEST_WAIT)
 
     def announce_failure(self) -> bool:
-        if self.first:  # it holds the store: the others must still be able to ask it
-            atexit.register(time.sleep, GRACE_SECONDS)
         with suppress(RuntimeError):  # the store is gone with whoever held it
             if self._store.add("failures", 1) > 1:
                 time.sleep(
@@ -193,6 +193,10 @@ class _Group(Ranks):
                 )  # or the launcher, seeing this one end, would cut the other off in the middle of its line
                 return False
         return True
+
+    def outlast(self) -> None:
+        if self.first:  # it holds the store that they ask
+            time.sleep(GRACE_SECONDS)
 
 
 def started_by_launcher() -> bool:
