@@ -71,7 +71,7 @@ class InSample:
 
     kl: float
     kl_bound: float = 0.0
-    gain: float = 0.0  # of the clipped surrogate without the penalty, over the policy that the update started from
+    gain: float = 0.0  # of the surrogate without clipping and penalty, over the policy that the update started from
     clip_rate: float = 0.0
     log_ratio_M: Tensor
 
@@ -194,7 +194,7 @@ def _in_sample(learner: Learner, batch: MessageBatch, current: CurrentPolicy, lo
         (
             float((kl_M * weight_M).sum()),
             in_sample_bound(kl_M, batch, config.trust_region.confidence),
-            float((terms.objective_M - batch.advantage_M).double().mean()),
+            float((terms.unclipped_M - batch.advantage_M).double().mean()),
             float(terms.clipped_M.double().mean()),
         )
     )

@@ -86,14 +86,18 @@ def climb(make_team, episodes, config, accelerator):
             )
             rate = settings.training.starting_rate
             report = optimize(learner, pairs, radius=settings.trust_region.delta, beta=beta, rate=rate, probe=probe)
-            reached = measure_in_sample(learner, pairs, replace(report))[0].kl if parts == 1 and not faked else math.nan
+            reached = measure_in_sample(learner, pairs, replace(report))[0] if parts == 1 and not faked else None
         whole = batch_of(chosen)
         after = torch.cat(keep_current(scorer, whole).logp)
         message_N = torch.cat([p.message_N for p in whole.microbatches])
         start = torch.cat([p.sampler_logp_N for p in whole.microbatches])
-        objective = surrogate_terms(after, start, message_N, whole.advantage_M, clip=0.2).objective_M.mean()
-        gain = float(objective - whole.advantage_M.mean())
-        return Climbed(report, playable.bank.snapshot("left"), gain, reached, optimizer.state_dict())
+        terms = surrogate_terms(after, start, message_N, whole.advantage_M, clip=0.2)
+        gain = float(terms.objective_M.mean() - whole.advantage_M.mean())
+        if reached is not None:  # a step is judged without clipping
+            plain_M = torch.expm1(terms.log_ratio_M.double()) * whole.advantage_M
+            assert reached.gain == pytest.approx(float(plain_M.mean()), rel=1e-3, abs=1e-6)
+        kl = math.nan if reached is None else reached.kl
+        return Climbed(report, playable.bank.snapshot("left"), gain, kl, optimizer.state_dict())
 
     return run
 
