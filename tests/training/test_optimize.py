@@ -289,8 +289,24 @@ def test_steps_end_where_the_in_sample_bound_reaches_the_aim(climb, monkeypatch,
     """At 0.8 of the radius, 0.1: nothing is left to go. A first step twice as far as that, four times the KL, is taken back."""
     bounds = iter([0.0, bound] + [0.01] * 9)
     monkeypatch.setattr("teamtr_lora.training.optimize.in_sample_bound", lambda *_: next(bounds))
-    report = climb(learning_rate="auto", initial_learning_rate=1e-9, inner_epochs=3, delta=0.1).report
+    report = climb(learning_rate="auto", initial_learning_rate=1e-4, inner_epochs=3, delta=0.1).report
     assert report.probes == probes and report.steps == (steps or 3) and report.stopped_early is (steps == 1)
+
+
+@pytest.mark.parametrize(("kl", "gain", "taken_back"), [(0.1, -0.01, True), (0.1, 0.01, False), (1e-9, -1e-12, False)])
+def test_a_step_that_harms_its_own_episodes_is_made_shorter(climb, rates, monkeypatch, kl, gain, taken_back) -> None:
+    """A wide region allows steps beyond the best of the surrogate. One is taken back, and the steps after it do not go back to
+    filling the region. A step that has hardly moved says nothing: rounding decides the sign of its gain."""
+    measured = iter([(0.0, 0.0), (kl, gain), (0.0, 0.0), (0.01, 0.01)] if taken_back else [(0.0, 0.0), (kl, gain)])
+
+    def passed(*_: Any) -> InSample:
+        kl, gain = next(measured, (0.02, 0.01))
+        return InSample(kl=kl, kl_bound=kl, gain=gain, log_ratio_M=torch.zeros(1))
+
+    monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", passed)
+    report = climb(learning_rate="auto", initial_learning_rate=0.2, inner_epochs=3, delta=0.4, faked=True).report
+    assert report.overshot is taken_back and report.probes == taken_back and report.steps == 3
+    assert (rates == [0.2, 0.05, 0.05, 0.05]) if taken_back else max(rates) > 0.2
 
 
 def test_the_bound_in_sample_is_that_of_the_groups() -> None:
