@@ -107,11 +107,12 @@ def update_memory(facts: BaseFacts, shape: UpdateShape) -> dict[str, int]:
     chunk = min(shape.head_chunk, shape.learned_tokens) * facts.vocab_size
     layer_weights = sum(linear.in_features * linear.out_features for linear in facts.linears) // facts.layers
     upcast = 4 * (layer_weights + facts.vocab_size * wide) if half else 0
+    read = HEAD_COPIES if shape.path == "peft" else 2  # the other paths are a GPU's, whose kernel takes both policies' logits
     return {
         "policy kept": shape.learned_tokens * wide * (value + 4 if half else value),
         "activations": shape.tokens * (layers + in_flight + scores),
         "KL head chunk": chunk * (4 + value if half else 4 * HEAD_COPIES),
-        "gate": upcast + shape.tokens * 4 * (3 * mlp + 6 * wide) + shape.judged_tokens * wide * 4 + chunk * 4 * HEAD_COPIES,
+        "gate": upcast + shape.tokens * 4 * (3 * mlp + 6 * wide) + shape.judged_tokens * wide * 4 + chunk * 4 * read,
     }
 
 
