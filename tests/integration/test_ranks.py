@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -50,6 +52,8 @@ def work(environment: dict[str, str], argv: list[str], errors: Path | None) -> N
 
         argv, step = argv[:-1], optimize._step
         optimize._step = lambda learner, rate: step(learner, 1.01 * rate)
+    if argv[0] == "baseline":  # TRL imports vLLM where it finds it, which takes longer than all of this
+        importlib.import_module("trl.import_utils").is_vllm_available = lambda *_, **__: False  # type: ignore[attr-defined]
     dealing.LOT_EPISODES = 8  # two groups: with five, somebody gets a smaller lot
     raise SystemExit(main(argv))
 
@@ -156,3 +160,25 @@ def test_an_evaluation_is_played_by_all_and_written_by_one(server: ForkServerCon
         found.append({path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")})
         shutil.rmtree(out)
     assert found[0] == found[1] and len(found[0]) == 3
+
+
+@pytest.mark.parametrize("command", ["swap", "baseline"])
+def test_what_the_first_process_carries_out_is_played_by_all(
+    server: ForkServerContext, alone: Path, tmp_path: Path, command: str
+) -> None:
+    """Two lots a rollout: each process has one of them."""
+    if command == "baseline" and importlib.util.find_spec("trl") is None:
+        pytest.skip("trl is not installed (tools/setup --test installs it)")
+    found = []
+    for ranks in (1, 2):
+        run = tmp_path / str(ranks)
+        argv = ["baseline", "grpo", *train(run, "training.stages=1", "evaluation.items=12")[1:]]
+        if command == "swap":
+            shutil.copytree(alone, run)
+            argv = ["swap", str(run), "--agent", "solver", "--with", "fresh:rank=2"]
+            argv += ["--probe-contexts", "16", "--items", "12", "--delta-align", "0.003"]
+        assert ended(started(server, *[argv] * ranks)) == [0] * ranks
+        found.append(rows(run))
+    assert found[0] == found[1]
+    last = found[0][-1]
+    assert last["kind"] == "swap" and last["steps"] > 0 if command == "swap" else last["updates"] == 3
