@@ -39,8 +39,9 @@ SKEWED = "skewed"  # in place of an argument: the rank's optimizer takes longer 
 
 def work(environment: dict[str, str], argv: list[str], errors: Path | None) -> None:
     os.environ |= environment
-    if errors is not None:
-        os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
+    for stream, file in ((1, errors and errors.with_suffix(".out")), (2, errors)):
+        if file is not None:
+            os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT), stream)
     import torch
 
     from teamtr_lora.cli import main
@@ -155,8 +156,9 @@ def test_an_evaluation_is_played_by_all_and_written_by_one(server: ForkServerCon
     found = []
     for ranks in (1, 3):
         out = tmp_path / "out"
-        argv = ["eval", str(alone), "--limit", "12", "--k", "2", "--out", str(out)]
-        assert ended(started(server, *[argv] * ranks)) == [0] * ranks
+        argv = ["eval", str(alone), "--limit", "12", "--k", "2", "--out", str(out), "--json"]
+        assert ended(started(server, *[argv] * ranks, errors=tmp_path / f"{ranks}.err")) == [0] * ranks
+        assert json.loads((tmp_path / f"{ranks}.out").read_text())["items"] == 12, "one JSON object"
         found.append({path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")})
         shutil.rmtree(out)
     assert found[0] == found[1] and len(found[0]) == 3
