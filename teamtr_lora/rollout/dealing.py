@@ -9,8 +9,8 @@ from teamtr_lora.common.ranks import Ranks, deal
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.team import Episode
 
-# Episodes of a lot, where lots have to be the same whatever the number of processes. The embedded base on one CPU thread needs
-# 14 ms an episode in batches of 256, 17 ms in batches of 128 and 22 ms in batches of 64.
+# Episodes of a lot at most, where lots have to be the same whatever the number of processes. The embedded base on one CPU thread
+# needs 14 ms an episode in batches of 256, 17 ms in batches of 128 and 22 ms in batches of 64.
 LOT_EPISODES = 128
 
 PlayPart = Callable[[PlayPlan, Progress | None], list[Episode]]
@@ -56,9 +56,10 @@ class Dealer:
 
     def _lots(self, plan: PlayPlan) -> list[list[int]]:
         """Places in the plan, a lot a list."""
-        places = list(range(len(plan.items)))
-        size = max(1, LOT_EPISODES // plan.episodes_per_item) if self.fixed_lots else 1
-        return [places[start : start + size] for start in range(0, len(places), size)]
+        items = len(plan.items)
+        most = max(1, LOT_EPISODES // plan.episodes_per_item) if self.fixed_lots else 1
+        count = -(-items // most)  # as even as they can be, so that no rank has a long one
+        return [list(range(items * lot // count, items * (lot + 1) // count)) for lot in range(count)]
 
     def _costs(self, plan: PlayPlan, lots: list[list[int]]) -> list[float]:
         """Tokens of each lot, as far as they are known; items that were never played count as the mean of the others."""
