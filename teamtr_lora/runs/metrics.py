@@ -68,7 +68,7 @@ class CertificateTerms(_Row):
 
 class _Measure(_Row):
     value: float
-    standard_error: float | None
+    standard_error: float | None = None
 
 
 class _Evaluation(_Row):
