@@ -169,6 +169,28 @@ def test_a_base_that_vllm_cannot_serve_is_refused(for_cpu: None, tmp_path: Path,
         plan_launch(fresh(recipe), ServeOptions(accept_adapters=True))
 
 
+@pytest.mark.parametrize(
+    "template", ["{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "{{ 'x' * 9999999999 }}"]
+)
+def test_a_chat_template_that_does_not_end_never_reaches_vllm(
+    template: str,
+    tiny_base: Path,
+    tmp_path: Path,
+    for_cpu: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("teamtr_lora.team.template_limits.TRIAL_SECONDS", 3.0)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(os, "execve", lambda *args: pytest.fail("it was started"))
+    shutil.copytree(tiny_base, tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").write_text(template)
+    (tmp_path / "r.yaml").write_text("base: {source: base}\nteam: {agents: [{name: a}]}\n")
+    assert main(["serve", str(tmp_path / "r.yaml"), "--accept-adapters"]) == 2
+    error = capsys.readouterr().err
+    assert "chat template" in error and "use another base" in error and error.count("\n") == 1
+
+
 def test_an_altered_adapter_is_not_served(team: Path, for_cpu: None, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(team, copy)

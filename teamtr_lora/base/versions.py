@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES, parse_json, read_regular
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.files import dump_json, write_folder_atomic
+from teamtr_lora.common.files import dump_json, sha256, write_folder_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,13 +106,32 @@ def write_version(root: Path, version: AdapterVersion, tensors: dict[str, Tensor
     contents = {
         WEIGHTS: save_safetensors(tensors, metadata={"format": "pt"}),
         CONFIG: dump_json(config).encode(),
-        MANIFEST: dump_json({"agent": version.agent, **version.stored()}).encode(),
     }
+    contents[MANIFEST] = _manifest(version, contents[CONFIG])
     try:
         write_folder_atomic(folder, contents)
     except FileExistsError:
         read_version(root, version)  # raises when what is there is not this version
     return folder
+
+
+def _manifest(version: AdapterVersion, config: bytes) -> bytes:
+    """The content hash leaves out what changes no policy here, such as the names of modules. PEFT goes by them: their file has a
+    hash of its own."""
+    return dump_json({"agent": version.agent, **version.stored(), "config_sha256": sha256(config)}).encode()
+
+
+def verify_version(folder: Path) -> AdapterVersion:
+    """The version in a folder of `write_version`, every byte checked against its hashes and the folder's name."""
+    agent, number = folder.parent.name, version_number(folder.name)
+    version = AdapterVersion(agent, number, content_hash(*read_adapter_folder(folder)))
+    try:
+        config, manifest = (read_regular(folder / name, MAX_JSON_BYTES) for name in (CONFIG, MANIFEST))
+    except FileNotFoundError as error:
+        raise UserError(f"{folder}: {MANIFEST} is missing") from error
+    if version.name != folder.name or manifest != _manifest(version, config):
+        raise UserError(f"{folder}: content does not match its hash; it was altered")
+    return version
 
 
 def read_version(root: Path, version: AdapterVersion) -> dict[str, Tensor]:

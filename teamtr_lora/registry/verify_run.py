@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from teamtr_lora.base.versions import VERSION_NAME, AdapterVersion, content_hash, read_adapter_folder, version_number
-from teamtr_lora.common.errors import UserError
+from teamtr_lora.base.versions import VERSION_NAME, AdapterVersion, verify_version
 from teamtr_lora.registry.reader import entries
 from teamtr_lora.registry.verify import Verified
 from teamtr_lora.runs import layout
@@ -44,10 +43,7 @@ def _adapters(folder: Path, found: Verified) -> set[AdapterVersion]:
             continue
         found.adapters += 1
         with found.finding(place):
-            version = AdapterVersion(place.parent.name, version_number(place.name), content_hash(*read_adapter_folder(place)))
-            if version.name != place.name:
-                raise UserError(f"{place}: content does not match its hash; it was altered")
-            good.add(version)
+            good.add(verify_version(place))
     return good
 
 

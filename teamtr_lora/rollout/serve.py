@@ -26,6 +26,7 @@ from teamtr_lora.recipe import Recipe
 from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.rollout.team_model import served_team, team_name
 from teamtr_lora.rollout.vllm.start import check_quantization, common_options, default_environment, lora_options
+from teamtr_lora.team import build_team
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,10 @@ def plan_launch(team: ServedTeam, options: ServeOptions) -> Launch:
     check_quantization(f"{team.source}", quantization, device, "or ask and eval, which need no server")
     agents = [agent.name for agent in recipe.team.agents]
     name = recipe.base.source + ("-base" if recipe.base.source in agents else "")
-    context = min(recipe.team.protocol.context_tokens or facts.context_tokens, facts.context_tokens)
+    # Refuses what cannot carry the team, and a template that does not end: vLLM would render it without a limit.
+    context = build_team(
+        recipe.team, tokenizer, base_context_tokens=facts.context_tokens, custom_router=lambda **_: None
+    ).context_tokens
     # One slot stays empty: on a CPU, vLLM applies whatever is in the last slot to tokens without an adapter. Uploads need a slot
     # for each agent, and one for the version that replaces another.
     slots = len(adapters) + 1 + (len(agents) + 1 if options.accept_adapters else 0)

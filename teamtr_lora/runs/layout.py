@@ -42,6 +42,7 @@ OWN_NAMES = frozenset(
 
 MAX_METRICS_BYTES = 1 << 30
 MAX_JSON_BYTES = 64 << 20
+MAX_DEPTH = 32  # folders in folders: a run has a handful, and what lists or removes them goes down by calls
 
 
 def is_run(path: Path) -> bool:
@@ -54,7 +55,7 @@ def is_baseline(path: Path) -> bool:
     return os.path.lexists(path / BASELINE)
 
 
-def refuse_links(folder: Path, names: Collection[str] | None = None) -> None:
+def refuse_links(folder: Path, names: Collection[str] | None = None, depth: int = MAX_DEPTH) -> None:
     """UserError for the first symbolic link in a folder, at any depth. The folder itself may be reached by a link.
 
     `names`: look at these entries only (and at what a killed process left unfinished). In a run directory those are OWN_NAMES:
@@ -71,7 +72,9 @@ def refuse_links(folder: Path, names: Collection[str] | None = None) -> None:
         if entry.is_symlink():
             raise UserError(f"{entry.path}: a link, which is not followed; put the file or folder itself in its place")
         if entry.is_dir(follow_symlinks=False):
-            refuse_links(Path(entry.path))
+            if not depth:
+                raise UserError(f"{folder}: folders are nested more than {MAX_DEPTH} deep, which no run has; remove them")
+            refuse_links(Path(entry.path), depth=depth - 1)
 
 
 def read_own(path: Path, limit: int = MAX_JSON_BYTES) -> bytes | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from teamtr_lora.base.adapter_files import parse_json
 from teamtr_lora.common.errors import UserError
@@ -64,6 +64,38 @@ class CertificateTerms(_Row):
     largest_weight: float = Field(
         description="of an episode in these means: held-out groups stand for all, by whether their returns differ"
     )
+
+
+class _Measure(_Row):
+    value: float
+    standard_error: float | None = None
+
+
+class _Evaluation(_Row):
+    """What readers of rows take from an evaluation; it has more, and what a task leaves out is not there."""
+
+    model_config = ConfigDict(extra="allow")
+
+    avg_at_k: float = 0.0
+    standard_error: float | None = None
+    mean_reward: float = 0.0
+    mean_reward_standard_error: float | None = None
+    mean_return: float = 0.0
+    mean_return_standard_error: float | None = None
+    agents: dict[str, _Measure | None] = {}
+    coordination: _Measure | None = None
+    coordination_given_success: _Measure | None = None
+    episodes: int = 0
+    by_item: list[float] = []
+    items_digest: str = ""
+
+
+def _checked(evaluation: dict[str, Any]) -> dict[str, Any]:
+    _Evaluation.model_validate(evaluation)
+    return evaluation
+
+
+Evaluated = Annotated[dict[str, Any], AfterValidator(_checked)]
 
 
 class UpdateRow(_Row):
@@ -157,7 +189,7 @@ class StageRow(_Row):
     stage: int = Field(description="0 is the team before training")
     order: list[str] = Field(description="agents in the order they were updated")
     versions: dict[str, str] = Field(description="each agent's version after the stage")
-    evaluation: dict[str, Any] | None = Field(
+    evaluation: Evaluated | None = Field(
         description="Evaluation.as_dict(), and mean_return with its standard error: the rewards discounted by certificate.gamma, "
         "each from the turn that earned it; by_item: each item's accuracy, in order, and items_digest, which is equal where the "
         "problems are; null where evaluation.every_stages skips it"
@@ -203,13 +235,11 @@ class SwapRow(_Row):
     kl_after: KLReading | None = Field(default=None, description="the same after alignment; both null without one")
     steps: int = Field(default=0, description="of the alignment's optimizer")
     curve: list[tuple[int, float]] = Field(default=[], description="step and held-out mean KL at each check of the alignment")
-    evaluation: dict[str, Any] | None = Field(
-        default=None, description="of the team afterwards, as a stage's; null after an undo"
-    )
-    evaluation_before: dict[str, Any] | None = Field(
+    evaluation: Evaluated | None = Field(default=None, description="of the team afterwards, as a stage's; null after an undo")
+    evaluation_before: Evaluated | None = Field(
         default=None, description="of the team before, on the same items; null after an undo"
     )
-    evaluation_direct: dict[str, Any] | None = Field(
+    evaluation_direct: Evaluated | None = Field(
         default=None, description="with the new adapter as it came, before its alignment; null where that was not played"
     )
     sampled_tokens: int = Field(default=0, description="of the probe and of all evaluations of the swap")

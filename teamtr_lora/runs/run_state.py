@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from pydantic import TypeAdapter, ValidationError
+
 from teamtr_lora.base.adapter_files import MAX_WEIGHT_BYTES
 from teamtr_lora.base.versions import AdapterVersion, stored_versions, versions_from
 from teamtr_lora.common.errors import UserError
@@ -121,10 +123,15 @@ class RunState:
 
     @classmethod
     def from_stored(cls, data: dict[str, Any]) -> Self:
-        """What `stored` made. KeyError, TypeError or ValueError where it is something else."""
+        """What `stored` made. KeyError, TypeError or ValueError where it is something else: it may be somebody else's."""
         versions = {name: versions_from(data[name]) for name in _VERSIONS}
-        swaps = [SwapRecord.from_stored(record) for record in data["swaps"]]
-        return cls(**{**data, **versions, "swaps": swaps, "rollouts": [RolloutRecord(**r) for r in data["rollouts"]]})
+        swaps = [vars(SwapRecord.from_stored(record)) for record in data["swaps"]]
+        counts = {name: data["counts"][name] for name in COUNTS}
+        try:
+            return TypeAdapter(cls).validate_python(vars(cls(**{**data, **versions, "swaps": swaps, "counts": counts})))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 _VERSIONS = ("versions", "stage_versions")

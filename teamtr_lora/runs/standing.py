@@ -121,7 +121,7 @@ def _planned_stages(run: Path) -> int:
     try:
         data = yaml.load(read_own(run / layout.RECIPE) or b"", Loader=_YAML)  # a safe loader, in C where there is one
         return int(data["training"]["stages"])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UserError(f"{run / layout.RECIPE}: damaged ({type(error).__name__})") from error
 
 

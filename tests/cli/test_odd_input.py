@@ -19,6 +19,7 @@ LONG = "z" * 300
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "r.yaml").write_text(RECIPE)
     (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -43,6 +44,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["runs", "nowhere"],
         ["runs", "file"],
         ["view", LONG],
+        ["report", "loop"],
+        ["report", "loop/run"],
         ["init", LONG],
         ["init", "file/new"],
         ["adapters", "list", "--registry", LONG],
@@ -63,7 +66,7 @@ def test_a_path_that_cannot_be_is_one_line(argv: list[str], folder: Path, capsys
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "crashed" not in error and "Traceback" not in error
-    assert sorted(p.name for p in folder.iterdir()) == ["file", "r.yaml"], "nothing is left behind"
+    assert sorted(p.name for p in folder.iterdir()) == ["file", "loop", "r.yaml"], "nothing is left behind"
 
 
 @pytest.mark.parametrize("name", ["origin.json", "team.json", "metrics.jsonl", "recipe.yaml", "checkpoint"])

@@ -11,6 +11,7 @@ import pytest
 
 from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import sha256
 from teamtr_lora.runs.metrics import checksummed, damaged_rows, read_rows
 from teamtr_lora.runs.run_dir import RunDir
 
@@ -90,7 +91,7 @@ def test_verify_a_run(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 PLACES = (
     "metrics.jsonl", "team.json", "checkpoint/*/state.json", "checkpoint/*/tensors.safetensors", "checkpoint/*/manifest.json",
-    "adapters/*/*/adapter_model.safetensors",
+    "adapters/*/*/adapter_model.safetensors", "adapters/*/*/adapter_config.json", "adapters/*/*/manifest.json",
 )  # fmt: skip
 
 
@@ -104,6 +105,54 @@ def test_a_corruption_is_named(copied: Path, place: str, share: float, capsys: p
     assert main(["adapters", "verify", str(copied)]) == 2
     out = capsys.readouterr().out
     assert str(file.name if file.name == "metrics.jsonl" else file.parent) in out and "problems" in out
+
+
+def test_a_missing_manifest_is_named(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sorted(copied.glob("adapters/*/*/manifest.json"))[0].unlink()
+    assert main(["adapters", "verify", str(copied)]) == 2
+    assert "manifest.json is missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("stage", "x"),
+        ("stage", None),
+        ("counts", {}),
+        ("counts", {"accepted": "x"}),
+        ("accuracy_after", []),
+        ("rates", {"planner": "\x1b[2J"}),
+    ],
+)
+def test_a_forged_checkpoint_with_the_right_hash_is_one_line(
+    copied: Path, key: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = sorted((copied / "checkpoint").iterdir())[-1]
+    body = json.loads((step / "state.json").read_text())
+    old = body["state"][key]
+    body["state"][key] = {**old, **value} if isinstance(value, dict) and value else value
+    data = json.dumps(body).encode()
+    (step / "state.json").write_bytes(data)
+    hashes = json.loads((step / "manifest.json").read_text())
+    (step / "manifest.json").write_text(json.dumps({**hashes, "state.json": sha256(data)}))
+    for command in (["runs", str(copied.parent)], ["adapters", "verify", str(copied)], ["train", str(copied), "--resume"]):
+        assert main(command) == (0 if command[0] == "runs" else 2)
+        said = capsys.readouterr()
+        assert "the checkpoint is damaged" in " ".join((said.out + said.err).split()) and "\x1b" not in said.out + said.err
+
+
+@pytest.mark.parametrize(("key", "value"), [("avg_at_k", "x"), ("by_item", [None]), ("agents", []), ("items_digest", {})])
+def test_a_forged_evaluation_with_the_right_checksum_is_one_line(
+    copied: Path, key: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *rest = (copied / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    row = json.loads(first)
+    del row["checksum"]
+    row["evaluation"][key] = value
+    (copied / "metrics.jsonl").write_bytes(b"".join([checksummed(json.dumps(row).encode()) + b"\n", *rest]))
+    for command in (["certify"], ["diagnose"], ["report"]):
+        assert main([*command, str(copied)]) == 2
+        assert "metrics.jsonl: line 1 is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "{}", "[]", '{"planner": 3}', "\0" * 50])

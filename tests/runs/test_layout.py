@@ -116,6 +116,20 @@ def test_every_command_refuses_a_linked_run_in_one_line(run: RunDir, capsys: Any
         assert f"run/{place}: a link, which is not followed" in error and error.count("\n") == 1, (words, error)
 
 
+def test_folders_without_end_are_refused_in_one_line(run: RunDir, capsys: Any) -> None:
+    """What lists or removes folders goes down by calls, so that a thousand of them would end in a traceback."""
+    (run.path / "adapters" / "/".join("d" * 900)).mkdir(parents=True)
+    for words in (
+        ["certify", run.path],
+        ["ask", run.path, "hello"],
+        ["train", run.path, "--resume"],
+        ["adapters", "verify", run.path],
+    ):
+        assert main([str(word) for word in words]) == 2
+        error = capsys.readouterr().err
+        assert "nested more than 32 deep" in error and error.count("\n") == 1
+
+
 def test_a_run_may_be_reached_by_a_link_and_others_may_keep_links_in_it(run: RunDir) -> None:
     """wandb, for one, writes links into the folder that it is given."""
     alias = run.path.parent / "latest"
