@@ -2,30 +2,24 @@
 
     compatibility -> probe -> (Stage-0) -> swap shock -> new team version
 
-Every finished part is kept in the place's work folder until the report is out: killed at any moment, the old team or the new one
-is there, and the same command goes on.
+Killed at any moment, the old team or the new one is there, whole.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Literal
 
 from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.source import beside, resolve
-from teamtr_lora.base.versions import content_hash, version_names
+from teamtr_lora.base.versions import version_names
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.files import sha256
 from teamtr_lora.common.settings import nearest
-from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.identity import identify_folder
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
-from teamtr_lora.runs.work import Work
 from teamtr_lora.swap.compatibility import STRINGS, Check, Fitting, fit_adapter, stop_on_failure, token_check
 from teamtr_lora.swap.newcomer import Incoming, find_incoming
 from teamtr_lora.swap.places import Place, Replacement
@@ -33,21 +27,17 @@ from teamtr_lora.swap.probe_contexts import Probe, context_strings
 from teamtr_lora.swap.session import Session, scorer_for
 from teamtr_lora.swap.shock import TeamScore, shock
 from teamtr_lora.swap.stage0 import Alignment, Teacher, teacher_states
-from teamtr_lora.swap.swap_report import Listener, SwapOptions, SwapReport, report_from
+from teamtr_lora.swap.swap_report import Listener, SwapOptions, SwapReport
 from teamtr_lora.tasks import Task
 
 
-@contextmanager
-def swapped(
+def swap_agent(
     place: Place, options: SwapOptions, *, registry: Registry, task: Task | None = None, listener: Listener | None = None
-) -> Iterator[SwapReport]:
-    """Swaps, and gives the report; when that has been dealt with, the work folder goes."""
+) -> SwapReport:
     with place.changing():
         swap = _Swap(place, options, registry, task=task, listener=listener)
         with fits(swap.recipe):
-            report = swap.run()
-        yield report
-        swap.work.clear()
+            return swap.run()
 
 
 def plan_swap(
@@ -62,8 +52,8 @@ class _Swap(Session):
         self, place: Place, options: SwapOptions, registry: Registry, *, task: Task | None, listener: Listener | None
     ) -> None:
         held = place.read()
-        recipe, work = options.applied(held.recipe), Work(place.work)
-        super().__init__(place.where, held, recipe, work=work, items=options.items, task=task, listener=listener)
+        recipe = options.applied(held.recipe)
+        super().__init__(place.where, held, recipe, items=options.items, task=task, listener=listener)
         self.place, self.options, self.registry = place, options, registry
         self.agent = _known_agent(self.recipe, options.agent)
         self.candidate = _free_name([agent.name for agent in self.recipe.team.agents])
@@ -71,12 +61,8 @@ class _Swap(Session):
     # --- the two entrances
 
     def run(self) -> SwapReport:
-        request = {**asdict(self.options), "swap": self.recipe.swap.model_dump(), "items": self.items}
-        if (finished := self._finished(request)) is not None:
-            return finished
         self.prepare_task()
         incoming, fitting = self._look()
-        self.work.begin({**request, "from": version_names(self.held.versions), "contents": self._contents(incoming)})
         playable = self._open(fitting)
         try:
             return self._carry_out(playable, incoming, fitting)
@@ -88,7 +74,7 @@ class _Swap(Session):
         if incoming.tokenizer is not None:
             playable = self._open(fitting)
             try:
-                self._compare_tokens(playable, incoming, fitting, self.probe(playable, [self.agent], keep=False))
+                self._compare_tokens(playable, incoming, fitting, self.probe(playable, [self.agent]))
             finally:
                 playable.close()
         else:
@@ -172,7 +158,7 @@ class _Swap(Session):
         assert fitting.lora is not None
         tensors = {name: tensor.cpu().clone() for name, tensor in bank.tensors(self.candidate).items()}
         config = bank.config(self.candidate)
-        report = self._report(how, fitting.checks, alignment, scores, probe.sampled_tokens, content_hash(tensors, config))
+        report = self._report(how, fitting.checks, alignment, scores, probe.sampled_tokens)
         measured = {
             "delta_align": alignment.delta if alignment else None,
             "kl_before": asdict(alignment.before) if alignment else None,
@@ -186,7 +172,6 @@ class _Swap(Session):
             "trained_tokens": report.trained_tokens,
             "seconds": report.seconds,
         }
-        self.work.put("report", asdict(report))
         versions = self.place.commit(
             Replacement(
                 agent=self.agent,
@@ -198,36 +183,9 @@ class _Swap(Session):
                 measured=measured,
             )
         )
-        report = replace(report, new=versions[self.agent], versions=versions)
-        self.work.put("report", asdict(report))
-        return report
+        return replace(report, new=versions[self.agent], versions=versions)
 
     # --- pieces
-
-    def _finished(self, request: dict[str, Any]) -> SwapReport | None:
-        """The report of a swap that was killed after the team had changed."""
-        begun, report = self.work.request(), self.work.get("report")
-        if begun is None or report is None or {k: v for k, v in begun.items() if k not in ("from", "contents")} != request:
-            return None
-        if self.held.versions[self.agent].content_hash != report["content_hash"] or self._renewed(begun.get("contents")):
-            return None
-        versions = version_names(self.held.versions)
-        restored = report_from(SwapReport, {**report, "versions": versions, "new": versions[self.agent]})
-        self.listener.checks(restored.checks)
-        return restored
-
-    def _contents(self, incoming: Incoming) -> dict[str, Any]:
-        """Hashes of what the request names: the same command with other weights or code behind the names is another swap."""
-        base = self.identity.base.weights_hash
-        return {"adapter": _file_hashes(incoming), "base": base, "code": code_hashes(self.recipe)}
-
-    def _renewed(self, begun: dict[str, Any] | None) -> bool:
-        """Whether `--with` now names another adapter than the one that was swapped in; false if that one was removed."""
-        try:
-            incoming = find_incoming(self.options.spec, self.registry, self.held.adapters / self.agent)
-        except UserError:
-            return False
-        return begun is not None and begun["adapter"] != _file_hashes(incoming)
 
     def _report(
         self,
@@ -236,7 +194,6 @@ class _Swap(Session):
         alignment: Alignment | None,
         scores: dict[str, TeamScore],
         probe_tokens: int = 0,
-        content: str | None = None,
         plan: list[str] | None = None,
     ) -> SwapReport:
         before, direct, aligned = (scores.get(name) for name in ("before", "direct", "aligned"))
@@ -247,7 +204,6 @@ class _Swap(Session):
             how=how,
             old=self.held.versions[self.agent].name,
             new=None,
-            content_hash=content,
             versions=version_names(self.held.versions),
             checks=checks,
             alignment=alignment,
@@ -273,7 +229,3 @@ def _known_agent(recipe: Recipe, agent: str) -> str:
 
 def _free_name(names: list[str]) -> str:
     return next(name for name in ("candidate", *(f"candidate-{i}" for i in range(2, 99))) if name not in names)
-
-
-def _file_hashes(incoming: Incoming) -> dict[str, str]:
-    return {name: sha256(data) for name, data in (incoming.contents or {}).items()}

@@ -30,7 +30,6 @@ FOLDERS = {
     layout.TRL,
     layout.ROLLOUTS,
     layout.SCRIPT_ROWS,
-    layout.SWAP_WORK,
 }
 FILES = (layout.OWN_NAMES - FOLDERS - {layout.LOCK}) | {
     run_state.STATE, run_state.TENSORS, evaluations.SETTINGS, evaluations.ANSWERS, evaluations.RESULT
