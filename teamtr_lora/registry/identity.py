@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.base.frozen_base import base_identity, load_tokenizer
-from teamtr_lora.base.source import NANO, Progress, beside, resolve
+from teamtr_lora.base.source import NANO, beside, resolve
 from teamtr_lora.recipe import Recipe, TeamSection
 from teamtr_lora.registry.manifest import BaseIdentity
 
@@ -31,9 +31,9 @@ class Identity:
     tokenizer_hash: str
 
 
-def identify(source: str, revision: str | None = None, progress: Progress | None = None) -> Identity:
+def identify(source: str, revision: str | None = None) -> Identity:
     """The base that a recipe calls `source`; it is fetched if it is not here."""
-    return identify_folder(resolve(source, revision, progress), source, revision)
+    return identify_folder(resolve(source, revision), source, revision)
 
 
 def base_hash(recipe: Recipe) -> str | None:

@@ -42,20 +42,16 @@ from teamtr_lora.swap.session import Session, scorer_for
 from teamtr_lora.swap.shock import TeamScore, shock
 from teamtr_lora.swap.stage0 import Alignment, Teacher, teacher_states
 from teamtr_lora.swap.swap_report import Listener, RebaseOptions, RebaseReport
-from teamtr_lora.tasks import Task
-from teamtr_lora.tasks.machinery.task import Split
 
 EARLY_STRINGS = 200  # prompts whose token ids are compared before a base is loaded
 
 
-def rebase_team(
-    place: Place, options: RebaseOptions, *, task: Task | None = None, listener: Listener | None = None
-) -> RebaseReport:
+def rebase_team(place: Place, options: RebaseOptions, *, listener: Listener | None = None) -> RebaseReport:
     if not options.base.strip():
         raise UserError("--to: say which base the team moves to, as a recipe's base.source does")
     out = (options.out or place.beside(_short(options.base))).absolute()
     _refuse_taken(out)
-    rebase = _Rebase(place, options, out, task=task, listener=listener)
+    rebase = _Rebase(place, options, out, listener)
     rebase.look()  # before any file is made
     busy = "another process is moving a team here; wait for it or choose another --out"
     with locked(out.with_name(f".{out.name}.rebase.lock"), out, busy):
@@ -72,10 +68,10 @@ def _refuse_taken(out: Path) -> None:
 
 
 class _Rebase(Session):
-    def __init__(self, place: Place, options: RebaseOptions, out: Path, *, task: Task | None, listener: Listener | None) -> None:
+    def __init__(self, place: Place, options: RebaseOptions, out: Path, listener: Listener | None) -> None:
         held = place.read()
         recipe = options.applied(held.recipe)
-        super().__init__(place.where, held, recipe, items=options.items, task=task, listener=listener)
+        super().__init__(place.where, held, recipe, items=options.items, listener=listener)
         self.options, self.out = options, out
         self.agents = [agent.name for agent in self.recipe.team.agents]
 
@@ -89,7 +85,7 @@ class _Rebase(Session):
 
     def look(self) -> None:
         """What can be known of both bases without their weights."""
-        self.prepare_task()
+        _ = self.task  # what is wrong with it shows before a base is loaded
         self.listener.phase("looking at both bases")
         base = self.recipe.base
         old = resolve(beside(base.source, self.recipe.folder), base.revision)
@@ -116,8 +112,7 @@ class _Rebase(Session):
     def _early_strings(self) -> list[str]:
         protocol = self.recipe.team.protocol
         texts = [protocol.system or "", *(agent.role for agent in self.recipe.team.agents)]
-        split: Split = "train"
-        items = self.task.items(split)
+        items = self.task.items("train")
         count = EARLY_STRINGS if items.size is None else min(EARLY_STRINGS, items.size)
         return [text for text in [*texts, *(items[i].prompt for i in range(count))] if text]
 
@@ -141,7 +136,7 @@ class _Rebase(Session):
     def _leave_old_base(self, checks: list[Check]) -> tuple[Probe, TeamScore, dict[str, list[Teacher]]]:
         """The probe, the old team's accuracy, and all that its policies are remembered by; the old base then goes."""
         self.listener.phase("loading the old base")
-        playable = self._open(self.recipe)
+        playable = open_recipe(self.recipe)
         try:
             load_versions(playable, self.held.versions, self.held.adapters)
             probe = self.probe(playable, self.agents, ids=self._shared_ids)
@@ -171,7 +166,7 @@ class _Rebase(Session):
         self, probe: Probe, before: TeamScore, teachers: dict[str, list[Teacher]], checks: list[Check]
     ) -> RebaseReport:
         self.listener.phase("loading the new base")
-        playable = self._open(self.new_recipe)
+        playable = open_recipe(self.new_recipe)
         try:
             direct = self.score("direct", playable, self.new_recipe)
             alignments = {}
@@ -233,9 +228,6 @@ class _Rebase(Session):
             sync_folder(self.out.parent)
 
     # --- pieces
-
-    def _open(self, recipe: Recipe) -> PlayableTeam:
-        return open_recipe(recipe)
 
     def _version(self, agent: str) -> AdapterVersion:
         tensors: dict[str, Tensor] = self._tensors[agent]

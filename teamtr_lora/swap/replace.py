@@ -28,32 +28,25 @@ from teamtr_lora.swap.session import Session, scorer_for
 from teamtr_lora.swap.shock import TeamScore, shock
 from teamtr_lora.swap.stage0 import Alignment, Teacher, teacher_states
 from teamtr_lora.swap.swap_report import Listener, SwapOptions, SwapReport
-from teamtr_lora.tasks import Task
 
 
-def swap_agent(
-    place: Place, options: SwapOptions, *, registry: Registry, task: Task | None = None, listener: Listener | None = None
-) -> SwapReport:
+def swap_agent(place: Place, options: SwapOptions, *, registry: Registry, listener: Listener | None = None) -> SwapReport:
     with place.changing():
-        swap = _Swap(place, options, registry, task=task, listener=listener)
+        swap = _Swap(place, options, registry, listener)
         with fits(swap.recipe):
             return swap.run()
 
 
-def plan_swap(
-    place: Place, options: SwapOptions, *, registry: Registry, task: Task | None = None, listener: Listener | None = None
-) -> SwapReport:
+def plan_swap(place: Place, options: SwapOptions, *, registry: Registry, listener: Listener | None = None) -> SwapReport:
     """The compatibility report and what a swap would do; nothing is changed."""
-    return _Swap(place, options, registry, task=task, listener=listener).plan()
+    return _Swap(place, options, registry, listener).plan()
 
 
 class _Swap(Session):
-    def __init__(
-        self, place: Place, options: SwapOptions, registry: Registry, *, task: Task | None, listener: Listener | None
-    ) -> None:
+    def __init__(self, place: Place, options: SwapOptions, registry: Registry, listener: Listener | None) -> None:
         held = place.read()
         recipe = options.applied(held.recipe)
-        super().__init__(place.where, held, recipe, items=options.items, task=task, listener=listener)
+        super().__init__(place.where, held, recipe, items=options.items, listener=listener)
         self.place, self.options, self.registry = place, options, registry
         self.agent = _known_agent(self.recipe, options.agent)
         self.candidate = _free_name([agent.name for agent in self.recipe.team.agents])
@@ -61,7 +54,7 @@ class _Swap(Session):
     # --- the two entrances
 
     def run(self) -> SwapReport:
-        self.prepare_task()
+        _ = self.task  # what is wrong with it shows before a base is loaded
         incoming, fitting = self._look()
         playable = self._open(fitting)
         try:
