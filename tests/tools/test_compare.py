@@ -87,12 +87,26 @@ def test_another_recipe_in_the_same_folder_is_an_error_not_a_result(done: tuple[
     assert cell.measures is None and "trust_region.delta is 0.02 there and 0.03 here" in cell.error
 
 
-def test_an_interrupted_comparison_goes_on_where_it_stopped(
-    compare: ModuleType, done: tuple[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_ran_out_of_time_or_was_interrupted_goes_on_where_it_stopped(
+    compare: ModuleType,
+    done: tuple[int, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """And ends where the one that was not interrupted ended."""
+    """And ends where the one that was not disturbed ended."""
     arguments = [RECIPE, *SMALL, "--seeds", "1", "--vary", SHRINK, "--out", str(tmp_path)]
-    record, rows = TrainingRun.record_update, []
+    assert compare.main([*arguments, "--minutes", "0"]) == 0 and not (tmp_path / "shrink").exists(), "nothing was begun"
+    assert "not finished: shrink, seeds 1" in capsys.readouterr().out
+    times = iter([0.0])  # the run begins in time; whenever it asks again, the time is up
+    with monkeypatch.context() as patch:
+        patch.setattr(cells.time, "time", lambda: next(times, 100.0))
+        (variant,) = compare.variants([RECIPE, *SMALL], [SHRINK])
+        cell = cells.run_cell(variant, 1, tmp_path, until=50.0)
+    assert (cell.measures, cell.error) == (None, None)
+    rows = cells.RunRows(cells.read_rows(tmp_path / "shrink" / "seed-1"))
+    assert len(rows.updates) <= 1, "it stopped at its next checkpoint"
+    record, made = TrainingRun.record_update, []
 
     def interrupted(self: TrainingRun, stage: int, update: int, *rest: Any) -> None:
         if (stage, update) == (2, 1):
@@ -100,7 +114,7 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
         record(self, stage, update, *rest)
 
     def counted(self: TrainingRun, stage: int, update: int, *rest: Any) -> None:
-        rows.append((stage, update))
+        made.append((stage, update))
         record(self, stage, update, *rest)
 
     monkeypatch.setattr(TrainingRun, "record_update", interrupted)
@@ -108,29 +122,7 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
         compare.main(arguments)
     monkeypatch.setattr(TrainingRun, "record_update", counted)
     assert compare.main(arguments) == 0
-    assert rows == [(2, 1), (2, 2)], "only what was lost is done again"
-    assert hashes(tmp_path / "shrink" / "seed-1") == hashes(done[1] / "shrink" / "seed-1")
-
-
-def test_a_run_stops_cleanly_when_the_time_is_up_and_goes_on_later(
-    compare: ModuleType,
-    done: tuple[int, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = [RECIPE, *SMALL, "--seeds", "1", "--vary", SHRINK, "--out", str(tmp_path)]
-    assert compare.main([*arguments, "--minutes", "0"]) == 0 and not (tmp_path / "shrink").exists(), "nothing was begun"
-    assert "not finished: shrink, seeds 1" in capsys.readouterr().out
-    times = iter([0.0])  # the run begins in time; whenever it asks again, the time is up
-    monkeypatch.setattr(cells.time, "time", lambda: next(times, 100.0))
-    (variant,) = compare.variants([RECIPE, *SMALL], [SHRINK])
-    cell = cells.run_cell(variant, 1, tmp_path, until=50.0)
-    monkeypatch.undo()
-    assert (cell.measures, cell.error) == (None, None)
-    rows = cells.RunRows(cells.read_rows(tmp_path / "shrink" / "seed-1"))
-    assert len(rows.updates) <= 1, "it stopped at its next checkpoint"
-    assert compare.main(arguments) == 0
+    assert made == [(2, 1), (2, 2)], "only what was lost is done again"
     assert hashes(tmp_path / "shrink" / "seed-1") == hashes(done[1] / "shrink" / "seed-1")
 
 

@@ -28,7 +28,7 @@ def test_every_candidate_is_read_again_and_the_run_is_not_changed(tmp_path: Path
     cells.train(recipe_in(tmp_path / "plain"))
     cells.train(
         recipe_in(tmp_path / "watched"),
-        watch=lambda trainer: trainer.add_callback(oracle.Oracle(trainer, path, items=24, episodes_per_item=4)),
+        watch=lambda trainer: trainer.add_callback(oracle.Oracle(trainer, path, items=12, episodes_per_item=2)),
     )
     assert hashes(tmp_path / "watched") == hashes(tmp_path / "plain")
     verdicts = oracle.read_verdicts(path)
