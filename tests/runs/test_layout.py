@@ -65,7 +65,7 @@ LINKED = [
     "adapters/left/*/adapter_model.safetensors", "checkpoint", "checkpoint/step-000001", "checkpoint/step-000001/state.json",
     "checkpoint/step-000001/tensors.safetensors", "episodes", "episodes/stage-0001.jsonl",
 ]  # fmt: skip
-NEW = [".tmp-1-team.json", "adapters/.tmp-1-left", "checkpoint/.tmp-7-step-000002", ".lock", ".swap", "evaluations", "trl",
+NEW = [".tmp-1-team.json", "adapters/.tmp-1-left", "checkpoint/.tmp-7-step-000002", ".lock", "evaluations", "trl",
        "stage_contexts.json", "rebase.json", "baseline.json"]  # fmt: skip
 
 
