@@ -15,7 +15,9 @@ from teamtr_lora.training.trainer import TeamTRTrainer
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (the extra `quant`)")
 
 ROOT = Path(__file__).resolve().parents[2]
+TWO_AGENTS = ['team.agents=[{"name": "planner", "role": "ones"}, {"name": "solver", "role": "tens"}]', "task.digits=2"]
 SMALL = [
+    *TWO_AGENTS,
     "training.stages=1",
     "rollout.items_per_stage=8",
     "rollout.episodes_per_item=4",

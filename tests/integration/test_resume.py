@@ -17,7 +17,9 @@ from teamtr_lora.runs.metrics import TIME_FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "quickstart.yaml"
+TWO_AGENTS = ['team.agents=[{"name": "planner", "role": "ones"}, {"name": "solver", "role": "tens"}]', "task.digits=2"]
 SMALL = [
+    *TWO_AGENTS,
     "training.stages=2",
     "rollout.items_per_stage=6",
     "rollout.episodes_per_item=3",

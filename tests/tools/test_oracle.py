@@ -11,7 +11,15 @@ from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.runs.metrics import UpdateRow, read_rows
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
-SMALL = ["training.stages=1", "rollout.items_per_stage=6", "rollout.episodes_per_item=4", "evaluation.items=4", "base.device=cpu"]
+TWO_AGENTS = ['team.agents=[{"name": "planner", "role": "ones"}, {"name": "solver", "role": "tens"}]', "task.digits=2"]
+SMALL = [
+    *TWO_AGENTS,
+    "training.stages=1",
+    "rollout.items_per_stage=6",
+    "rollout.episodes_per_item=4",
+    "evaluation.items=4",
+    "base.device=cpu",
+]
 
 
 def recipe_in(folder: Path) -> Recipe:

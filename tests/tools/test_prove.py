@@ -15,7 +15,8 @@ import curves
 import pytest
 import studies
 
-TINY = ("training.stages=9", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "evaluation.items=4",
+TWO_AGENTS = ['team.agents=[{"name": "planner", "role": "ones"}, {"name": "solver", "role": "tens"}]', "task.digits=2"]
+TINY = (*TWO_AGENTS, "training.stages=9", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "evaluation.items=4",
         "evaluation.every_stages=0", "base.device=cpu", "training.inner_epochs=1")  # fmt: skip
 
 
