@@ -36,8 +36,8 @@ from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.runs.metrics import read_rows
 from teamtr_lora.runs.stored_run import load_run_recipe, read_run
 from teamtr_lora.swap.places import find_place
-from teamtr_lora.swap.rebase import rebase_team
-from teamtr_lora.swap.replace import swap_agent
+from teamtr_lora.swap.rebase import rebased
+from teamtr_lora.swap.replace import swapped
 from teamtr_lora.swap.swap_report import RebaseOptions, SwapOptions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,13 +115,14 @@ def trained(recipe: Recipe, seed: int, what: str, until: float) -> None:
 
 def replaced(args: argparse.Namespace, team: Path, copy: Path) -> dict[str, Any]:
     """The report of the swap of one agent in a copy, or of the whole team's move into a run of its own."""
-    shutil.rmtree(copy, ignore_errors=True)  # of a process that was killed
     if args.to:
-        report = rebase_team(find_place(team), RebaseOptions(args.to, out=copy, items=args.items)).as_dict()
+        with rebased(find_place(team), RebaseOptions(args.to, out=copy, items=args.items)) as moved:
+            report = moved.as_dict()
         alignments = report["alignments"].values()  # by agent: what they have in common is the worst of them
         return report | {"alignment": max(alignments, key=lambda alignment: alignment["after"]["mean"])}
     options = SwapOptions(args.agent, args.spec, items=args.items)
-    return swap_agent(find_place(copied(team, copy)), options, registry=Registry(ROOT / "adapters")).as_dict()
+    with swapped(find_place(copied(team, copy)), options, registry=Registry(ROOT / "adapters")) as one:
+        return one.as_dict()
 
 
 def same_arguments(args: argparse.Namespace) -> None:

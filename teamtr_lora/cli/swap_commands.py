@@ -75,14 +75,19 @@ def _swap(args: argparse.Namespace) -> None:
         raise UserError("swap needs --agent NAME and --with SPEC (or --undo)")
     from teamtr_lora.cli.text.swap import print_swap, swap_view
     from teamtr_lora.registry.registry_store import Registry
-    from teamtr_lora.swap.replace import plan_swap, swap_agent
+    from teamtr_lora.swap.replace import plan_swap, swapped
     from teamtr_lora.swap.swap_report import SwapOptions
 
     asked = options(SwapOptions, args)
     registry = Registry(args.registry)
-    carry_out = plan_swap if args.dry_run else swap_agent
     with swap_view(json=args.json) as view:
-        report = carry_out(place, asked, registry=registry, listener=view)
+        if args.dry_run:
+            report = plan_swap(place, asked, registry=registry, listener=view)
+        else:
+            with swapped(place, asked, registry=registry, listener=view) as report:
+                view.close()
+                show(args, report, print_swap)
+            return
     show(args, report, print_swap)
 
 
@@ -100,11 +105,11 @@ def _undo(place: Any, as_json: bool) -> None:
 def _rebase(args: argparse.Namespace) -> None:
     from teamtr_lora.cli.text.swap import print_rebase, swap_view
     from teamtr_lora.swap.places import find_place
-    from teamtr_lora.swap.rebase import rebase_team
+    from teamtr_lora.swap.rebase import rebased
     from teamtr_lora.swap.swap_report import RebaseOptions
 
     place = find_place(args.team, args.registry)
     asked = options(RebaseOptions, args)
-    with swap_view(json=args.json) as view:
-        report = rebase_team(place, asked, listener=view)
-    show(args, report, print_rebase)
+    with swap_view(json=args.json) as view, rebased(place, asked, listener=view) as report:
+        view.close()
+        show(args, report, print_rebase)

@@ -13,6 +13,7 @@ Writing:
     run_dir          RunDir: whose directory it is, and what is written to it
     rollout_store    episodes that later updates learn from again
     checkpoint       checkpoints with their tensors; imports torch
+    work             what is finished of a swap or a rebase in progress; imports torch
     transcripts      how an episode is written down
     evaluations      evaluations: in a run's folder, or in one of their own
 """

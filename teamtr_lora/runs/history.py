@@ -39,17 +39,26 @@ class RunHistory:
     stale: bool  # the run was evaluated, but not as it is now
 
 
+def read_rebase(run: Path) -> dict[str, Any] | None:
+    """What `RunDir.write_rebase` wrote, its `request` and its `report`; None in a run that no `rebase` made."""
+    data = read_own_json(run / REBASE)
+    if data is not None and not (isinstance(data.get("request"), dict) and isinstance(data.get("report"), dict)):
+        raise UserError(f"{run / REBASE}: damaged (it holds no request and report)")
+    return data
+
+
 def read_history(run: Path, versions: Mapping[str, AdapterVersion]) -> RunHistory:
     """`versions`: the run's team, as `read_run` gives it."""
-    names, rebase, checkpoints = version_names(versions), read_own_json(run / REBASE), CheckpointReader(run)
+    names, rebase, checkpoints = version_names(versions), read_rebase(run), CheckpointReader(run)
     lineage: list[Replaced] = []
     evaluations: list[tuple[dict[str, str], dict[str, Any]]] = []  # of which versions, oldest first
-    if rebase is not None:
+    if rebase:
         try:
+            report = rebase["report"]
             for agent in names:
-                old, new = str(rebase["old_versions"][agent]), str(rebase["versions"][agent])
-                lineage.append(Replaced(agent, old, new, how="rebase", source=str(rebase["old_base"])))
-            evaluations.append((rebase["versions"], dict(rebase["aligned"]["evaluation"])))
+                old, new = str(report["old_versions"][agent]), str(report["versions"][agent])
+                lineage.append(Replaced(agent, old, new, how="rebase", source=str(report["old_base"])))
+            evaluations.append((report["versions"], dict(report["aligned"]["evaluation"])))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{run / REBASE}: damaged ({type(error).__name__}: {error})") from error
     for swap in checkpoints.state().standing_swaps() if checkpoints.exists() else []:

@@ -11,8 +11,9 @@
     rollouts/NAME.json    episodes that later updates learn from again, for a run that is resumed in between
     data/                 of a script's run: its rows, train.jsonl and test.jsonl
     stage_contexts.json   contexts of the stage in progress, which a resumed run compares later ones with
-    rebase.json           of a run that `rebase` made: what came of it
+    rebase.json           of a run that `rebase` made: what was asked for and what came of it
     baseline.json, trl/   of a run of `baseline`: how far it is, and TRL's own checkpoints
+    .swap/                what is finished of a swap in progress
     .lock                 held by the process that changes the run
 
 A run directory may come from somebody else. A link in it could make this program read or write anywhere, so `refuse_links` is
@@ -33,10 +34,10 @@ from teamtr_lora.common.files import TEMPORARY, disk_errors
 RECIPE, ORIGIN, TEAM, METRICS = "recipe.yaml", "origin.json", "team.json", "metrics.jsonl"
 CHECKPOINTS, ADAPTERS, EPISODES, EVALUATIONS = "checkpoint", "adapters", "episodes", "evaluations"
 STAGE_CONTEXTS, REBASE, BASELINE, TRL = "stage_contexts.json", "rebase.json", "baseline.json", "trl"
-ROLLOUTS, SCRIPT_ROWS, LOCK = "rollouts", "data", ".lock"
+ROLLOUTS, SCRIPT_ROWS, SWAP_WORK, LOCK = "rollouts", "data", ".swap", ".lock"
 OWN_NAMES = frozenset(
     (RECIPE, ORIGIN, TEAM, METRICS, CHECKPOINTS, ADAPTERS, EPISODES, EVALUATIONS)
-    + (STAGE_CONTEXTS, REBASE, BASELINE, TRL, ROLLOUTS, SCRIPT_ROWS, LOCK)
+    + (STAGE_CONTEXTS, REBASE, BASELINE, TRL, ROLLOUTS, SCRIPT_ROWS, SWAP_WORK, LOCK)
 )
 
 MAX_METRICS_BYTES = 1 << 30

@@ -72,6 +72,11 @@ class RunDir:
         return self.path / layout.TRL
 
     @property
+    def swap_work(self) -> Path:
+        """The folder of a swap in progress."""
+        return self.path / layout.SWAP_WORK
+
+    @property
     def script_rows(self) -> Path:
         """The folder of the rows that a script trained on."""
         return self.path / layout.SCRIPT_ROWS
@@ -217,9 +222,9 @@ class RunDir:
         lines = [json.dumps(episode_record(e, marks=m), ensure_ascii=False) for e, m in zip(chosen, marked, strict=True)]
         write_atomic(self.path / layout.EPISODES / f"{name}.jsonl", "\n".join(lines) + "\n")
 
-    def write_rebase(self, report: dict[str, Any]) -> None:
-        """What came of a `rebase`, in the run that it made."""
-        write_atomic(self.path / layout.REBASE, dump_json(report))
+    def write_rebase(self, request: dict[str, Any], report: dict[str, Any]) -> None:
+        """What `rebase` was asked for and what came of it, in the run that it made."""
+        write_atomic(self.path / layout.REBASE, dump_json({"request": request, "report": report}))
 
     def write_baseline(self, record: dict[str, Any]) -> None:
         """How far a run of `baseline` is; written last, it is the commit point of each of its updates."""

@@ -68,6 +68,7 @@ class RunPlace:
 
     def __init__(self, run: RunDir) -> None:
         self.run, self.where = run, str(run.path)
+        self.work = run.swap_work  # the folder for what is finished of a swap in progress
         self._left_over: SwapRecord | None = None  # a replacement of a killed process that this one completed
 
     @contextmanager
@@ -191,6 +192,7 @@ class RegistryPlace:
 
     def __init__(self, registry: Registry, team: str) -> None:
         self.registry, self.team, self.where = registry, team, str(registry.root / team)
+        self.work = registry.root / f".{team}.swap"
         self._seen: dict[str, str] | None = None  # the versions that were read, which are those that a swap measures
 
     @contextmanager
@@ -224,18 +226,20 @@ class RegistryPlace:
         recipe = current.load_recipe().with_loras({agent: replacement.lora.model_dump()})
         identity = identify(current.base.source, current.base.revision)
         metrics = _metrics(replacement.measured)
-        version = self.registry.publish_adapter(
-            self.team,
-            agent,
-            replacement.tensors,
-            replacement.config,
-            identity=identity,
-            protocol_hash=current.protocol_hash,
-            made_by="stage0" if replacement.how == "stage0" else "swap",
-            parent=current.agents[agent],
-            metrics=metrics,
-            task=recipe.task.name,
-        ).version
+        version = self._published(replacement)
+        if version is None:
+            version = self.registry.publish_adapter(
+                self.team,
+                agent,
+                replacement.tensors,
+                replacement.config,
+                identity=identity,
+                protocol_hash=current.protocol_hash,
+                made_by="stage0" if replacement.how == "stage0" else "swap",
+                parent=current.agents[agent],
+                metrics=metrics,
+                task=recipe.task.name,
+            ).version
         agents = {**current.agents, agent: version}
         how = one_line(f"{replacement.how} from {replacement.source}")
         lineage = [Replaced(agent=agent, old=current.agents[agent], new=version, how=how)]
@@ -247,6 +251,12 @@ class RegistryPlace:
     def undo(self) -> Undone:
         team = self.registry.undo(self.team)
         return Undone({step.agent: (step.old or "-", step.new) for step in team.lineage})
+
+    def _published(self, replacement: Replacement) -> str | None:
+        """The version that holds these weights already, where a swap was killed between publishing it and the team."""
+        digest = content_hash(replacement.tensors, replacement.config)
+        names = self.registry.versions(self.team, replacement.agent)
+        return next((name for name in reversed(names) if name.endswith(digest[:12])), None)
 
 
 Place = RunPlace | RegistryPlace

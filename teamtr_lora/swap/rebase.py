@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -19,13 +22,16 @@ from teamtr_lora.base.precision import head_weight
 from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import AdapterVersion, content_hash, version_names, write_version
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.files import TEMPORARY, disk_errors, sync_folder
+from teamtr_lora.common.files import disk_errors, sync_folder
 from teamtr_lora.common.locks import locked
+from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.recipe import LoraSection, Recipe, RecipeError
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
+from teamtr_lora.runs.history import read_rebase
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.runs.run_state import RunState
+from teamtr_lora.runs.work import Work
 from teamtr_lora.swap.compatibility import (
     STRINGS,
     Check,
@@ -41,44 +47,51 @@ from teamtr_lora.swap.probe_contexts import Probe, context_strings, replayed
 from teamtr_lora.swap.session import Session, scorer_for
 from teamtr_lora.swap.shock import TeamScore, shock
 from teamtr_lora.swap.stage0 import Alignment, Teacher, teacher_states
-from teamtr_lora.swap.swap_report import Listener, RebaseOptions, RebaseReport
+from teamtr_lora.swap.swap_report import Listener, RebaseOptions, RebaseReport, report_from
 
 EARLY_STRINGS = 200  # prompts whose token ids are compared before a base is loaded
 
 
-def rebase_team(place: Place, options: RebaseOptions, *, listener: Listener | None = None) -> RebaseReport:
+@contextmanager
+def rebased(place: Place, options: RebaseOptions, *, listener: Listener | None = None) -> Iterator[RebaseReport]:
+    """Rebases, and gives the report; when that has been dealt with, the work folder goes."""
     if not options.base.strip():
         raise UserError("--to: say which base the team moves to, as a recipe's base.source does")
     out = (options.out or place.beside(_short(options.base))).absolute()
-    _refuse_taken(out)
-    rebase = _Rebase(place, options, out, listener)
+    if os.path.lexists(out) and not (os.path.isdir(out) and read_rebase(out)):
+        raise UserError(f"{out}: is there already; choose another --out")
+    with disk_errors(out):  # a name too long for the disk
+        work = Work(out.with_name(f".{out.name}.rebase"))
+    rebase = _Rebase(place, options, out, work, listener=listener)
     rebase.look()  # before any file is made
     busy = "another process is moving a team here; wait for it or choose another --out"
     with locked(out.with_name(f".{out.name}.rebase.lock"), out, busy):
-        _refuse_taken(out)  # by one that held the lock meanwhile
         with fits(rebase.recipe):
-            return rebase.run()
-
-
-def _refuse_taken(out: Path) -> None:
-    with disk_errors(out):  # a name too long for the disk
-        taken = out.is_symlink() or out.exists()
-    if taken:
-        raise UserError(f"{out}: is there already; choose another --out")
+            report = rebase.run()
+        yield report
+        work.clear()
 
 
 class _Rebase(Session):
-    def __init__(self, place: Place, options: RebaseOptions, out: Path, listener: Listener | None) -> None:
+    def __init__(self, place: Place, options: RebaseOptions, out: Path, work: Work, *, listener: Listener | None) -> None:
         held = place.read()
         recipe = options.applied(held.recipe)
-        super().__init__(place.where, held, recipe, items=options.items, listener=listener)
+        super().__init__(place.where, held, recipe, work=work, items=options.items, listener=listener)
         self.options, self.out = options, out
         self.agents = [agent.name for agent in self.recipe.team.agents]
 
     def run(self) -> RebaseReport:
+        request = {
+            "base": _local(self.options.base), "spec": self.options.spec, "swap": self.recipe.swap.model_dump(),
+            "items": self.items, "extra_tokens": self.options.extra_tokens, "team": str(Path(self.where).absolute()),
+            "from": {a: v.content_hash for a, v in self.held.versions.items()}, "contents": self.contents,
+        }  # fmt: skip
+        if self.out.exists():
+            return self._found(request)
+        self.work.begin(request)
         probe, before, teachers = self._leave_old_base(self.checks)
         report = self._settle_on_new_base(probe, before, teachers, self.checks)
-        self._write(report)
+        self._write(report, request)
         return report
 
     # --- steps
@@ -108,6 +121,8 @@ class _Rebase(Session):
                 "one, or replace single adapters with swap"
             )
         self.new_recipe, self.checks = self._on_new_base(loras), checks
+        # Part of the request: the same command with other weights or code under the same names is another rebase.
+        self.contents = {"bases": bases, "code": code_hashes(self.recipe)}
 
     def _early_strings(self) -> list[str]:
         protocol = self.recipe.team.protocol
@@ -211,9 +226,9 @@ class _Rebase(Session):
         with playable.training_memory():
             return self.align(f"agent-{agent}", agent, playable, scorer, adapter=agent, batches=batches, teachers=teachers)
 
-    def _write(self, report: RebaseReport) -> None:
+    def _write(self, report: RebaseReport, request: dict[str, Any]) -> None:
         """A run directory, built out of sight and renamed into place."""
-        built = self.out.with_name(f"{TEMPORARY}{self.out.name}")
+        built = self.work.folder / "result"
         shutil.rmtree(built, ignore_errors=True)
         run = RunDir(built)
         versions = {agent: self._version(agent) for agent in self.agents}
@@ -222,7 +237,7 @@ class _Rebase(Session):
         run.write_recipe(self.new_recipe)
         run.write_team(versions, {})
         run.checkpoints.save(RunState(step=1, versions=versions), {})
-        run.write_rebase(asdict(report))
+        run.write_rebase(request, asdict(report))
         with disk_errors(self.out):
             os.rename(built, self.out)
             sync_folder(self.out.parent)
@@ -232,6 +247,15 @@ class _Rebase(Session):
     def _version(self, agent: str) -> AdapterVersion:
         tensors: dict[str, Tensor] = self._tensors[agent]
         return AdapterVersion(agent, 0, content_hash(tensors, self._configs[agent]))
+
+    def _found(self, request: dict[str, Any]) -> RebaseReport:
+        """The report of a rebase that was killed after the new team was there."""
+        record = read_rebase(self.out)
+        if record is None or record["request"] != request or self.work.request() != request:
+            raise UserError(f"{self.out}: is there already; choose another --out")
+        report = report_from(RebaseReport, record["report"])
+        self.listener.checks(report.checks)
+        return report
 
 
 def _hashes(identity: dict[str, str]) -> dict[str, str]:

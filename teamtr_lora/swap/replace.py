@@ -2,24 +2,30 @@
 
     compatibility -> probe -> (Stage-0) -> swap shock -> new team version
 
-Killed at any moment, the old team or the new one is there, whole.
+Every finished part is kept in the place's work folder until the report is out: killed at any moment, the old team or the new one
+is there, and the same command goes on.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Literal
+from typing import Any, Literal
 
 from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.source import beside, resolve
-from teamtr_lora.base.versions import version_names
+from teamtr_lora.base.versions import content_hash, version_names
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.files import sha256
 from teamtr_lora.common.settings import nearest
+from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.identity import identify_folder
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
+from teamtr_lora.runs.work import Work
 from teamtr_lora.swap.compatibility import STRINGS, Check, Fitting, fit_adapter, stop_on_failure, token_check
 from teamtr_lora.swap.newcomer import Incoming, find_incoming
 from teamtr_lora.swap.places import Place, Replacement
@@ -27,26 +33,30 @@ from teamtr_lora.swap.probe_contexts import Probe, context_strings
 from teamtr_lora.swap.session import Session, scorer_for
 from teamtr_lora.swap.shock import TeamScore, shock
 from teamtr_lora.swap.stage0 import Alignment, Teacher, teacher_states
-from teamtr_lora.swap.swap_report import Listener, SwapOptions, SwapReport
+from teamtr_lora.swap.swap_report import Listener, SwapOptions, SwapReport, report_from
 
 
-def swap_agent(place: Place, options: SwapOptions, *, registry: Registry, listener: Listener | None = None) -> SwapReport:
+@contextmanager
+def swapped(place: Place, options: SwapOptions, *, registry: Registry, listener: Listener | None = None) -> Iterator[SwapReport]:
+    """Swaps, and gives the report; when that has been dealt with, the work folder goes."""
     with place.changing():
-        swap = _Swap(place, options, registry, listener)
+        swap = _Swap(place, options, registry, listener=listener)
         with fits(swap.recipe):
-            return swap.run()
+            report = swap.run()
+        yield report
+        swap.work.clear()
 
 
 def plan_swap(place: Place, options: SwapOptions, *, registry: Registry, listener: Listener | None = None) -> SwapReport:
     """The compatibility report and what a swap would do; nothing is changed."""
-    return _Swap(place, options, registry, listener).plan()
+    return _Swap(place, options, registry, listener=listener).plan()
 
 
 class _Swap(Session):
-    def __init__(self, place: Place, options: SwapOptions, registry: Registry, listener: Listener | None) -> None:
+    def __init__(self, place: Place, options: SwapOptions, registry: Registry, *, listener: Listener | None) -> None:
         held = place.read()
-        recipe = options.applied(held.recipe)
-        super().__init__(place.where, held, recipe, items=options.items, listener=listener)
+        recipe, work = options.applied(held.recipe), Work(place.work)
+        super().__init__(place.where, held, recipe, work=work, items=options.items, listener=listener)
         self.place, self.options, self.registry = place, options, registry
         self.agent = _known_agent(self.recipe, options.agent)
         self.candidate = _free_name([agent.name for agent in self.recipe.team.agents])
@@ -54,8 +64,12 @@ class _Swap(Session):
     # --- the two entrances
 
     def run(self) -> SwapReport:
+        request = {**asdict(self.options), "swap": self.recipe.swap.model_dump(), "items": self.items}
+        if (finished := self._finished(request)) is not None:
+            return finished
         _ = self.task  # what is wrong with it shows before a base is loaded
         incoming, fitting = self._look()
+        self.work.begin({**request, "from": version_names(self.held.versions), "contents": self._contents(incoming)})
         playable = self._open(fitting)
         try:
             return self._carry_out(playable, incoming, fitting)
@@ -67,7 +81,7 @@ class _Swap(Session):
         if incoming.tokenizer is not None:
             playable = self._open(fitting)
             try:
-                self._compare_tokens(playable, incoming, fitting, self.probe(playable, [self.agent]))
+                self._compare_tokens(playable, incoming, fitting, self.probe(playable, [self.agent], keep=False))
             finally:
                 playable.close()
         else:
@@ -151,7 +165,7 @@ class _Swap(Session):
         assert fitting.lora is not None
         tensors = {name: tensor.cpu().clone() for name, tensor in bank.tensors(self.candidate).items()}
         config = bank.config(self.candidate)
-        report = self._report(how, fitting.checks, alignment, scores, probe.sampled_tokens)
+        report = self._report(how, fitting.checks, alignment, scores, probe.sampled_tokens, content_hash(tensors, config))
         measured = {
             "delta_align": alignment.delta if alignment else None,
             "kl_before": asdict(alignment.before) if alignment else None,
@@ -165,6 +179,7 @@ class _Swap(Session):
             "trained_tokens": report.trained_tokens,
             "seconds": report.seconds,
         }
+        self.work.put("report", asdict(report))
         versions = self.place.commit(
             Replacement(
                 agent=self.agent,
@@ -176,9 +191,36 @@ class _Swap(Session):
                 measured=measured,
             )
         )
-        return replace(report, new=versions[self.agent], versions=versions)
+        report = replace(report, new=versions[self.agent], versions=versions)
+        self.work.put("report", asdict(report))
+        return report
 
     # --- pieces
+
+    def _finished(self, request: dict[str, Any]) -> SwapReport | None:
+        """The report of a swap that was killed after the team had changed."""
+        begun, report = self.work.request(), self.work.get("report")
+        if begun is None or report is None or {k: v for k, v in begun.items() if k not in ("from", "contents")} != request:
+            return None
+        if self.held.versions[self.agent].content_hash != report["content_hash"] or self._renewed(begun.get("contents")):
+            return None
+        versions = version_names(self.held.versions)
+        restored = report_from(SwapReport, {**report, "versions": versions, "new": versions[self.agent]})
+        self.listener.checks(restored.checks)
+        return restored
+
+    def _contents(self, incoming: Incoming) -> dict[str, Any]:
+        """Hashes of what the request names: the same command with other weights or code behind the names is another swap."""
+        base = self.identity.base.weights_hash
+        return {"adapter": _file_hashes(incoming), "base": base, "code": code_hashes(self.recipe)}
+
+    def _renewed(self, begun: dict[str, Any] | None) -> bool:
+        """Whether `--with` now names another adapter than the one that was swapped in; false if that one was removed."""
+        try:
+            incoming = find_incoming(self.options.spec, self.registry, self.held.adapters / self.agent)
+        except UserError:
+            return False
+        return begun is not None and begun["adapter"] != _file_hashes(incoming)
 
     def _report(
         self,
@@ -187,6 +229,7 @@ class _Swap(Session):
         alignment: Alignment | None,
         scores: dict[str, TeamScore],
         probe_tokens: int = 0,
+        content: str | None = None,
         plan: list[str] | None = None,
     ) -> SwapReport:
         before, direct, aligned = (scores.get(name) for name in ("before", "direct", "aligned"))
@@ -197,6 +240,7 @@ class _Swap(Session):
             how=how,
             old=self.held.versions[self.agent].name,
             new=None,
+            content_hash=content,
             versions=version_names(self.held.versions),
             checks=checks,
             alignment=alignment,
@@ -222,3 +266,7 @@ def _known_agent(recipe: Recipe, agent: str) -> str:
 
 def _free_name(names: list[str]) -> str:
     return next(name for name in ("candidate", *(f"candidate-{i}" for i in range(2, 99))) if name not in names)
+
+
+def _file_hashes(incoming: Incoming) -> dict[str, str]:
+    return {name: sha256(data) for name, data in (incoming.contents or {}).items()}

@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +26,11 @@ from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.recipe import SwapSection, TrustRegionSection
-from teamtr_lora.rollout.collector import Progress
+from teamtr_lora.runs.checkpoint import tensors_under
 from teamtr_lora.team import SequenceSpan, TokenSequence
 from teamtr_lora.training.batches import MessageBatch, Microbatch
 from teamtr_lora.training.gate import gate_pass
+from teamtr_lora.training.optimizers import flatten_state, restore_state
 from teamtr_lora.training.scoring import Scorer, unweighted_batch
 
 MAX_GRAD_NORM = 1.0
@@ -88,6 +90,11 @@ class Alignment:
     done: bool = False
     curve: list[tuple[int, float]] = field(default_factory=list)  # step, held-out mean
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Alignment:
+        readings = {key: Reading(**data[key]) for key in ("before", "after")}
+        return cls(**(data | readings | {"curve": [(int(s), float(m)) for s, m in data["curve"]]}))
+
 
 @torch.no_grad()
 def teacher_states(scorer: Scorer, batch: MessageBatch) -> list[Tensor]:
@@ -135,8 +142,13 @@ def _reading(mean: ClusteredMean) -> Reading:
     return Reading(mean.mean if math.isfinite(mean.mean) else NOT_FINITE, *finite)
 
 
+Keep = Callable[[Alignment, dict[str, Tensor], dict[str, Any]], None]
+"""Called at every check with what a killed alignment goes on from: where it is, its tensors, and the scalars of its optimizer and
+its loss scale."""
+
+
 class Stage0:
-    """One alignment of the adapter `name` in the bank."""
+    """One alignment of the adapter `name` in the bank. `keep` makes every check a point to resume from."""
 
     def __init__(
         self,
@@ -162,7 +174,7 @@ class Stage0:
         self._optimizer = self._new_optimizer(settings.align_rate)
         self._clock = time.monotonic()
 
-    def _start(self) -> Alignment:
+    def start(self) -> Alignment:
         self._bank.activate(self._name)
         before = read_half(self._scorer, self._held, self._region)
         reached = before.mean <= self._delta
@@ -170,18 +182,27 @@ class Stage0:
             self._delta, before, before, reached, learning_rate=self._settings.align_rate, done=reached, curve=[(0, before.mean)]
         )
 
-    def run(self, told: Progress | None = None) -> Alignment:
+    def resume(self, state: Alignment, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
+        """Back to where `keep` was called."""
+        parts = {kind: tensors_under(tensors, f"{kind}/") for kind in ("now", "best", "optimizer")}
+        self._bank.restore(self._name, parts["now"])
+        self._best = {name: tensor.clone() for name, tensor in parts["best"].items()}
+        self._optimizer = self._new_optimizer(state.learning_rate)
+        restore_state(self._optimizer, parts["optimizer"], scalars["optimizer"])
+        if scalars["scaler"]:  # empty without half precision
+            self._scaler.load_state_dict(scalars["scaler"])
+
+    def run(self, state: Alignment, keep: Keep) -> Alignment:
         """Optimizes until the held-out half is in the region, or the budget or all progress ends; the best adapter stays."""
-        state = self._start()
         every = max(1, len(self._fit.batches))
         while not state.done:
             with self._bank.training(self._name) as parameters:
                 for _ in range(min(every, self._settings.align_steps - state.steps)):
                     self._step(parameters, state)
             self._check(state)
-            state.seconds = time.monotonic() - self._clock
-            if told:
-                told(state.steps, self._settings.align_steps, state.trained_tokens)
+            now = time.monotonic()
+            state.seconds, self._clock = state.seconds + now - self._clock, now
+            keep(state, self._tensors(), {"optimizer": flatten_state(self._optimizer)[1], "scaler": self._scaler.state_dict()})
         self._bank.restore(self._name, self._best)
         return state
 
@@ -225,6 +246,10 @@ class Stage0:
 
     def _new_optimizer(self, rate: float) -> torch.optim.Optimizer:
         return torch.optim.Adam(self._parameters, lr=rate)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        parts = {"now": self._bank.tensors(self._name), "best": self._best, "optimizer": flatten_state(self._optimizer)[0]}
+        return {f"{kind}/{name}": tensor.cpu() for kind, tensors in parts.items() for name, tensor in tensors.items()}
 
 
 def _weights(batch: MessageBatch, reduction: str) -> Tensor:

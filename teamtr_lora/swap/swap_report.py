@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.collector import Progress
@@ -12,7 +12,7 @@ from teamtr_lora.swap.compatibility import Check
 from teamtr_lora.swap.shock import Shock, TeamScore
 from teamtr_lora.swap.stage0 import Alignment
 
-_SCORES = ("before", "direct", "aligned")
+_SCORES, _SHOCKS = ("before", "direct", "aligned"), ("shock_direct", "shock_aligned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,7 @@ class SwapReport(_Report):
     how: str  # stage0, direct, or dry run
     old: str
     new: str | None  # None: nothing was changed
+    content_hash: str | None
     versions: dict[str, str]
     checks: list[Check]
     alignment: Alignment | None
@@ -112,3 +113,18 @@ class Listener:
     def checks(self, checks: list[Check]) -> None: ...
 
     def phase(self, text: str) -> Progress | None: ...
+
+
+Report = TypeVar("Report", SwapReport, RebaseReport)
+
+
+def report_from(kind: type[Report], data: dict[str, Any]) -> Report:
+    """The report that `asdict` made this data of."""
+    made: dict[str, Any] = {key: TeamScore(**data[key]) for key in _SCORES if data[key]}
+    made |= {key: Shock(**data[key]) for key in _SHOCKS if data[key]}
+    made["checks"] = [Check(**check) for check in data["checks"]]
+    if data.get("alignment"):
+        made["alignment"] = Alignment.from_dict(data["alignment"])
+    if "alignments" in data:
+        made["alignments"] = {agent: Alignment.from_dict(alignment) for agent, alignment in data["alignments"].items()}
+    return kind(**{**data, **made})

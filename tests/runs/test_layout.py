@@ -30,6 +30,7 @@ FOLDERS = {
     layout.TRL,
     layout.ROLLOUTS,
     layout.SCRIPT_ROWS,
+    layout.SWAP_WORK,
 }
 FILES = (layout.OWN_NAMES - FOLDERS - {layout.LOCK}) | {
     run_state.STATE, run_state.TENSORS, evaluations.SETTINGS, evaluations.ANSWERS, evaluations.RESULT
@@ -65,7 +66,7 @@ LINKED = [
     "adapters/left/*/adapter_model.safetensors", "checkpoint", "checkpoint/step-000001", "checkpoint/step-000001/state.json",
     "checkpoint/step-000001/tensors.safetensors", "episodes", "episodes/stage-0001.jsonl",
 ]  # fmt: skip
-NEW = [".tmp-1-team.json", "adapters/.tmp-1-left", "checkpoint/.tmp-7-step-000002", ".lock", "evaluations", "trl",
+NEW = [".tmp-1-team.json", "adapters/.tmp-1-left", "checkpoint/.tmp-7-step-000002", ".lock", ".swap", "evaluations", "trl",
        "stage_contexts.json", "rebase.json", "baseline.json"]  # fmt: skip
 
 

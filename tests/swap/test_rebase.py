@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from teamtr_lora.algorithm.token_kl import score_tokens
-from teamtr_lora.base.versions import read_adapter_folder, version_names, write_version
+from teamtr_lora.base.versions import read_adapter_folder, write_version
 from teamtr_lora.cli import main
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.registry.imports import import_path
@@ -181,29 +181,28 @@ def test_ids_that_a_narrower_head_lacks_are_left_out(
     assert len(probe.halves("left", 30, 0)[0]) + len(probe.halves("left", 30, 0)[1]) == 30
 
 
-def test_killed_at_work_a_rebase_leaves_nothing_and_runs_again(
-    trained: Path, wide_base: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+def test_killed_at_any_moment_the_same_rebase_ends_the_same(
+    trained: Path, wide_base: Path, tmp_path: Path, killable: Any, without_times: Callable[[Any], Any]
 ) -> None:
     """The new base's chat template opens an answer differently: the same messages are then learned in its own contexts."""
     other = Path(shutil.copytree(wide_base, tmp_path / "other"))
     template = other / "chat_template.jinja"
     assert "assistant\n{% endif %}" in template.read_text()
     template.write_text(template.read_text().replace("assistant\n{% endif %}", "assistant\nSo: {% endif %}"))
-    moved, old = tmp_path / "moved", read_run(trained)
-    command = ["rebase", str(trained), "--to", str(other), "--out", str(moved), *RADIUS, "--json"]
 
-    def killed(*_: Any) -> None:
-        raise SystemExit("killed")
+    def command(out: Path) -> list[str]:
+        return ["rebase", str(trained), "--to", str(other), "--out", str(out), *RADIUS, "--json"]
 
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(RunDir, "write_rebase", killed)
-        main(command)
-    assert read_run(trained) == old and not moved.exists()
-    capsys.readouterr()
-    assert main(command) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert version_names(read_run(moved).versions) == report["versions"]
-    assert not list(tmp_path.rglob(".tmp-*"))
+    output, moved = tmp_path / "out.json", tmp_path / "moved"
+    reference = killable(command(tmp_path / "undisturbed"), output).result()
+    work, kills, old = tmp_path / ".moved.rebase", 0, read_run(trained)
+    for part in ("probe.json", "agent-left-*", "agent-right-*"):
+        kills += killable(command(moved), output).kill_when(lambda part=part: any(work.glob(part)))
+        assert read_run(trained) == old and not moved.exists()
+    assert kills >= 2, "the rebase was over before it could be killed"
+    assert without_times(killable(command(moved), output).result()) == without_times(reference)
+    assert read_run(moved).versions == read_run(tmp_path / "undisturbed").versions
+    assert not work.exists() and not list(moved.rglob(".tmp-*"))
 
 
 def test_between_two_nano_bases_of_different_width(

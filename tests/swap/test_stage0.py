@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,19 @@ import torch
 from teamtr_lora.recipe import LoraSection
 from teamtr_lora.rollout.playable import PlayableTeam, load_versions, open_team
 from teamtr_lora.runs.stored_run import read_run
-from teamtr_lora.swap.probe_contexts import Probe, context_strings, play_probe, replayed
+from teamtr_lora.swap.probe_contexts import Probe, context_strings, play_probe, probe_from, probe_record, replayed
 from teamtr_lora.swap.session import scorer_for
-from teamtr_lora.swap.stage0 import CONTEXT_WEIGHT, Half, Teacher, _weights, in_chunks, probe_batch, read_half, teacher_states
+from teamtr_lora.swap.stage0 import (
+    CONTEXT_WEIGHT,
+    Half,
+    Stage0,
+    Teacher,
+    _weights,
+    in_chunks,
+    probe_batch,
+    read_half,
+    teacher_states,
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +64,37 @@ def test_held_out_kl_is_that_of_whole_distributions(trained: Path, played: tuple
     assert read_half(scorer, half, recipe.trust_region).mean == pytest.approx(0, abs=1e-10)
 
 
+def test_the_loss_scale_of_half_precision_goes_on_where_it_was(trained: Path, played: tuple[PlayableTeam, Probe]) -> None:
+    playable, probe = played
+    recipe = read_run(trained).recipe
+    scorer = scorer_for(playable, recipe)
+    playable.bank.activate("left")
+    halves = []
+    for contexts in probe.halves("left", 10, 0):
+        batch = probe_batch(scorer, contexts, 200)
+        halves.append(Half([batch], [Teacher(teacher_states(scorer, batch))]))
+    start = playable.bank.snapshot("candidate")
+
+    def stage0() -> Stage0:
+        region, swap = recipe.trust_region, recipe.swap
+        return Stage0(scorer, playable.bank, "candidate", *halves, region, swap, delta=1e-9, seed="x", half_precision=True)
+
+    kept: list[Any] = []
+
+    def killed(*parts: Any) -> None:
+        kept.extend(parts)
+        raise SystemExit
+
+    first = stage0()
+    with pytest.raises(SystemExit):
+        first.run(first.start(), killed)
+    assert kept[2]["scaler"]["_growth_tracker"] == kept[0].steps > 0
+    again = stage0()
+    again.resume(*kept)
+    assert again._scaler.state_dict() == kept[2]["scaler"]
+    playable.bank.restore("candidate", start)
+
+
 def test_halves_share_no_item_and_chunks_lose_no_context(trained: Path, played: tuple[PlayableTeam, Probe]) -> None:
     playable, probe = played
     fit, held = probe.halves("left", 10, 0)
@@ -71,9 +113,13 @@ def test_halves_share_no_item_and_chunks_lose_no_context(trained: Path, played: 
         assert message.token_ids == context.ids[start - len(message.token_ids) : start]
 
 
-def test_a_probe_is_the_same_played_again_by_the_same_protocol(played: tuple[PlayableTeam, Probe]) -> None:
+def test_a_probe_is_the_same_from_disk_and_played_again_by_the_same_protocol(played: tuple[PlayableTeam, Probe]) -> None:
     playable, probe = played
-    rendered = replayed(probe.episodes, playable.team.protocol)
+    again = probe_from(probe_record(probe))
+    assert [(m.prompt_ids, m.token_ids) for e in again.episodes for m in e.messages] == [
+        (m.prompt_ids, m.token_ids) for e in probe.episodes for m in e.messages
+    ]
+    rendered = replayed(again.episodes, playable.team.protocol)
     assert [m.prompt_ids for e in rendered for m in e.messages] == [m.prompt_ids for e in probe.episodes for m in e.messages]
     strings = context_strings(probe, playable.base.tokenizer, 1000)
     assert len(strings) >= 1000 and len(set(strings)) == len(strings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.runs.metrics import StageRow, SwapRow, read_rows
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.runs.stored_run import read_run
-from teamtr_lora.swap.places import RegistryPlace, find_place
-from teamtr_lora.swap.stage0 import Stage0
+from teamtr_lora.swap.places import RegistryPlace
 from teamtr_lora.training.trainer import TeamTRTrainer
 
 RADIUS = ["--delta-align", "0.2"]
@@ -58,6 +58,7 @@ def test_a_fresh_adapter_learns_the_old_policy_and_takes_its_place(run: Path, ca
     row = read_rows(run)[-1]
     assert isinstance(row, SwapRow) and (row.old, row.new) == (before["left"].name, report["new"])
     assert row.kl_after is not None and row.kl_after.mean == alignment["after"]["mean"]
+    assert not (run / ".swap").exists()
 
     stage = next(row for row in reversed(read_rows(run)) if isinstance(row, StageRow))
     assert stage.evaluation is not None
@@ -219,20 +220,27 @@ def test_a_registry_team_gets_a_new_version_and_an_undo(
     capsys.readouterr()
     assert main(["swap", str(team), *FRESH, "--direct", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert registry.versions("pair", "left")[0] == old[0] and registry.versions("pair", "left")[-1] == report["new"]
+    assert registry.versions("pair", "left") == [*old, report["new"]], "the adapter that was published before the kill"
     now = registry.team("pair")
     assert now.number == 2 and now.parent == 1 and now.agents["left"] == report["new"]
     (step,) = now.lineage
     assert (step.agent, step.old, step.new) == ("left", report["old"], report["new"]) and "fresh:rank=8" in step.how
     assert registry.manifest("pair", "left", report["new"]).made_by == "swap"
     assert now.load_recipe().team.agents[0].lora.rank == 8
-    # what was altered on disk is not taken
+    # what was altered on disk is not taken, and a link in the place of the work folder is not followed
     weights = registry.folder("pair", "left", old[0]) / "adapter_model.safetensors"
     kept = weights.read_bytes()
     weights.write_bytes(kept[:-4] + b"\x00\x00\x80\x3f")
     assert main(["swap", str(team), "--agent", "left", "--with", old[0], "--direct"]) == 2
     assert "altered" in capsys.readouterr().err
     weights.write_bytes(kept)
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "request.json").write_text("{}")
+    link = tmp_path / "registry" / ".pair.swap"
+    link.symlink_to(victim)
+    assert main(["swap", str(team), *FRESH, "--direct"]) == 2 and (victim / "request.json").exists()
+    link.unlink()
     # an agent of one team may take a place in another
     spec = ["--registry", str(tmp_path / "registry"), "--agent", "left", "--with", "pair/left", "--direct"]
     assert main(["swap", str(run), *spec, "--json"]) == 0
@@ -292,19 +300,23 @@ def test_a_team_published_meanwhile_makes_the_swap_fail(
     assert registry.team("pair").number == 2 and len(registry.versions("pair", "left")) == 1
 
 
-def test_killed_at_work_a_swap_leaves_the_old_team_and_runs_again(run: Path, capsys: Any, monkeypatch: Any) -> None:
-    old = read_run(run)
-
-    def killed(*_: Any) -> None:
-        raise SystemExit("killed")
-
-    for step in ("_step", "_check"):
-        with monkeypatch.context() as patch, pytest.raises(SystemExit):
-            patch.setattr(Stage0, step, killed)
-            swap(run, *FRESH, *RADIUS)
-        assert read_run(run) == old and not list(run.rglob(".tmp-*"))
-    capsys.readouterr()
-    assert swapped(run, capsys, *FRESH, *RADIUS)["new"] == read_run(run).versions["left"].name
+def test_killed_at_any_moment_the_same_command_ends_the_same(
+    run: Path, trained: Path, tmp_path: Path, killable: Any, without_times: Callable[[Any], Any]
+) -> None:
+    """SIGKILL as soon as each part of the work is there; after every kill the old team or the new one can be opened."""
+    undisturbed = Path(shutil.copytree(trained, tmp_path / "undisturbed"))
+    out = tmp_path / "out.json"
+    reference = killable(["swap", str(undisturbed), *FRESH, *RADIUS, "--json"], out).result()
+    command = ["swap", str(run), *FRESH, *RADIUS, "--json"]
+    old, new, kills = read_run(run), read_run(undisturbed), 0
+    for part in ("probe.json", "direct.json", "stage0-*", "report.json"):
+        kills += killable(command, out).kill_when(lambda part=part: any((run / ".swap").glob(part)))
+        assert read_run(run) in (old, new)
+    assert kills >= 3, "the swap was over before it could be killed"
+    if (run / ".swap").exists():
+        assert without_times(killable(command, out).result()) == without_times(reference)
+    assert read_run(run) == new
+    assert not (run / ".swap").exists() and not list(run.rglob(".tmp-*"))
     assert [type(row).__name__ for row in read_rows(run)].count("SwapRow") == 1
 
 
@@ -319,10 +331,10 @@ def test_killed_between_the_checkpoint_and_team_json_the_swap_is_completed(run: 
         with pytest.raises(SystemExit):
             swap(run, *FRESH, "--direct")
     assert read_run(run) == old, "readers see the old team, whole"
-    with find_place(run).changing():
-        now = read_run(run)
-    assert now.versions == RunDir(run).checkpoints.state().versions != old.versions
-    assert now.recipe.team.agents[0].lora.rank == 8
+    capsys.readouterr()
+    report = swapped(run, capsys, *FRESH, "--direct")
+    assert read_run(run).versions["left"].name == report["new"] and read_run(run).recipe.team.agents[0].lora.rank == 8
+    assert len(RunDir(run).checkpoints.state().swaps) == 1
 
 
 def test_a_stage_in_progress_begins_anew(recipe_file: Path, tmp_path: Path, capsys: Any) -> None:

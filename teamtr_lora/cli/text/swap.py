@@ -38,6 +38,10 @@ class SwapView(Listener):
         bar = self._bar = self._progress.add_task(text, total=None)
         return lambda done, total, tokens: self._progress.update(bar, completed=done, total=total)
 
+    def close(self) -> None:
+        """No bar may come between the lines of the report."""
+        self._progress.stop()
+
 
 @contextmanager
 def swap_view(*, json: bool) -> Iterator[SwapView]:
