@@ -15,6 +15,10 @@ AIMED_SHARE = 0.8
 MOST_CHANGE = 2.0
 # A first step that is off by more than this factor is taken again with the learning rate that it asks for.
 TOLERATED = 2.0
+# A first step that harms the episodes it was fitted to is taken again, this many times shorter.
+OVERSHOOT = 4.0
+# A step that has moved by less than this share of the radius has moved too little for its gain to say anything.
+NOTHING = 0.01
 # Within an update a step is at most this many times as long as those before it were on average.
 MOST_GROWTH = 4.0
 
@@ -36,8 +40,8 @@ def remaining_rate(rates: list[float], kl: float, radius: float, planned: int) -
     return min(max(gone * (reach - 1) / (planned - len(rates)), 0.0), most)
 
 
-def next_rate(rate: float, reach: float, *, taken: int, planned: int) -> float:
+def next_rate(rate: float, reach: float, *, taken: int, planned: int, most: float = MOST_CHANGE) -> float:
     """The learning rate of the next update, after `taken` steps of `rate` on average that could have gone `reach` times as far to
-    end at the edge."""
+    end at the edge. It grows by `most` at most."""
     factor = reach * taken / planned
-    return rate * min(max(factor, 1 / MOST_CHANGE), MOST_CHANGE)
+    return rate * min(max(factor, 1 / MOST_CHANGE), most)

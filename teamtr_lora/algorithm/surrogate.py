@@ -18,17 +18,22 @@ def sum_by_message(values_N: Tensor, message_N: Tensor, messages: int) -> Tensor
     return torch.zeros(messages, dtype=values_N.dtype, device=values_N.device).index_add(0, message_N, values_N)
 
 
-def clipped_objective(log_ratio: Tensor, advantage: Tensor, clip: float, clip_high: float) -> Tensor:
-    """`min(w A, clip(w, 1 - clip, 1 + clip_high) A)` elementwise."""
+def clipped_objective(log_ratio: Tensor, advantage: Tensor, clip: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """`min(w A, clip(w, 1 - clip, 1 + clip_high) A)` elementwise, and `w A`."""
     ratio = torch.exp(log_ratio.clamp(max=LARGEST_LOG_RATIO))
-    return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip_high) * advantage)
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip_high) * advantage), ratio * advantage
 
 
 @dataclass(frozen=True)
 class SurrogateTerms:
-    """Per message, so that micro-batches can be added and groups can be clustered."""
+    """Per message, so that micro-batches can be added and groups can be clustered.
+
+    What is maximised is clipped, what judges a step is not: clipping only takes away, so by it even a step that changes ratios at
+    random, and nothing on average, would seem to harm.
+    """
 
     objective_M: Tensor
+    unclipped_M: Tensor
     log_ratio_M: Tensor  # of the whole message, whatever ratio the objective uses
     clipped_M: Tensor  # share of the ratios outside the clip range
 
@@ -51,8 +56,10 @@ def surrogate_terms(
     high = clip if clip_high is None else clip_high
     bounds = (torch.log1p(torch.tensor(-clip)).item(), torch.log1p(torch.tensor(high)).item())
     used, owner = RATIOS[ratio]().ratios(delta_N, message_N, log_ratio_M, length_M)
-    objective_M = clipped_objective(used, advantage_M if owner is None else advantage_M[owner], clip, high)
+    objective_M, unclipped_M = clipped_objective(used, advantage_M if owner is None else advantage_M[owner], clip, high)
     clipped_M = ((used < bounds[0]) | (used > bounds[1])).to(delta_N.dtype)
     if owner is not None:
-        objective_M, clipped_M = (sum_by_message(each, owner, messages) / length_M for each in (objective_M, clipped_M))
-    return SurrogateTerms(objective_M, log_ratio_M, clipped_M)
+        objective_M, unclipped_M, clipped_M = (
+            sum_by_message(each, owner, messages) / length_M for each in (objective_M, unclipped_M, clipped_M)
+        )
+    return SurrogateTerms(objective_M, unclipped_M, log_ratio_M, clipped_M)

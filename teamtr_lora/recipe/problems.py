@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from teamtr_lora.recipe.recipe import Recipe, TeamTRConfig
-from teamtr_lora.recipe.words import LISTED, MISSING, Loc, Problem, explain, key_text, locate
+from teamtr_lora.recipe.words import LISTED, MISSING, UNTOLD, Loc, Problem, explain, key_text, locate
 
 # A round finds the wrong keys, and each further round the broken rules of one more level: router or task, team, recipe. Two are
 # to spare.
@@ -51,28 +51,31 @@ def check_settings(data: Mapping[str, Any], model: type[Settings]) -> tuple[Sett
     a problem of its own unless it rests on a repaired key.
     """
     copied: dict[str, Any] = copy.deepcopy(dict(data))
-    found: dict[str, Problem] = {}
+    found: dict[Loc, Problem] = {}
     bad: set[Loc] = set()
     for _ in range(_ROUNDS):
         try:
             settings = model.model_validate(copied)
         except ValidationError as error:
-            bad_before = frozenset(bad)
+            wrong: dict[Loc, str] = {}
             for detail in error.errors(include_url=False):
                 loc, node, parent = locate(detail["loc"])
                 kind = detail["type"]
-                if kind != "rule" or not _echoes(loc, bad_before):
-                    guess = len(found) < LISTED
-                    problem = explain(kind, detail.get("ctx", {}), loc, node, parent, _value_at(data, loc), guess=guess)
-                    found.setdefault(key_text(loc), problem)
-                bad.add(loc)
+                if loc not in found and not (kind == "rule" and _echoes(loc, bad)):
+                    told = len(found) < LISTED
+                    found[loc] = explain(kind, detail.get("ctx", {}), loc, node, parent, _value_at(data, loc)) if told else UNTOLD
+                wrong.setdefault(loc, kind)
+            if len(found) > LISTED:  # nobody reads what a further round would find
+                break
+            bad |= wrong.keys()
+            for loc, kind in wrong.items():
                 _repair(copied, loc, kind)
         else:
             return (None, list(found.values())) if found else (settings, [])
     return None, list(found.values())
 
 
-def _echoes(rule: Loc, bad: frozenset[Loc]) -> bool:
+def _echoes(rule: Loc, bad: set[Loc]) -> bool:
     """Whether a rule broken at `rule` may only be broken because one of the keys it reads was repaired."""
     reads: list[Loc] = [rule, *_READS.get(key_text(rule), [])]
     if rule[:2] == ("team", "router") and rule[2:3] in (("sequence",), ("kind",), ("judge",)):

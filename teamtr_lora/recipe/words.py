@@ -71,6 +71,7 @@ class Problem:
 
 
 LISTED = 50  # problems that are told one by one; a recipe with more has lost its way as a whole
+UNTOLD = Problem("another key", MISSING, "is not right", "")  # stands for each of the rest: to explain one takes time
 
 
 class RecipeError(UserError):
@@ -139,10 +140,8 @@ def task_names(task: Node) -> list[str]:
     return list(name["enum"]) if "enum" in name else [name["const"]]
 
 
-def explain(kind: str, context: dict[str, Any], loc: Loc, node: Node, parent: Node, value: Any, *, guess: bool = True) -> Problem:
-    """One pydantic error, of type `kind`, as a problem; without `guess` no similar name is looked for, which takes time."""
-    if not guess:
-        return Problem(key_text(loc), MISSING, "unknown key" if kind == "extra_forbidden" else "is not right", "")
+def explain(kind: str, context: dict[str, Any], loc: Loc, node: Node, parent: Node, value: Any) -> Problem:
+    """One pydantic error, of type `kind`, as a problem."""
     key, general = key_text(loc), ".".join("*" if isinstance(part, int) else part for part in loc)
     if kind == "rule":
         return Problem(key, MISSING if value is None else value, context["wrong"], context["fix"])

@@ -7,6 +7,7 @@ a switch is true or false, and everything else is text.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -33,63 +34,129 @@ _RESOLVERS = [
 _TEXT = "tag:yaml.org,2002:str"
 _BREAKS = re.compile("[\\r\\x85\\u2028\\u2029\\ufeff]")
 _MERGE = "tag:yaml.org,2002:merge"
+# A stranger's large file is scanned by libyaml, which is ten times as fast; PyYAML's own errors say more.
+_FAST = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
-class _Checks(yaml.composer.Composer):
-    """Refuses duplicate keys, keys that are not text, deep nesting, and aliases that expand without bound."""
+class _Scalars(yaml.constructor.SafeConstructor, yaml.resolver.Resolver):
+    """What a scalar means: PyYAML's own words and values, by the patterns above."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
-    depth = 0
-    peek_event: Any  # the parser's
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise yaml.composer.ComposerError(None, None, f"nested more than {MAX_DEPTH} deep", self.peek_event().start_mark)
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
+    def __init__(self) -> None:
+        yaml.constructor.SafeConstructor.__init__(self)
+        yaml.resolver.Resolver.__init__(self)
 
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
+    def tag(self, event: Any) -> str:
+        """A tag that is written out (!!int 3) changes nothing, except that !!str makes text of anything."""
+        if event.tag == _TEXT or (event.tag in (None, "!") and not event.implicit[0]):
+            return _TEXT
+        tag = str(self.resolve(yaml.ScalarNode, event.value, (True, False)))
+        if event.tag not in (None, "!", tag):
+            raise _wrong(f"{event.value[:60]!r} is not what its tag {event.tag!r} says; leave the tag out", event)
+        return tag
+
+    def value(self, event: Any) -> Any:
+        tag = self.tag(event)
+        if tag == _TEXT:
+            return event.value
+        return self.construct_object(yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark), deep=True)
+
+
+class _Reader:
+    """Makes values out of a parser's events as they come, without PyYAML's nodes between.
+
+    Refuses duplicate keys, keys that are not text, deep nesting, and aliases that expand without bound.
+    """
+
+    def __init__(self, events: Iterator[Any]) -> None:
+        self._events, self._scalars = events, _Scalars()
+        self._named: dict[str, tuple[Any, int]] = {}  # by anchor: the value, and how many values are in it (0: not yet known)
+        self._size = 0  # values so far, once aliases are written out: a few lines of them can stand for billions
+
+    def document(self) -> Any:
+        next(self._events)
+        if not isinstance(next(self._events), yaml.DocumentStartEvent):
+            return None
+        value = self._value(next(self._events), 1)
+        next(self._events)
+        another = next(self._events)
+        if isinstance(another, yaml.DocumentStartEvent):
+            raise _wrong("expected a single document, but there is another", another)
+        return value
+
+    def _value(self, event: Any, depth: int) -> Any:
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event)
+        if depth > MAX_DEPTH:
+            raise _wrong(f"nested more than {MAX_DEPTH} deep", event)
+        if event.anchor is not None:
+            self._named[event.anchor] = (None, 0)
+        before = self._size
+        self._count(1, event)
+        if isinstance(event, yaml.ScalarEvent):
+            value = self._scalars.value(event)
+        elif event.tag not in (None, "!", _PLAIN[type(event)]):
+            raise _wrong(f"could not determine a constructor for the tag {event.tag!r}", event)
+        else:
+            value = (self._list if isinstance(event, yaml.SequenceStartEvent) else self._mapping)(depth)
+        if event.anchor is not None:
+            self._named[event.anchor] = (value, self._size - before)
+        return value
+
+    def _alias(self, event: Any) -> Any:
+        if event.anchor not in self._named:
+            raise _wrong(f"found undefined alias {event.anchor!r}", event)
+        value, size = self._named[event.anchor]
+        if not size:
+            raise _wrong("an alias contains itself", event)
+        self._count(size, event)
+        return value
+
+    def _count(self, more: int, event: Any) -> None:
+        self._size += more
+        if self._size > MAX_NODES:
+            raise _wrong(f"more than {MAX_NODES} values once aliases are expanded", event)
+
+    def _list(self, depth: int) -> list[Any]:
+        values = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            values.append(self._value(event, depth + 1))
+        return values
+
+    def _mapping(self, depth: int) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         lines: dict[str, int] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag not in (_TEXT, _MERGE):
-                shown = repr(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
-                raise yaml.composer.ComposerError(None, None, f"the key {shown} is not text; put it in quotes", key.start_mark)
-            if key.value in lines:
-                text = f"the key {key.value!r} appears twice (first on line {lines[key.value]}); keep one"
-                raise yaml.composer.ComposerError(None, None, text, key.start_mark)
-            lines[key.value] = key.start_mark.line + 1
-        return node
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            tag = self._scalars.tag(event) if isinstance(event, yaml.ScalarEvent) else None
+            if tag not in (_TEXT, _MERGE):
+                raise _wrong(f"the key {repr(event.value) if tag else 'a list or mapping'} is not text; put it in quotes", event)
+            key = event.value
+            if key in lines:
+                raise _wrong(f"the key {key!r} appears twice (first on line {lines[key]}); keep one", event)
+            lines[key] = event.start_mark.line + 1
+            self._count(1, event)
+            value = self._value(next(self._events), depth + 1)
+            if tag == _TEXT:
+                values[key] = value
+                continue
+            for one in reversed(value) if isinstance(value, list) else [value]:
+                if not isinstance(one, dict):
+                    raise _wrong("expected a mapping or a list of mappings to merge", event)
+                merged |= one
+        return merged | values
 
-    def get_single_node(self) -> Any:
-        node = super().get_single_node()
-        if node is not None:
-            _expanded_size(node, {})
-        return node
+
+_PLAIN = {yaml.SequenceStartEvent: "tag:yaml.org,2002:seq", yaml.MappingStartEvent: "tag:yaml.org,2002:map"}
 
 
-class _Loader(_Checks, yaml.SafeLoader):
-    """The words of its errors are PyYAML's."""
-
-
-# The scanner of a stranger's large file is libyaml's, which is ten times as fast; what it scans goes through the same checks.
-_Scanner: Any = vars(yaml.cyaml)["CParser"] if yaml.__with_libyaml__ else None
-if _Scanner is None:
-    _LargeLoader: Any = _Loader
-else:
-
-    class _LargeLoader(_Checks, _Scanner, yaml.constructor.SafeConstructor, yaml.resolver.Resolver):  # type: ignore[no-redef]
-        def __init__(self, stream: str) -> None:
-            _Scanner.__init__(self, stream)
-            yaml.composer.Composer.__init__(self)
-            yaml.constructor.SafeConstructor.__init__(self)
-            yaml.resolver.Resolver.__init__(self)
+def _wrong(what: str, event: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(None, None, what, event.start_mark)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes exactly the text that `_Loader` would otherwise read as something else."""
+    """Quotes exactly the text that `_Scalars` would otherwise read as something else."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
 
@@ -104,34 +171,14 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 for _tag, _pattern, _first in _RESOLVERS:
-    for _loader in {_Loader, _LargeLoader}:
-        _loader.add_implicit_resolver(_tag, _pattern, list(_first))
+    _Scalars.add_implicit_resolver(_tag, _pattern, list(_first))
     _Dumper.add_implicit_resolver(_tag, _pattern, list(_first))
-
-
-def _expanded_size(node: Any, sizes: dict[Any, int]) -> int:
-    """Nodes of the document once aliases are written out; a few lines of aliases can stand for billions."""
-    known = sizes.get(node)  # a node equals itself only; 0 while its children are being counted
-    if known == 0:
-        raise yaml.composer.ComposerError(None, None, "an alias contains itself", node.start_mark)
-    if known is not None:
-        return known
-    sizes[node] = 0
-    size = 1
-    if isinstance(node, yaml.SequenceNode):
-        size += sum(_expanded_size(child, sizes) for child in node.value)
-    elif isinstance(node, yaml.MappingNode):
-        size += sum(_expanded_size(child, sizes) for pair in node.value for child in pair)
-    if size > MAX_NODES:
-        raise yaml.composer.ComposerError(None, None, f"more than {MAX_NODES} values once aliases are expanded", node.start_mark)
-    sizes[node] = size
-    return size
 
 
 def parse(text: str, source: str) -> Any:
     """The value of one YAML document; `source` names it in errors."""
     try:
-        return yaml.load(text, Loader=_LargeLoader if len(text) > LARGE else _Loader)  # both construct what SafeLoader does
+        return _Reader(yaml.parse(text, Loader=_FAST if len(text) > LARGE else yaml.SafeLoader)).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -143,7 +190,7 @@ def parse(text: str, source: str) -> Any:
         line = text.count("\n", 0, error.position) + 1
         raise UserError(f"{source} line {line}: not valid YAML: the character {chr(error.character)!r} is not allowed") from error
     except ValueError as error:
-        # An integer of thousands of digits, or text after an explicit tag such as !!int.
+        # An integer of thousands of digits.
         raise UserError(f"{source}: not valid YAML: {error}") from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -63,10 +62,8 @@ def read_candidate(
     kl_N, logp_N, logp_cur_N = (by_token(scorer.ranks, batch, values) for values in (kls, logp, current.logp))
     count, message_N = len(batch.messages), tokens_of(batch, "message_N")
     terms_N = {"exact": kl_N, "k3": k3_terms(logp_cur_N, logp_N), "k1": k1_terms(logp_cur_N, logp_N)}
-    # Clipping only takes away: by it even a step that changes ratios at random, and nothing on average, would seem to harm.
-    terms = surrogate_terms(
-        logp_N, logp_cur_N, message_N, batch.advantage_M, clip=1.0, clip_high=math.inf, ratio=config.training.ratio
-    )
+    training = config.training
+    terms = surrogate_terms(logp_N, logp_cur_N, message_N, batch.advantage_M, clip=training.clip_ratio, ratio=training.ratio)
     reduction, sums = config.trust_region.reduction, message_kl(kl_N, message_N, count, "message_sum")
     lengths = message_N.bincount(minlength=count).float()
     share_M = batch.weight_M.double() / batch.weight_M.double().sum()
@@ -79,7 +76,7 @@ def read_candidate(
         token_mean_kl=float((share_M * sums / lengths.clamp(min=1)).sum()),
         message_sum_kl=float((share_M * sums).sum()),
         discounted_kl=_discounted(sums, batch, discount),
-        gain=mean(terms.objective_M - batch.advantage_M),
+        gain=mean(terms.unclipped_M - batch.advantage_M),
         log_ratio_M=terms.log_ratio_M,
         kl_M=sums,
         group_M=batch.group_M,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from teamtr_lora.algorithm.clustered import clustered_mean
 from teamtr_lora.algorithm.fixed_point import FixedPointSum, unit_exponent
-from teamtr_lora.algorithm.step_size import TOLERATED, probed_rate, remaining_rate
+from teamtr_lora.algorithm.step_size import NOTHING, OVERSHOOT, TOLERATED, probed_rate, remaining_rate
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.algorithm.variants.region import TrustRegion
@@ -51,6 +51,7 @@ class OptimizeReport:
     steps: int = 0
     planned: int = 0  # steps, had nothing stopped it
     probes: int = 0  # steps that were taken back, because the learning rate was far from the right one
+    overshot: bool = False  # one of them went beyond the best of the surrogate: the radius is not what bounds this update
     learning_rate: float  # mean over the steps
     kl: float = 0.0  # in-sample, exact: of the accepted step; else as the last pass measured it
     gain: float | None = None  # in-sample: how much the accepted step improves the surrogate. None: not measured
@@ -71,7 +72,7 @@ class InSample:
 
     kl: float
     kl_bound: float = 0.0
-    gain: float = 0.0  # of the clipped surrogate without the penalty, over the policy that the update started from
+    gain: float = 0.0  # of the surrogate without clipping and penalty, over the policy that the update started from
     clip_rate: float = 0.0
     log_ratio_M: Tensor
 
@@ -89,8 +90,9 @@ def optimize(
     kind of region that stops at its radius never takes a step from outside.
 
     With an automatic learning rate `rate` is that of the first step, and the pass after it says how long the others are, so that
-    they end at the region's edge. A first step that went much too far by itself is taken back. With `probe`, `rate` is only where
-    to start, and a first step that was much too short is taken back too.
+    they end at the region's edge. A first step that went much too far by itself is taken back: beyond the edge, or so far that it
+    harms the very episodes that it was fitted to, as a wide region allows. With `probe`, `rate` is only where to start, and a
+    first step that was much too short is taken back too.
     """
     region, training = learner.region, learner.config.training
     automatic = training.learning_rate == "auto" and region.gates
@@ -105,7 +107,10 @@ def optimize(
         outside = region.stops(seen.kl, radius)
         if automatic and len(rates) == 1 and report.probes < MOST_PROBES:
             wanted = probed_rate(rate, seen.kl_bound, radius, len(steps))
-            if wanted * len(steps) * TOLERATED < rate or probe and not 1 / TOLERATED < wanted / rate < TOLERATED:
+            harms = passes[1] is steps[0] and seen.gain <= 0 and seen.kl_bound > NOTHING * radius
+            if harms or report.overshot:
+                wanted, report.overshot = min(wanted, rate / OVERSHOOT if harms else rate), True
+            if harms or wanted * len(steps) * TOLERATED < rate or probe and not 1 / TOLERATED < wanted / rate < TOLERATED:
                 learner.optimizer.zero_grad(set_to_none=True)  # the pass that measured the step has made a gradient there
                 learner.start_again()
                 rate, rates = wanted, []
@@ -115,7 +120,8 @@ def optimize(
             report.kl, report.clip_rate = seen.kl, seen.clip_rate
             report.beta = region.next_penalty(report.beta, seen.kl, radius)
             if automatic and len(rates) < len(steps):
-                rate = remaining_rate(rates, seen.kl_bound, radius, len(steps))
+                left = remaining_rate(rates, seen.kl_bound, radius, len(steps))
+                rate = min(left, rate) if report.overshot else left
         if outside or rate == 0 or len(rates) == len(steps):
             report.stopped_early = outside or rate == 0
             learner.optimizer.zero_grad(set_to_none=True)
@@ -194,7 +200,7 @@ def _in_sample(learner: Learner, batch: MessageBatch, current: CurrentPolicy, lo
         (
             float((kl_M * weight_M).sum()),
             in_sample_bound(kl_M, batch, config.trust_region.confidence),
-            float((terms.objective_M - batch.advantage_M).double().mean()),
+            float((terms.unclipped_M - batch.advantage_M).double().mean()),
             float(terms.clipped_M.double().mean()),
         )
     )

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages, message_discount
-from teamtr_lora.algorithm.step_size import next_rate
+from teamtr_lora.algorithm.step_size import MOST_CHANGE, next_rate
 from teamtr_lora.algorithm.trust_region import GateReading, StepDecision
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.radii import gain_slope, smoothed
@@ -317,7 +317,11 @@ class AgentUpdater:
         if self._config.training.learning_rate == "auto" and self._variants.region.gates:
             at = step.accepted or first
             reach = at.alpha * math.sqrt(radius / at.kl.bound) if 0 < at.kl.bound < math.inf else 1.0
-            self.rates[agent] = next_rate(optimized.learning_rate, reach, taken=optimized.steps, planned=optimized.planned)
+            most = 1.0 if optimized.overshot else MOST_CHANGE
+            if step.refused:  # it went too far for the episodes it was fitted to, whatever the radius is
+                most = 1 / MOST_CHANGE
+            taken, planned = optimized.steps, optimized.planned
+            self.rates[agent] = next_rate(optimized.learning_rate, reach, taken=taken, planned=planned, most=most)
         if step.accepted:
             gain = reading.gain.mean
             self.radii[agent] = self._variants.region.next_radius(radius, reading.kl[estimator].mean)

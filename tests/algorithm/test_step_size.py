@@ -57,6 +57,8 @@ def test_one_reading_changes_the_rate_by_a_limited_factor() -> None:
     assert next_rate(1e-3, 1e-3, taken=4, planned=4) == pytest.approx(1e-3 / MOST_CHANGE)
     assert next_rate(1e-3, 1.0, taken=4, planned=4) == 1e-3
     assert next_rate(1e-3, 1.0, taken=3, planned=4) == pytest.approx(0.75e-3)
+    assert next_rate(1e-3, 100.0, taken=4, planned=4, most=1.0) == 1e-3, "the radius is not what bounds the steps"
+    assert next_rate(1e-3, 0.8, taken=4, planned=4, most=1.0) == pytest.approx(0.8e-3)
 
 
 def test_updates_settle_at_the_edge_from_anywhere() -> None:

@@ -26,17 +26,18 @@ def example(seed: int, spread: float = 0.3) -> tuple[Tensor, Tensor, Tensor, Ten
 def by_loop(
     new: list[float], current: list[float], message: list[int], advantage: list[float], clip: float, ratio: str, high: float
 ) -> list:
-    """(objective, log ratio, share clipped) of each message."""
+    """(objective, the same without clipping, log ratio, share clipped) of each message."""
     rows = []
     for m, a in enumerate(advantage):
         logs = [n - c for n, c, owner in zip(new, current, message, strict=True) if owner == m]
         used = {"message": [sum(logs)], "token": logs, "sequence_mean": [sum(logs) / len(logs)]}[ratio]
-        values, clipped = [], 0
+        values, plain, clipped = [], [], 0
         for log in used:
             w = math.exp(log)
             values.append(min(w * a, min(max(w, 1 - clip), 1 + high) * a))
+            plain.append(w * a)
             clipped += w < 1 - clip or w > 1 + high
-        rows.append((sum(values) / len(values), sum(logs), clipped / len(used)))
+        rows.append((sum(values) / len(values), sum(plain) / len(plain), sum(logs), clipped / len(used)))
     return rows
 
 
@@ -47,7 +48,8 @@ def test_terms_are_those_of_explicit_loops(ratio: str, high: float | None, seed:
     new_N, current_N, message_N, advantage_M = example(seed)
     terms = surrogate_terms(new_N, current_N, message_N, advantage_M, clip=0.2, clip_high=high, ratio=ratio)  # type: ignore[arg-type]
     rows = by_loop(new_N.tolist(), current_N.tolist(), message_N.tolist(), advantage_M.tolist(), 0.2, ratio, high or 0.2)
-    for got, wanted in zip((terms.objective_M, terms.log_ratio_M, terms.clipped_M), zip(*rows, strict=True), strict=True):
+    found = (terms.objective_M, terms.unclipped_M, terms.log_ratio_M, terms.clipped_M)
+    for got, wanted in zip(found, zip(*rows, strict=True), strict=True):
         assert torch.allclose(got, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=1e-12)
     assert 0 < float(terms.clipped_M.mean()) < 1, "the example should clip some ratios and not all"
 

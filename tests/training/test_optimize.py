@@ -86,14 +86,18 @@ def climb(make_team, episodes, config, accelerator):
             )
             rate = settings.training.starting_rate
             report = optimize(learner, pairs, radius=settings.trust_region.delta, beta=beta, rate=rate, probe=probe)
-            reached = measure_in_sample(learner, pairs, replace(report))[0].kl if parts == 1 and not faked else math.nan
+            reached = measure_in_sample(learner, pairs, replace(report))[0] if parts == 1 and not faked else None
         whole = batch_of(chosen)
         after = torch.cat(keep_current(scorer, whole).logp)
         message_N = torch.cat([p.message_N for p in whole.microbatches])
         start = torch.cat([p.sampler_logp_N for p in whole.microbatches])
-        objective = surrogate_terms(after, start, message_N, whole.advantage_M, clip=0.2).objective_M.mean()
-        gain = float(objective - whole.advantage_M.mean())
-        return Climbed(report, playable.bank.snapshot("left"), gain, reached, optimizer.state_dict())
+        terms = surrogate_terms(after, start, message_N, whole.advantage_M, clip=0.2)
+        gain = float(terms.objective_M.mean() - whole.advantage_M.mean())
+        if reached is not None:  # a step is judged without clipping
+            plain_M = torch.expm1(terms.log_ratio_M.double()) * whole.advantage_M
+            assert reached.gain == pytest.approx(float(plain_M.mean()), rel=1e-3, abs=1e-6)
+        kl = math.nan if reached is None else reached.kl
+        return Climbed(report, playable.bank.snapshot("left"), gain, kl, optimizer.state_dict())
 
     return run
 
@@ -285,8 +289,24 @@ def test_steps_end_where_the_in_sample_bound_reaches_the_aim(climb, monkeypatch,
     """At 0.8 of the radius, 0.1: nothing is left to go. A first step twice as far as that, four times the KL, is taken back."""
     bounds = iter([0.0, bound] + [0.01] * 9)
     monkeypatch.setattr("teamtr_lora.training.optimize.in_sample_bound", lambda *_: next(bounds))
-    report = climb(learning_rate="auto", initial_learning_rate=1e-9, inner_epochs=3, delta=0.1).report
+    report = climb(learning_rate="auto", initial_learning_rate=1e-4, inner_epochs=3, delta=0.1).report
     assert report.probes == probes and report.steps == (steps or 3) and report.stopped_early is (steps == 1)
+
+
+@pytest.mark.parametrize(("kl", "gain", "taken_back"), [(0.1, -0.01, True), (0.1, 0.01, False), (1e-9, -1e-12, False)])
+def test_a_step_that_harms_its_own_episodes_is_made_shorter(climb, rates, monkeypatch, kl, gain, taken_back) -> None:
+    """A wide region allows steps beyond the best of the surrogate. One is taken back, and the steps after it do not go back to
+    filling the region. A step that has hardly moved says nothing: rounding decides the sign of its gain."""
+    measured = iter([(0.0, 0.0), (kl, gain), (0.0, 0.0), (0.01, 0.01)] if taken_back else [(0.0, 0.0), (kl, gain)])
+
+    def passed(*_: Any) -> InSample:
+        kl, gain = next(measured, (0.02, 0.01))
+        return InSample(kl=kl, kl_bound=kl, gain=gain, log_ratio_M=torch.zeros(1))
+
+    monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", passed)
+    report = climb(learning_rate="auto", initial_learning_rate=0.2, inner_epochs=3, delta=0.4, faked=True).report
+    assert report.overshot is taken_back and report.probes == taken_back and report.steps == 3
+    assert (rates == [0.2, 0.05, 0.05, 0.05]) if taken_back else max(rates) > 0.2
 
 
 def test_the_bound_in_sample_is_that_of_the_groups() -> None:
