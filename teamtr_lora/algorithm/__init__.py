@@ -13,7 +13,7 @@ Shape suffixes: E episode, M message, N message token (flat), V vocabulary, D hi
     calibration   how they did over a run
     local_gain    the largest gain that a small KL ball holds
     head_statistics  scores of the training pass from two head products
-    softmax_kernel  their GPU kernel
+    softmax_kernel  GPU kernels of both
     occupancy     occupancy shift, monitors, weights and stability, beside what noise gives
 
 variants/ has the objects that a recipe names: resampling rules, kinds of trust region and so on.

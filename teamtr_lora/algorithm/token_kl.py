@@ -99,9 +99,19 @@ def score_tokens(
     """
     other_VD = head_VD if current_head_VD is None else current_head_VD
     shared = min(head_VD.shape[0], other_VD.shape[0])
+    recompute = torch.is_grad_enabled() and hidden_ND.requires_grad
 
     def chunk_scores(hidden: Tensor, target: Tensor, current: Tensor | None) -> tuple[Tensor, Tensor]:
-        logp = torch.log_softmax(head_logits(hidden, head_VD) / temperature, dim=-1)
+        logits = head_logits(hidden, head_VD)
+        if logits.is_cuda and not recompute and len(head_VD) == len(other_VD):
+            from teamtr_lora.algorithm.softmax_kernel import (
+                normaliser_and_kl,
+            )  # Triton comes with torch only where there is a GPU
+
+            before = None if current is None else head_logits(current, other_VD)
+            normaliser, kl = normaliser_and_kl(logits, before, temperature, SMALL_LOG_RATIO)
+            return logits.gather(-1, target[:, None])[:, 0] / temperature - normaliser, kl
+        logp = torch.log_softmax(logits / temperature, dim=-1)
         picked = logp.gather(-1, target[:, None])[:, 0]
         if current is None:
             return picked, torch.zeros_like(picked)
@@ -112,7 +122,6 @@ def score_tokens(
         kept = torch.logsumexp(logp[:, :shared], dim=-1, keepdim=True)  # log of the probability on shared ids
         return picked, kl_terms(logp_cur, logp[:, :shared] - kept) - kept[:, 0]
 
-    recompute = torch.is_grad_enabled() and hidden_ND.requires_grad
     logps, kls = [], []
     for start in range(0, hidden_ND.shape[0], chunk_tokens):
         part = slice(start, start + chunk_tokens)

@@ -87,7 +87,7 @@ def content_hash(tensors: dict[str, Tensor], config: dict[str, Any]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -100,10 +100,11 @@ def write_version(root: Path, version: AdapterVersion, tensors: dict[str, Tensor
     from safetensors.torch import save as save_safetensors
 
     folder = version_folder(root, version)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}  # from a GPU once
     if content_hash(tensors, config) != version.content_hash:
         raise RuntimeError(f"{version.agent} {version.name}: these tensors are not that version's")
     contents = {
-        WEIGHTS: save_safetensors({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, metadata={"format": "pt"}),
+        WEIGHTS: save_safetensors(tensors, metadata={"format": "pt"}),
         CONFIG: dump_json(config).encode(),
         MANIFEST: dump_json({"agent": version.agent, **version.stored()}).encode(),
     }

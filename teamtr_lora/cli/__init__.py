@@ -67,10 +67,10 @@ def _main(argv: Sequence[str] | None) -> int:
     args.argv = list(sys.argv[1:] if argv is None else argv)
     if rest:
         args.overrides = [*args.overrides, *rest]
-    if getattr(args, "json", False):
-        keep_stdout_for_json()
     try:
         with trusting(args), command_line(), one_of_several(args):
+            if getattr(args, "json", False):  # only now: of several processes, all but the first have no stdout any more
+                keep_stdout_for_json()
             return int(args.run(args) or 0)
     except UserError as error:
         if args.debug:

@@ -9,6 +9,7 @@ from typing import Any
 from teamtr_lora import __version__
 from teamtr_lora.baselines.algorithms import WHAT_THEY_ARE
 from teamtr_lora.cli.arguments import RUNS_CODE, add_recipe, recipe_words, run_name, show
+from teamtr_lora.cli.launch import add_gpus, gpus_each, on_every_gpu
 from teamtr_lora.common.consoles import Console
 
 
@@ -24,15 +25,18 @@ def add_commands(command: Any) -> None:
         "--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE-ALGORITHM, numbered if taken)"
     )
     baseline.add_argument("--resume", action="store_true", help="go on from the last update of the run directory")
+    add_gpus(baseline)
 
 
-def _baseline(args: argparse.Namespace) -> None:
+def _baseline(args: argparse.Namespace) -> int | None:
     from teamtr_lora.recipe import load_recipe
 
     recipes, overrides = recipe_words(args)
     recipe = load_recipe(recipes, overrides)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
+    if (ended := on_every_gpu(args, recipe.base.device, gpus_each(recipe.rollout), helping=True)) is not None:
+        return ended
     from teamtr_lora.baselines.trl_baseline import train_baseline
     from teamtr_lora.cli.text.summary import print_next_steps
     from teamtr_lora.training.live_view import LiveView
@@ -47,3 +51,4 @@ def _baseline(args: argparse.Namespace) -> None:
         view.close()
     test_items = lambda: recipe.task.build(recipe.folder).items("test")  # noqa: E731
     show(args, summary, lambda summary: print_next_steps(out, summary, test_items()[0].prompt))
+    return None

@@ -20,6 +20,7 @@ from teamtr_lora.recipe import RolloutSection
 
 _WATCHED = "TEAMTR_LORA_LAUNCHER"  # the process that has started this one
 _stderr: int | None = None  # the terminal, while this rank is silent
+_started_here = False  # by `_launch`, whose --gpus this process has been given too
 
 
 def add_gpus(parser: argparse.ArgumentParser) -> None:
@@ -37,13 +38,14 @@ def processes_on(gpus: int, each: int) -> int:
     return gpus // each
 
 
-def on_every_gpu(args: argparse.Namespace, device: str, each: int = 1) -> int | None:
+def on_every_gpu(args: argparse.Namespace, device: str, each: int = 1, *, helping: bool = False) -> int | None:
     """Runs this command once for `each` GPUs and returns its exit code. None: this process is to do the work, alone or as one of
-    those that were started. `device`: the recipe's base.device."""
+    those that were started. `device`: the recipe's base.device. `helping`: the first process does the work, and the others help
+    it to play episodes, here, until it is done."""
     if started_by_launcher() or process_ranks().size > 1:
-        if args.gpus is not None:
+        if args.gpus is not None and not _started_here:
             raise UserError(f"--gpus {args.gpus}: the launcher that started this process has set their number; leave --gpus out")
-        return None
+        return _help() if helping else None
     if device == "cpu" or ":" in device:
         if args.gpus is not None and args.gpus > 1:
             raise UserError(f"--gpus {args.gpus}: base.device = {device} names one device; use base.device=auto")
@@ -58,6 +60,17 @@ def on_every_gpu(args: argparse.Namespace, device: str, each: int = 1) -> int | 
     if each > 1:
         os.environ[GPUS_EACH] = str(each)
     return _launch(args.argv, count) if count > 1 else None
+
+
+def _help() -> int | None:
+    ranks = process_ranks()
+    ranks.helping = True
+    if ranks.first:
+        return None
+    from teamtr_lora.rollout.helping import help_to_play
+
+    help_to_play()
+    return 0
 
 
 def _launch(argv: list[str], count: int) -> int:
@@ -94,15 +107,18 @@ def one_of_several(args: argparse.Namespace) -> Iterator[None]:
         return
     if not hasattr(args, "gpus"):
         raise UserError(f"{args.command}: works in one process; start it without torchrun or accelerate's launcher")
+    global _started_here, _stderr
     if _WATCHED in os.environ:
+        _started_here = True
         threading.Thread(target=_watch, args=(int(os.environ.pop(_WATCHED)),), daemon=True).start()
     if not process_ranks().first:
-        global _stderr
         _stderr = os.dup(2)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
     yield
+    if process_ranks().helped:
+        process_ranks().broadcast(None)
 
 
 def may_complain() -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.cli.arguments import RUNS_CODE, add_registry, add_trust, options, positive, print_json, radius, show
+from teamtr_lora.cli.launch import add_gpus, gpus_each, on_every_gpu
 from teamtr_lora.common.errors import UserError
 
 _GO_ON = "Training goes on with the new team: teamtr-lora train RUN --resume training.stages=N"
@@ -32,6 +33,7 @@ def add_commands(command: Any) -> None:
     swap.add_argument("--dry-run", action="store_true", help="print the compatibility report and the plan; change nothing")
     swap.add_argument("--undo", action="store_true", help="restore the team before the last swap")
     add_registry(swap)
+    add_gpus(swap)
     add_trust(swap)
 
     text = "Move a whole team to another base with the same tokenizer; every agent is distilled."
@@ -46,6 +48,7 @@ def add_commands(command: Any) -> None:
     text = "the new tokenizer may have tokens that the old one lacks (Qwen2.5 to Qwen3); all else must be the same"
     rebase.add_argument("--extra-tokens", action="store_true", help=text)
     add_registry(rebase)
+    add_gpus(rebase)
     add_trust(rebase)
 
 
@@ -62,17 +65,24 @@ def _contexts(text: str) -> int:
     return count
 
 
-def _swap(args: argparse.Namespace) -> None:
+def _on_every_gpu(args: argparse.Namespace, place: Any) -> int | None:
+    recipe = place.read().recipe
+    return on_every_gpu(args, recipe.base.device, gpus_each(recipe.rollout), helping=True)
+
+
+def _swap(args: argparse.Namespace) -> int | None:
     from teamtr_lora.swap.places import find_place
 
     place = find_place(args.team, args.registry)
-    if args.undo:
-        if args.agent or args.spec or args.dry_run:
-            raise UserError("--undo restores the whole team: leave --agent, --with and --dry-run out")
-        _undo(place, args.json)
-        return
-    if not args.agent or not args.spec:
+    if args.undo and (args.agent or args.spec or args.dry_run):
+        raise UserError("--undo restores the whole team: leave --agent, --with and --dry-run out")
+    if not args.undo and not (args.agent and args.spec):
         raise UserError("swap needs --agent NAME and --with SPEC (or --undo)")
+    if (ended := on_every_gpu(args, "cpu", helping=True) if args.undo else _on_every_gpu(args, place)) is not None:
+        return ended
+    if args.undo:
+        _undo(place, args.json)
+        return None
     from teamtr_lora.cli.text.swap import print_swap, swap_view
     from teamtr_lora.registry.registry_store import Registry
     from teamtr_lora.swap.replace import plan_swap, swapped
@@ -87,8 +97,9 @@ def _swap(args: argparse.Namespace) -> None:
             with swapped(place, asked, registry=registry, listener=view) as report:
                 view.close()
                 show(args, report, print_swap)
-            return
+            return None
     show(args, report, print_swap)
+    return None
 
 
 def _undo(place: Any, as_json: bool) -> None:
@@ -102,14 +113,17 @@ def _undo(place: Any, as_json: bool) -> None:
     print_undo(place.where, undone)
 
 
-def _rebase(args: argparse.Namespace) -> None:
+def _rebase(args: argparse.Namespace) -> int | None:
     from teamtr_lora.cli.text.swap import print_rebase, swap_view
     from teamtr_lora.swap.places import find_place
     from teamtr_lora.swap.rebase import rebased
     from teamtr_lora.swap.swap_report import RebaseOptions
 
     place = find_place(args.team, args.registry)
+    if (ended := _on_every_gpu(args, place)) is not None:
+        return ended
     asked = options(RebaseOptions, args)
     with swap_view(json=args.json) as view, rebased(place, asked, listener=view) as report:
         view.close()
         show(args, report, print_rebase)
+    return None

@@ -38,6 +38,7 @@ class Ranks:
     rank = 0
     size = 1
     shared_gpu = False  # several of the processes use one GPU
+    helping = False  # the first process carries the command out, and the others only help it to play episodes
 
     def __init__(self) -> None:
         self._waited, self._since = 0.0, time.monotonic()
@@ -46,6 +47,11 @@ class Ranks:
     def first(self) -> bool:
         """This is the one that prints, writes and decides."""
         return self.rank == 0
+
+    @property
+    def helped(self) -> bool:
+        """The others wait for this one to broadcast what they are to do next; None is the end."""
+        return self.helping and self.first
 
     def gather(self, value: T) -> list[T]:
         """What every rank has given, in their order."""

@@ -6,6 +6,7 @@ Modules:
     own_answers          credit by agent for its own answer
     dealing              which process plays which items
     playable             base, adapters, protocol and sampler put together
+    helping              a process that only helps another one to play
     engines              the sampler of each engine, by name
     transformers_engine  batched decoding on the trainer's own model
     vllm/                a vLLM engine in this process (a room of its own)

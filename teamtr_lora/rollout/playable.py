@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase, base_facts, load_base, resolve_device, resolve_dtype
@@ -26,9 +27,26 @@ from teamtr_lora.recipe.rollout_section import split_problem
 from teamtr_lora.rollout.collector import PlayPlan, Progress, play
 from teamtr_lora.rollout.dealing import Dealer
 from teamtr_lora.rollout.engines import begin_engine, open_sampler
-from teamtr_lora.rollout.sampler import Sampler
+from teamtr_lora.rollout.sampler import Sampler, StandIn
 from teamtr_lora.tasks import Task
 from teamtr_lora.team import Episode, Team, build_team
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the first process tells its helpers: to open this team."""
+
+    recipe: Recipe
+    extra: Mapping[str, LoraSection] | None
+
+
+@dataclass(frozen=True)
+class Playing:
+    """The same: to play their share of this plan, with these adapters in place first."""
+
+    plan: PlayPlan
+    stand_in: Mapping[str, str]
+    adapters: list[tuple[AdapterVersion, dict[str, Tensor]]]
 
 
 @dataclass
@@ -39,11 +57,8 @@ class PlayableTeam:
     sampler: Sampler
     dealer: Dealer = field(default_factory=lambda: Dealer(Ranks(), fixed_lots=False))
     opening_seconds: dict[str, float] = field(default_factory=dict)  # what opening it took, by phase
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that have this team open together."""
-        return self.dealer.ranks
+    ranks: Ranks = field(default_factory=Ranks)  # the processes that train it together; the dealer's play it together
+    _told: dict[str, AdapterVersion] = field(default_factory=dict)  # what helpers have of each adapter
 
     def versions(self) -> dict[str, str]:
         """The version names that are current, which is what every message must come from."""
@@ -54,7 +69,7 @@ class PlayableTeam:
         return {agent: self.bank.version(agent) for agent in self.team.names}
 
     def publish(self, version: AdapterVersion) -> None:
-        if self.ranks.first or not self.dealer.alone:
+        if self.dealer.ranks.first or not self.dealer.alone:
             self.sampler.publish(version)
 
     def publish_all(self) -> None:
@@ -78,19 +93,24 @@ class PlayableTeam:
         self.sampler.close()
 
     def play(
-        self,
-        task: Task,
-        plan: PlayPlan,
-        progress: Progress | None = None,
-        *,
-        sampler: Sampler | None = None,
-        versions: Mapping[str, str] | None = None,
+        self, task: Task, plan: PlayPlan, progress: Progress | None = None, *, stand_in: Mapping[str, str] | None = None
     ) -> list[Episode]:
-        """Finished episodes in the order of the plan, which all processes play together. `sampler` and `versions`: another one
-        than the team's own, and what its messages must come from."""
-        used, expected = sampler or self.sampler, versions or self.versions()
+        """Finished episodes in the order of the plan, which all processes play together. `stand_in`: by agent, another adapter of
+        the bank that answers for it."""
+        stand_in = stand_in or {}
+        sampler = StandIn(self.sampler, stand_in) if stand_in else self.sampler
+        expected = self.versions() | {agent: self.bank.version(adapter).name for agent, adapter in stand_in.items()}
+        if self.dealer.ranks.helped:
+            self.dealer.ranks.broadcast(Playing(plan, stand_in, self._news([*self.team.names, *stand_in.values()])))
         with memory_phase("rollout"):
-            return self.dealer.play(plan, lambda part, told: play(self.team, task, used, part, expected, told), progress)
+            return self.dealer.play(plan, lambda part, told: play(self.team, task, sampler, part, expected, told), progress)
+
+    def _news(self, adapters: list[str]) -> list[tuple[AdapterVersion, dict[str, Tensor]]]:
+        """Those of the adapters that helpers do not have as they are now."""
+        now = {adapter: self.bank.version(adapter) for adapter in adapters}
+        new = [version for adapter, version in now.items() if self._told.get(adapter) != version]
+        self._told |= now
+        return [(v, {name: tensor.cpu().clone() for name, tensor in self.bank.tensors(v.agent).items()}) for v in new]
 
 
 @contextmanager
@@ -110,9 +130,11 @@ def fits(recipe: Recipe, tokens: Callable[[], int | None] = lambda: None) -> Ite
 
 def open_recipe(recipe: Recipe, extra: Mapping[str, LoraSection] | None = None) -> PlayableTeam:
     """The team of a recipe, untrained; see `open_team`."""
-    return open_team(
-        recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder, extra=extra, shard=recipe.training.shard
-    )
+    ranks = process_ranks()
+    if ranks.helped:
+        ranks.broadcast(Opening(recipe, extra))
+    shard = "never" if ranks.helping else recipe.training.shard  # whoever has a part of a base only cannot compute alone
+    return open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder, extra=extra, shard=shard)
 
 
 def open_team(
@@ -184,7 +206,8 @@ def _open_team(
     seconds = {"base": loaded - started, "adapters": adapted - loaded, "engine": time.monotonic() - adapted}
     engine = ENGINES[rollout.engine]
     dealer = Dealer(ranks, fixed_lots=engine.exact_resume and base.device.type == "cpu", alone=engine.by_url)
-    playable = PlayableTeam(base, bank, team, sampler, dealer, seconds | sampler.start_seconds())
+    training = Ranks() if ranks.helping else ranks
+    playable = PlayableTeam(base, bank, team, sampler, dealer, seconds | sampler.start_seconds(), training)
     try:
         playable.publish_all()
     except BaseException:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from teamtr_lora.base.versions import AdapterVersion
@@ -81,6 +82,25 @@ class Sampler(Protocol):
     def lendable_bytes(self) -> int:
         """GPU memory of the engine that `training_memory` may free for an update."""
         return 0
+
+
+class StandIn(Sampler):
+    """A sampler with other adapters answering for some agents: `adapters` has them by agent."""
+
+    def __init__(self, sampler: Sampler, adapters: Mapping[str, str]) -> None:
+        self._sampler, self._adapters = sampler, adapters
+
+    def publish(self, version: AdapterVersion) -> None:
+        self._sampler.publish(version)
+
+    def submit(self, request: Request) -> int:
+        return self._sampler.submit(replace(request, agent=self._adapters.get(request.agent, request.agent)))
+
+    def poll(self) -> list[Completion]:
+        return self._sampler.poll()
+
+    def close(self) -> None:
+        self._sampler.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,11 +90,14 @@ class UpdateRow(_Row):
     kl_token_mean: float | None = Field(description="held-out mean of each message's exact KL per token, nats")
     kl_discounted: float | None = Field(description="held-out discounted functional of def:kltok, where the agent spoke")
     kl_in_sample: float | None = Field(
-        description="exact, nats as `kl`, on the gradient's messages, at the accepted alpha; else where optimization stopped"
+        description="exact, nats as `kl`, on the gradient's messages (of many, on 64 or more of them where none is learned from "
+        "again), at the accepted alpha; else where optimization stopped"
     )
     surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")
     surrogate_gain_standard_error: float | None = Field(description="of surrogate_gain, clustered by group")
-    surrogate_gain_in_sample: float | None = Field(description="of the accepted step on the episodes that it was fitted to")
+    surrogate_gain_in_sample: float | None = Field(
+        description="of the accepted step on the episodes that it was fitted to, those of kl_in_sample"
+    )
     learning_rate: float = Field(description="optimizer step size, found by the update where training.learning_rate is auto")
     probing_steps: int = Field(description="optimizer steps taken back because their size was far off")
     window_episodes: int = Field(description="episodes of earlier rollouts that it was given to learn from again")

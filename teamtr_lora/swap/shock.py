@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from teamtr_lora.algorithm.advantage import message_discount
-from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.evaluation.returns import with_return
 from teamtr_lora.evaluation.statistics import standard_error
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.collector import Progress
 from teamtr_lora.rollout.playable import PlayableTeam
-from teamtr_lora.rollout.sampler import Completion, Request, Sampler
 from teamtr_lora.tasks import Task
 from teamtr_lora.team import Episode
 
@@ -45,25 +43,6 @@ def shock(before: TeamScore, after: TeamScore) -> Shock:
     return Shock(sum(lost) / len(lost), standard_error(lost))
 
 
-class _StandIn(Sampler):
-    """The team's sampler, with another adapter answering for one agent."""
-
-    def __init__(self, sampler: Sampler, agent: str, adapter: str) -> None:
-        self._sampler, self._agent, self._adapter = sampler, agent, adapter
-
-    def publish(self, version: AdapterVersion) -> None:
-        self._sampler.publish(version)
-
-    def submit(self, request: Request) -> int:
-        return self._sampler.submit(replace(request, agent=self._adapter) if request.agent == self._agent else request)
-
-    def poll(self) -> list[Completion]:
-        return self._sampler.poll()
-
-    def close(self) -> None:
-        self._sampler.close()
-
-
 def score_team(
     playable: PlayableTeam,
     task: Task,
@@ -75,15 +54,9 @@ def score_team(
 ) -> TeamScore:
     """`stand_in`: (agent, adapter): that adapter of the bank, as it is now, plays for the agent."""
     plan = plan_in_training(task, recipe, items)
-    sampler: Sampler = playable.sampler
-    versions = playable.versions()
     if stand_in:
-        agent, adapter = stand_in
-        version = playable.bank.commit(adapter)
-        playable.publish(version)
-        versions[agent] = version.name
-        sampler = _StandIn(sampler, agent, adapter)
-    episodes = playable.play(task, plan, progress, sampler=sampler, versions=versions)
+        playable.publish(playable.bank.commit(stand_in[1]))
+    episodes = playable.play(task, plan, progress, stand_in=dict([stand_in]) if stand_in else None)
     evaluation = summarise(episodes, task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
     discount = message_discount(recipe.training.discount, playable.team.router.max_messages)
     return _scored(episodes, with_return(evaluation, episodes, discount))

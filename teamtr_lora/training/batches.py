@@ -5,8 +5,8 @@ Shape suffixes: B row, T token of a row, M message, N message token (flat).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -53,6 +53,20 @@ class MessageBatch:
     @property
     def tokens(self) -> int:
         return sum(len(m.token_ids) for m in self.messages)
+
+    def among(self, places: Collection[int]) -> MessageBatch:
+        """Only the micro-batches at these places, with their messages."""
+        parts = [self.microbatches[place] for place in places]
+        chosen_M = torch.cat([part.message_N for part in parts]).unique()
+        at = chosen_M.cpu()
+        return MessageBatch(
+            messages=[self.messages[number] for number in at.tolist()],
+            group_M=self.group_M[at],
+            advantage_M=self.advantage_M[at],
+            weight_M=self.weight_M[at],
+            episode_M=self.episode_M[at],
+            microbatches=[replace(part, message_N=torch.searchsorted(chosen_M, part.message_N)) for part in parts],
+        )
 
 
 def first_of_groups(episodes: list[Episode], groups: set[int], most: int) -> set[int]:

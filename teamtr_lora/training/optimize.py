@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -22,6 +22,7 @@ from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.scoring import CurrentPolicy, Scorer, by_token, tokens_of, unknown
 
 MOST_PROBES = 4  # of one update; each takes one step and half a pass to measure it
+ENOUGH_MESSAGES = 64  # of a minibatch, for the sign of a mean over them
 MOST_OVERFLOWS = 8  # of one update; each halves the factor by which the loss is scaled
 
 
@@ -150,11 +151,12 @@ def _step(learner: Learner, rate: float) -> float:
     return norm
 
 
-def accumulate(learner: Learner, minibatch: Minibatch, beta: float) -> InSample:
+def accumulate(learner: Learner, minibatch: Minibatch, beta: float, among: Collection[int] | None = None) -> InSample:
     """Makes the gradient of one optimizer step (none under no_grad), and returns what was measured. Every micro-batch is computed
     by one rank; their gradients are added in fixed point, so that the sum is the same for any number of ranks.
 
     A first pass sees the policy that the update starts from, and keeps it: all ratios are 1 there, and the KL and its gradient 0.
+    `among`: of these micro-batches only; a first pass is of all.
     """
     batch, config, scorer = minibatch.batch, learner.config, learner.scorer
     count, device = len(batch.messages), scorer.device
@@ -162,7 +164,7 @@ def accumulate(learner: Learner, minibatch: Minibatch, beta: float) -> InSample:
     first, current = minibatch.current is None, minibatch.current or CurrentPolicy(unknown(batch), unknown(batch))
     logp, kls = unknown(batch), unknown(batch)  # of the adapter as it is now
     gradient = _Gradient(learner, batch) if torch.is_grad_enabled() else None
-    for place in scorer.passes(batch):
+    for place in scorer.passes(batch, among):
         part = batch.microbatches[place]
         scores, kept = scorer.score_and_keep(part, None if first else current.kept[place])
         if first:
@@ -180,6 +182,9 @@ def accumulate(learner: Learner, minibatch: Minibatch, beta: float) -> InSample:
     if gradient is not None:
         gradient.finish()
     minibatch.current = current
+    if among is not None:
+        batch, current = batch.among(among), CurrentPolicy([], [current.logp[place] for place in among])
+        logp, kls = [logp[place] for place in among], [kls[place] for place in among]
     return _in_sample(learner, batch, current, logp, kls)
 
 
@@ -246,10 +251,18 @@ class _Gradient:
 
 
 @torch.no_grad()
-def measure_in_sample(learner: Learner, minibatches: list[Minibatch], report: OptimizeReport) -> list[InSample]:
-    """Measures the adapter as it is now on the messages that it was fitted to, and completes the report."""
-    seen = [accumulate(learner, minibatch, report.beta) for minibatch in minibatches]
+def measure_in_sample(
+    learner: Learner, minibatches: list[Minibatch], report: OptimizeReport, *, whole: bool = True
+) -> list[InSample]:
+    """Measures the adapter as it is now on the messages that it was fitted to, and completes the report. Not `whole`: only means
+    are wanted, for which every n-th micro-batch will do where there are many messages."""
+    seen = [accumulate(learner, each, report.beta, None if whole else _enough_of(each.batch)) for each in minibatches]
     report.kl = sum(each.kl for each in seen) / len(seen)
     report.gain = sum(each.gain for each in seen) / len(seen)
     report.clip_rate = sum(each.clip_rate for each in seen) / len(seen)
     return seen
+
+
+def _enough_of(batch: MessageBatch) -> range:
+    """Micro-batches evenly spread, with about so many messages or more."""
+    return range(0, len(batch.microbatches), max(1, len(batch.messages) // ENOUGH_MESSAGES))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -82,13 +82,16 @@ class Scorer:
         """The micro-batches, by number, that this process computes: the same ones in every pass over the batch."""
         return self.ranks.share([part.rows.ids_B_T.numel() for part in batch.microbatches])
 
-    def passes(self, batch: MessageBatch) -> Iterator[int]:
-        """The same, to go through. Each pass over a base that is split over processes is one of all of them: those with fewer
-        micro-batches than another follow with passes that count for nothing, with a backward pass where the others make one."""
-        costs = [part.rows.ids_B_T.numel() for part in batch.microbatches]
-        yield from (mine := self.ranks.share(costs))
-        most = max(Counter(deal(costs, self.ranks.size)).values(), default=0) if self._split else 0
-        for _ in range(most - len(mine)):
+    def passes(self, batch: MessageBatch, among: Collection[int] | None = None) -> Iterator[int]:
+        """The same, to go through, or those of them that are `among` some. Each pass over a base that is split over processes is
+        one of all of them: those with fewer micro-batches than another follow with passes that count for nothing, with a backward
+        pass where the others make one."""
+        owners = deal([part.rows.ids_B_T.numel() for part in batch.microbatches], self.ranks.size)
+        asked = range(len(owners)) if among is None else among
+        counts = Counter(owners[place] for place in asked)
+        yield from (place for place in asked if owners[place] == self.ranks.rank)
+        most = max(counts.values(), default=0) if self._split else 0
+        for _ in range(most - counts[self.ranks.rank]):
             hidden_ND = self.hidden(batch.microbatches[0])
             if hidden_ND.requires_grad:
                 (0 * hidden_ND.sum()).backward()

@@ -140,7 +140,7 @@ class AgentUpdater:
             log_ratio_E = None
             if step.accepted is not None:
                 with self._learning(agent, put_back) as learner:
-                    seen = measure_in_sample(learner, minibatches, optimized)
+                    seen = measure_in_sample(learner, minibatches, optimized, whole=material.kept_E is not None)
                 if material.kept_E is not None:
                     known = [(each.batch, own.log_ratio_M) for each, own in zip(minibatches, seen, strict=True)]
                     known += [(split.judging.batch, readings[step.accepted.alpha].log_ratio_M)]

@@ -104,6 +104,22 @@ def test_scores_are_those_of_the_full_softmax_at_temperature_t(temperature: floa
     assert torch.allclose(got.kl_N.double(), plain_kl(cur, new), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel needs a GPU; what it computes is tested on the CPU")
+@pytest.mark.parametrize("step", [1e-4, 0.1, 5.0])
+def test_on_a_gpu_a_kernel_finds_the_same(step: float) -> None:
+    hidden_ND, _, head_VD, target_N = scored(V=9000)
+    current_ND = hidden_ND + step * noise(*hidden_ND.shape, seed=6)
+    given = {"temperature": 0.7, "chunk_tokens": 8}
+    there = [each.cuda() for each in (hidden_ND, head_VD, target_N)]
+    got = score_tokens(*there, **given, current_ND=current_ND.cuda())
+    wanted = score_tokens(hidden_ND, head_VD, target_N, **given, current_ND=current_ND)
+    assert got.kl_N is not None and wanted.kl_N is not None
+    assert torch.allclose(got.logp_N.cpu(), wanted.logp_N, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(got.kl_N.cpu(), wanted.kl_N, rtol=1e-2, atol=1e-11)
+    assert torch.equal(got.logp_N, score_tokens(*there, **given).logp_N)  # the ratio of a policy to itself is 1
+    assert not score_tokens(*there, **given, current_ND=there[0]).kl_N.any()
+
+
 def test_chunks_change_neither_values_nor_gradients() -> None:
     hidden_ND, current_ND, head_VD, target_N = scored()
     results = []

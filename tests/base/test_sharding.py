@@ -11,6 +11,7 @@ from torch import Tensor
 
 from teamtr_lora.algorithm.token_kl import score_tokens
 from teamtr_lora.algorithm.variants.chosen import Variants
+from teamtr_lora.base import bank as bank_module
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase, base_facts, load_base
 from teamtr_lora.base.precision import head_weight, strict_fp32
@@ -77,7 +78,9 @@ def check_stored(base: FrozenBase, stored: dict[str, Tensor], rank: int) -> None
             assert torch.equal(parameter, stored[name]), name
 
 
-def compare(rank: int, precision: str) -> None:
+def compare(rank: int, precision: str, *, fused: bool = False) -> None:
+    """`fused`: by the layers that a GPU trains with in half precision, which compute in any."""
+    bank_module.can_fuse = lambda *_: fused
     whole = load_base("nano", device="cpu", precision=precision)
     stored = {name: parameter.clone() for name, parameter in whole.model.named_parameters()}
     expected = passes(whole, adapted(whole))
@@ -131,6 +134,8 @@ def work(rank: int, folder: Path) -> None:
     ranks.make_global()
     for precision in ("fp32", "bf16", "fp16"):
         compare(rank, precision)
+    compare(rank, "fp32", fused=True)
+    bank_module.can_fuse = lambda *_: False
     whole, base = (load_base("nano", device="cpu", precision="fp16", split=split) for split in (False, True))
     banks = adapted(whole), adapted(base)
     for episodes in (3, 1):  # two and one, and one and none

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -37,8 +39,9 @@ SKEWED = "skewed"  # in place of an argument: the rank's optimizer takes longer 
 
 def work(environment: dict[str, str], argv: list[str], errors: Path | None) -> None:
     os.environ |= environment
-    if errors is not None:
-        os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
+    for stream, file in ((1, errors and errors.with_suffix(".out")), (2, errors)):
+        if file is not None:
+            os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT), stream)
     import torch
 
     from teamtr_lora.cli import main
@@ -50,6 +53,8 @@ def work(environment: dict[str, str], argv: list[str], errors: Path | None) -> N
 
         argv, step = argv[:-1], optimize._step
         optimize._step = lambda learner, rate: step(learner, 1.01 * rate)
+    if argv[0] == "baseline":  # TRL imports vLLM where it finds it, which takes longer than all of this
+        importlib.import_module("trl.import_utils").is_vllm_available = lambda *_, **__: False  # type: ignore[attr-defined]
     dealing.LOT_EPISODES = 8  # two groups: with five, somebody gets a smaller lot
     raise SystemExit(main(argv))
 
@@ -151,8 +156,31 @@ def test_an_evaluation_is_played_by_all_and_written_by_one(server: ForkServerCon
     found = []
     for ranks in (1, 3):
         out = tmp_path / "out"
-        argv = ["eval", str(alone), "--limit", "12", "--k", "2", "--out", str(out)]
-        assert ended(started(server, *[argv] * ranks)) == [0] * ranks
+        argv = ["eval", str(alone), "--limit", "12", "--k", "2", "--out", str(out), "--json"]
+        assert ended(started(server, *[argv] * ranks, errors=tmp_path / f"{ranks}.err")) == [0] * ranks
+        assert json.loads((tmp_path / f"{ranks}.out").read_text())["items"] == 12, "one JSON object"
         found.append({path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")})
         shutil.rmtree(out)
     assert found[0] == found[1] and len(found[0]) == 3
+
+
+@pytest.mark.parametrize("command", ["swap", "baseline"])
+def test_what_the_first_process_carries_out_is_played_by_all(
+    server: ForkServerContext, alone: Path, tmp_path: Path, command: str
+) -> None:
+    """Two lots a rollout: each process has one of them."""
+    if command == "baseline" and importlib.util.find_spec("trl") is None:
+        pytest.skip("trl is not installed (tools/setup --test installs it)")
+    found = []
+    for ranks in (1, 2):
+        run = tmp_path / str(ranks)
+        argv = ["baseline", "grpo", *train(run, "training.stages=1", "evaluation.items=12")[1:]]
+        if command == "swap":
+            shutil.copytree(alone, run)
+            argv = ["swap", str(run), "--agent", "solver", "--with", "fresh:rank=2"]
+            argv += ["--probe-contexts", "16", "--items", "12", "--delta-align", "0.003"]
+        assert ended(started(server, *[argv] * ranks)) == [0] * ranks
+        found.append(rows(run))
+    assert found[0] == found[1]
+    last = found[0][-1]
+    assert last["kind"] == "swap" and last["steps"] > 0 if command == "swap" else last["updates"] == 3

@@ -41,6 +41,12 @@ def passes(playable: Any, config: Any, ranks: Ranks, batch: MessageBatch) -> lis
                 for parameter in parameters:
                     found.append(parameter.grad)
                     parameter -= 0.1 * parameter.grad
+        with torch.no_grad():
+            every, some = accumulate(learner, minibatch, 0.5), range(0, len(batch.microbatches), 2)
+            seen = accumulate(learner, minibatch, 0.5, some)
+    messages = sorted({number for place in some for number in batch.microbatches[place].message_N.tolist()})
+    assert torch.equal(seen.log_ratio_M, every.log_ratio_M[messages]) and seen.kl > 0
+    found += [seen.kl, seen.kl_bound, seen.gain, seen.clip_rate]
     after = bank.snapshot("left")
     with gate_pass(scorer):
         bank.restore("left", before)

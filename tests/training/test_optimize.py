@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -154,6 +155,16 @@ def test_the_report_of_the_kept_step_is_of_all_minibatches(climb, monkeypatch) -
     report = OptimizeReport(learning_rate=1.0, beta=1.0)
     assert len(measure_in_sample(None, [None] * 3, report)) == 3
     assert (report.kl, report.gain, report.clip_rate) == pytest.approx((0.3, 3.0, 0.3))
+
+
+def test_where_only_the_means_are_wanted_every_nth_micro_batch_is_measured(monkeypatch) -> None:
+    asked = []
+    seen = InSample(kl=0.1, gain=1.0, log_ratio_M=torch.zeros(1))
+    monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *given: asked.append(given[3]) or seen)
+    batches = [SimpleNamespace(batch=SimpleNamespace(messages=[0] * count, microbatches=[0] * 9)) for count in (64, 256)]
+    for whole in (True, False):
+        measure_in_sample(None, batches, OptimizeReport(learning_rate=1.0, beta=1.0), whole=whole)
+    assert asked == [None, None, range(9), range(0, 9, 4)]
 
 
 def test_the_penalty_holds_the_step_back_and_adapts(climb) -> None:

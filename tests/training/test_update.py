@@ -500,8 +500,8 @@ def test_a_step_that_does_not_improve_in_sample_is_rejected_under_veto(
     playable, update = updater(gain=rule)
     real = update_module.measure_in_sample
 
-    def worse(learner: Any, minibatches: Any, report: Any) -> Any:
-        seen = real(learner, minibatches, report)
+    def worse(learner: Any, minibatches: Any, report: Any, **how: Any) -> Any:
+        seen = real(learner, minibatches, report, **how)
         report.gain = -1e-12
         return seen
 

@@ -111,6 +111,7 @@ class EngineParts:
     patches: tuple[str, ...] = ()  # the names of those that were applied
     start_seconds: dict[str, float] = field(default_factory=dict)  # by phase
     before_close: list[Callable[[Any], None]] = field(default_factory=list)  # called with the engine
+    made_group: bool = True  # torch's global process group is this engine's; else the processes of a split base made it
 
 
 def lora_name(lora_id: int, version: AdapterVersion) -> str:
@@ -150,7 +151,7 @@ def close_parts(parts: EngineParts) -> None:
         del engine
         gc.unfreeze()  # objects frozen at the start can be collected again
         gc.collect()
-        if torch.distributed.is_initialized():
+        if parts.made_group and torch.distributed.is_initialized():
             from vllm.distributed import cleanup_dist_env_and_memory
 
             cleanup_dist_env_and_memory()

@@ -129,6 +129,7 @@ def _start(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, context
             options["compilation_config"]["cudagraph_specialize_lora"] = False
         if on_gpu and base.dtype == torch.float32:
             _check_fp32(options, any(patch.name == "lora_layers" for patch in patches))
+    made_group = not torch.distributed.is_initialized()
     try:
         with ExitStack() as around:
             for patch in patches:
@@ -138,7 +139,7 @@ def _start(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, context
         text = " ".join(str(error).split()) or f"{type(error).__name__}, without a word"
         hint = "; change rollout.vllm.memory_share" if "memory" in text else ""
         raise UserError(f"rollout.engine = vllm: the engine did not start: {text[:400]}{hint}") from error
-    parts = EngineParts(engine, PublicQueue(engine), FolderAdapters(engine) if lora else Adapters())
+    parts = EngineParts(engine, PublicQueue(engine), FolderAdapters(engine) if lora else Adapters(), made_group=made_group)
     try:
         _apply(patches, parts)
     except BaseException:

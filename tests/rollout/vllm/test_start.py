@@ -167,6 +167,24 @@ def test_an_engine_that_is_split_is_vllms_own(monkeypatch: pytest.MonkeyPatch, p
     assert told["distributed_executor_backend"] == ("uni" if processes == 1 else "mp")
 
 
+@pytest.mark.parametrize("split_base", [False, True])
+def test_closing_an_engine_ends_no_process_group_but_its_own(monkeypatch: pytest.MonkeyPatch, split_base: bool) -> None:
+    """Processes that split a base have made torch's global group before the engine starts, and train on in it."""
+    pytest.importorskip("vllm")
+    ended: list[bool] = []
+    monkeypatch.setattr("vllm.EngineArgs", lambda **_: None)
+    monkeypatch.setattr("vllm.LLMEngine.from_engine_args", lambda _: object())
+    monkeypatch.setattr("vllm.distributed.cleanup_dist_env_and_memory", lambda: ended.append(True))
+    monkeypatch.setattr(vllm_start, "_set_environment", lambda *_: None)
+    monkeypatch.setattr(vllm_start, "chosen", lambda *_: [])
+    base: Any = SimpleNamespace(device=torch.device("cpu"), quantization="none", dtype=torch.float32, folder="nowhere")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: split_base)
+    parts = vllm_start.start_engine(base, object(), RolloutSection(), context_tokens=64, lora=False)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    vllm_start.close_engine(parts)
+    assert bool(ended) is not split_base
+
+
 def test_an_engine_that_failed_while_it_went_to_sleep_is_woken(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(level: int) -> None:
         raise RuntimeError("Memory usage increased after sleeping")
