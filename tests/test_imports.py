@@ -22,13 +22,13 @@ TIES = {
     "runs": "common team base recipe",
     "registry": "common base recipe runs",
     "rollout": "common team base tasks recipe",
-    "evaluation": "common team base tasks recipe runs rollout registry",
+    "evaluation": "common team tasks recipe runs rollout registry",
     "training": "common algorithm team base tasks recipe runs rollout registry evaluation",
     "study": "common algorithm team base recipe runs",
     "swap": "common algorithm team base tasks recipe runs rollout registry evaluation training",
-    "baselines": "common algorithm team base tasks recipe runs rollout evaluation training",
-    "report": "common recipe runs evaluation study",
-    "cli": "common tasks recipe runs rollout registry evaluation training study swap baselines report",
+    "baselines": "common team base tasks recipe runs rollout evaluation training",
+    "report": "common runs study",
+    "cli": "common tasks recipe rollout registry evaluation training study swap baselines report",
     "__main__": "cli",
 }
 # Ties to a room further up. None is to be added.

@@ -18,9 +18,9 @@ import cells
 from teamtr_lora.base.versions import AdapterVersion, version_number
 from teamtr_lora.baselines.trl_baseline import train_baseline
 from teamtr_lora.common.files import dump_json, write_atomic
+from teamtr_lora.common.paired import paired_test
 from teamtr_lora.evaluation.evaluate import by_item, plan_in_training
 from teamtr_lora.evaluation.outcome import Attempt, judge
-from teamtr_lora.evaluation.statistics import paired_test
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.playable import load_versions, open_team
 from teamtr_lora.runs.metrics import UpdateRow, has_rows, read_rows

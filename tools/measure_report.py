@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headless_browser import CHROMIUM, open_browser
-from made_up_run import make_run
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
+from headless_browser import CHROMIUM, open_browser  # noqa: E402
+from made_up_run import make_run  # noqa: E402
 
 from teamtr_lora.report.page import plotly_script, report_page
 from teamtr_lora.report.run_data import read_named_runs

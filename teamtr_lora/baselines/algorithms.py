@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from teamtr_lora.algorithm.variants.optimizer_kinds import OPTIMIZERS
 from teamtr_lora.base.memory_model import DEFAULT_TOKENS
 from teamtr_lora.common.errors import UserError
 
@@ -40,7 +39,7 @@ def group_settings(algorithm: Algorithm, recipe: Recipe) -> dict[str, Any]:
         "lr_scheduler_type": "constant",
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,
-        "optim": OPTIMIZERS[training.optimizer].trl,
+        "optim": training.trl_optimizer,
         "seed": recipe.seed,
     }
     own: dict[Algorithm, dict[str, Any]] = {

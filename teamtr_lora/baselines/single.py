@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from teamtr_lora.algorithm.variants.matched import stage_budget
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import AgentSection, Recipe
 from teamtr_lora.team import most_messages
@@ -11,7 +10,7 @@ from teamtr_lora.team import most_messages
 def budget(recipe: Recipe) -> dict[str, int]:
     """What a recipe's training samples, at most (a message may end early, an episode too)."""
     rollout, messages = recipe.rollout, most_messages(recipe.team)
-    per_stage, items = stage_budget(recipe.training, rollout.items_per_stage, len(recipe.team.agents))
+    per_stage, items = recipe.stage_budget()
     rollouts, episodes = recipe.training.stages * per_stage, items * rollout.episodes_per_item
     return {
         "rollouts": rollouts,
@@ -30,7 +29,7 @@ def single_agent_recipe(recipe: Recipe, name: str | None = None) -> Recipe:
     it), the jobs of all, and speaks as often as the team does.
     """
     agents = recipe.team.agents
-    rollouts, items = stage_budget(recipe.training, recipe.rollout.items_per_stage, len(agents))
+    rollouts, items = recipe.stage_budget()
     chosen = agents[0] if name is None else next((agent for agent in agents if agent.name == name), None)
     if chosen is None:
         raise UserError(f"--agent {name}: no agent has this name; the agents are {', '.join(a.name for a in agents)}")

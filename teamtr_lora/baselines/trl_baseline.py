@@ -31,7 +31,7 @@ from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
 from teamtr_lora.runs.metrics import StageRow
-from teamtr_lora.runs.run_dir import RunDir, default_run_dir, latest_run_dir
+from teamtr_lora.runs.run_dir import RunDir, chosen_run_dir
 from teamtr_lora.tasks import DataOrder, Task
 from teamtr_lora.team import Episode
 from teamtr_lora.training.events import Events
@@ -61,7 +61,7 @@ def train_baseline(
         raise UserError("task.name = 'script': this run's items and rewards live in a Python script; use TRL there")
     single = single_agent_recipe(recipe, agent)
     batch_settings(single, longest=1, iterations=1)  # refuses steps that TRL cannot take before anything is loaded
-    path = Path(recipe.output_dir) if recipe.output_dir else latest_run_dir(name) if resume else default_run_dir(name)
+    path = chosen_run_dir(recipe.output_dir, name, resume=resume).path
     state = check_folder(path, single, algorithm, resume=resume)
     if state and state.stage >= single.training.stages:
         return summary(path, single, state)

@@ -61,15 +61,11 @@ def add_commands(command: Any) -> None:
 
 def _train(args: argparse.Namespace) -> int | None:
     from teamtr_lora.recipe import load_recipe
-    from teamtr_lora.runs.stored_run import load_run_recipe
+    from teamtr_lora.registry.programs import recipe_to_go_on_with
 
     recipes, overrides = recipe_words(args)
     goes_on = len(recipes) == 1 and Path(args.recipe).is_dir()
-    recipe = load_run_recipe(Path(args.recipe), overrides) if goes_on else load_recipe(recipes, overrides)
-    if goes_on and recipe.task.programs_of(recipe.folder):  # where this is asked first, as reading a registry imports torch
-        from teamtr_lora.registry.programs import check_programs
-
-        check_programs(recipe, args.recipe)
+    recipe = recipe_to_go_on_with(Path(args.recipe), overrides) if goes_on else load_recipe(recipes, overrides)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
     if (ended := on_every_gpu(args, recipe.base.device, gpus_each(recipe.rollout))) is not None:

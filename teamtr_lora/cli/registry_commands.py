@@ -66,12 +66,9 @@ def _show(args: argparse.Namespace) -> None:
 def _verify(args: argparse.Namespace) -> int:
     from teamtr_lora.cli.text.registry import print_verified
     from teamtr_lora.registry.reader import RegistryReader
-    from teamtr_lora.registry.verify import verify
-    from teamtr_lora.registry.verify_run import verify_run
-    from teamtr_lora.runs.layout import is_run
+    from teamtr_lora.registry.verify_run import verify_named
 
-    run = args.team is not None and is_run(Path(args.team))
-    found = verify_run(Path(args.team)) if run else verify(RegistryReader(args.registry), args.team)
+    found = verify_named(RegistryReader(args.registry), args.team)
     show(args, found, print_verified)
     return 2 if found.problems else 0
 

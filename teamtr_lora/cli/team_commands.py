@@ -115,11 +115,10 @@ def _baseline(args: argparse.Namespace) -> Any:
 
 def _ask(args: argparse.Namespace) -> None:
     from teamtr_lora.cli.text.summary import print_transcript
-    from teamtr_lora.evaluation.commands import ask_team
-    from teamtr_lora.runs.transcripts import episode_record
+    from teamtr_lora.evaluation.commands import ask_team, transcript
 
     episode = ask_team(args.team, args.question, temperature=args.temperature, seed=args.seed, registry=args.registry)
-    record = episode_record(episode, scored=False)
+    record = transcript(episode)
     print_json(record) if args.json else print_transcript(record)
 
 

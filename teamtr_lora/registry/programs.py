@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from teamtr_lora.base.source import cache_root
@@ -15,6 +16,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import write_atomic
 from teamtr_lora.common.trust import SANDBOXED, TRUST_PROGRAMS, UNPROTECTED
 from teamtr_lora.recipe import Recipe
+from teamtr_lora.runs.stored_run import load_run_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +24,13 @@ logger = logging.getLogger(__name__)
 def programs_of(recipe: Recipe) -> str | None:
     """The dataset whose programs the recipe's task runs, as one text; None where it runs none."""
     return recipe.task.programs_of(recipe.folder)
+
+
+def recipe_to_go_on_with(run: Path, overrides: Sequence[str]) -> Recipe:
+    """The recipe of a run that is to be resumed. A run directory may come from somebody else: its programs must be trusted."""
+    recipe = load_run_recipe(run, overrides)
+    check_programs(recipe, run)
+    return recipe
 
 
 def check_programs(recipe: Recipe, where: str | Path) -> None:

@@ -6,12 +6,17 @@ import re
 from pathlib import Path
 
 from teamtr_lora.base.versions import VERSION_NAME, AdapterVersion, verify_version
-from teamtr_lora.registry.reader import entries
-from teamtr_lora.registry.verify import Verified
+from teamtr_lora.registry.reader import RegistryReader, entries
+from teamtr_lora.registry.verify import Verified, verify
 from teamtr_lora.runs import layout
 from teamtr_lora.runs.metrics import damaged_rows
 from teamtr_lora.runs.run_state import CheckpointReader
 from teamtr_lora.runs.stored_run import StoredRun, read_run
+
+
+def verify_named(registry: RegistryReader, name: str | None) -> Verified:
+    """What `adapters verify` was given: a run directory, a team of the registry, or nothing, which is all teams."""
+    return verify_run(Path(name)) if name is not None and layout.is_run(Path(name)) else verify(registry, name)
 
 
 def verify_run(path: Path) -> Verified:

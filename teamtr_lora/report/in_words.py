@@ -60,7 +60,7 @@ def summary(run: RunData) -> list[str]:
 
 
 def tiles(run: RunData) -> list[Tile]:
-    done, stages = run.stages[-1].stage if run.stages else 0, run.recipe.training.stages
+    done, stages = run.stages[-1].stage if run.stages else 0, run.stored.recipe.training.stages
     found = [Tile("stage", f"{done} of {stages}")]
     gain = measured_gain(run)
     if run.evaluated:
@@ -124,7 +124,7 @@ def _seeds(reached: Sequence[float], mean: float, half: float | None) -> str:
 
 
 def _trained(run: RunData) -> str:
-    names, recipe = run.agents, run.recipe
+    names, recipe = run.agents, run.stored.recipe
     count = f"{_count(len(names))} agents ({_list(names)}) work" if len(names) > 1 else f"One agent ({names[0]}) works"
     text = f"{count} on the task {recipe.task.name}, each a small adapter on the frozen model {recipe.base.source}."
     if run.stored.baseline:

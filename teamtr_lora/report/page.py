@@ -13,7 +13,6 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from teamtr_lora.recipe import dump_recipe
 from teamtr_lora.report.figures import FIGURES
 from teamtr_lora.report.figures.comparison import COMPARING
 from teamtr_lora.report.figures.drawing import Figure
@@ -42,7 +41,7 @@ def run_content(run: RunData) -> dict[str, Any]:
         "tiles": [asdict(tile) for tile in tiles(run)],
         "sections": _sections(FIGURES, run),
         "updates": _update_table(run),
-        "recipe": dump_recipe(run.recipe),
+        "recipe": run.stored.recipe_text(),
     }
 
 
@@ -63,7 +62,7 @@ def _sections(figures: Mapping[str, Figure], data: Any) -> list[dict[str, Any]]:
 
 
 def _update_table(run: RunData) -> list[list[Any]]:
-    estimator = run.recipe.trust_region.estimator
+    estimator = run.stored.recipe.trust_region.estimator
     found = []
     for row in run.updates:
         kl = row.kl.get(estimator)

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import Recipe
 from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, UpdateRow
 from teamtr_lora.runs.stored_run import StoredRun, read_run
 from teamtr_lora.study.certified import RunCertificates
@@ -24,13 +23,9 @@ class RunData:
     stored: StoredRun
     rows: list[MetricsRow]
 
-    @property
-    def recipe(self) -> Recipe:
-        return self.stored.recipe
-
     @cached_property
     def agents(self) -> list[str]:
-        return [agent.name for agent in self.recipe.team.agents]
+        return [agent.name for agent in self.stored.recipe.team.agents]
 
     @cached_property
     def updates(self) -> list[UpdateRow]:

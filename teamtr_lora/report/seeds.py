@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from teamtr_lora.evaluation.statistics import PairedTest, paired_test
+from teamtr_lora.common.paired import PairedTest, paired_test
 from teamtr_lora.report.run_data import RunData
 
 # 97.5% quantiles of Student's t with 1, 2, ... degrees of freedom: few seeds are usual, and the normal's 1.96 is then too small
@@ -64,7 +64,7 @@ def _flat(run: RunData) -> dict[str, Any]:
         else:
             found[key] = value
 
-    walk(run.recipe.model_dump(mode="json"), "")
+    walk(run.stored.recipe.model_dump(mode="json"), "")
     return {key: value for key, value in found.items() if key.partition(".")[0] not in ASIDE}
 
 

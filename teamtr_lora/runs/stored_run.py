@@ -9,7 +9,7 @@ from typing import Any
 
 from teamtr_lora.base.versions import AdapterVersion, versions_from
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import Recipe, load_recipe
+from teamtr_lora.recipe import Recipe, dump_recipe, load_recipe
 from teamtr_lora.runs import layout
 from teamtr_lora.runs.history import RunHistory, read_history
 from teamtr_lora.runs.layout import is_baseline, is_run, read_own_json, refuse_links
@@ -34,6 +34,10 @@ class StoredRun:
     def evaluations(self) -> Path:
         """The folder of the evaluations of this run."""
         return self.path / layout.EVALUATIONS
+
+    def recipe_text(self) -> str:
+        """The recipe as YAML."""
+        return dump_recipe(self.recipe)
 
     def rows(self) -> list[MetricsRow]:
         """What the run has logged, oldest first."""

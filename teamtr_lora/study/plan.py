@@ -11,7 +11,6 @@ import peft  # noqa: F401  (likewise)
 import torch
 
 from teamtr_lora.algorithm.variants.chosen import Variants
-from teamtr_lora.algorithm.variants.matched import stage_budget
 from teamtr_lora.algorithm.variants.optimizer_kinds import OPTIMIZERS
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
@@ -85,7 +84,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
     adapters = {agent.name: _adapter_parameters(agent.lora, facts) for agent in recipe.team.agents}
     rollout = recipe.rollout
     agents = len(recipe.team.agents)
-    rollouts, played = stage_budget(recipe.training, rollout.items_per_stage, agents)
+    rollouts, played = recipe.stage_budget()
     episodes = played * rollout.episodes_per_item
     messages = team.router.max_messages
     sampled = episodes * messages * rollout.max_message_tokens
@@ -282,7 +281,7 @@ def _per_token(recipe: Recipe) -> str:
 def _in_words(recipe: Recipe) -> str:
     region = recipe.trust_region
     variants = Variants.of(recipe)
-    _, played = stage_budget(recipe.training, recipe.rollout.items_per_stage, len(recipe.team.agents))
+    _, played = recipe.stage_budget()
     items = variants.reuse.judges(played)
     if not variants.region.gates:
         return (

@@ -16,12 +16,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, parse_json, read_regular
+from teamtr_lora.base.source import HUB_ID
 from teamtr_lora.base.versions import CONFIG, MANIFEST, VERSION_NAME, WEIGHTS, content_hash, read_adapter_folder
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import SAFE_NAME, nearest
 from teamtr_lora.recipe import LoraSection
 from teamtr_lora.registry.fit import refuse_pickles
-from teamtr_lora.registry.hub_client import REPO_NAME, HubRepo
+from teamtr_lora.registry.hub_client import HubRepo
 from teamtr_lora.registry.imports import read_folder, understand
 from teamtr_lora.registry.manifest import OWN_HASH, AdapterManifest
 from teamtr_lora.registry.reader import FILES, check_hashes, parse_adapter
@@ -75,7 +76,7 @@ def find_incoming(spec: str, registry: Registry, own: Path) -> Incoming:
     if os.path.isdir(spec):  # os.path's, as Path's raises for a name that no file system takes
         return _from_folder(spec, Path(spec), "folder")
     name, _, revision = spec.partition("@")
-    if REPO_NAME.fullmatch(name) and not spec.startswith("."):
+    if HUB_ID.fullmatch(name) and not spec.startswith("."):
         return _from_hub(spec, name, revision or None)
     raise UserError(
         f"--with {spec!r}: no folder of that name, no adapter of {registry.root} and no hub id; use fresh:rank=32, "

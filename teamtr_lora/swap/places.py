@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -50,37 +50,6 @@ class Undone:
     trained: list[str] = field(default_factory=list)  # agents that were trained after the swap, which is undone with it
 
 
-class Place(Protocol):
-    """A team that an agent can be replaced in."""
-
-    where: str
-    work: Path  # the folder for what is finished of a swap in progress
-
-    def changing(self) -> AbstractContextManager[None]:
-        """A lock: no other process changes the team meanwhile."""
-        ...
-
-    def read(self) -> StoredTeam:
-        """The team as it is now."""
-        ...
-
-    def beside(self, suffix: str) -> Path:
-        """Where a run directory made from this team goes by default."""
-        ...
-
-    def known(self, incoming: Incoming, agent: str) -> Incoming:
-        """An earlier version of `agent` itself (`incoming.spec`), with what is known here of where it came from."""
-        ...
-
-    def commit(self, replacement: Replacement) -> dict[str, str]:
-        """Returns the new version names. If it is killed, either the old team or the new one is stored, complete."""
-        ...
-
-    def undo(self) -> Undone:
-        """Puts the team from before the last replacement back."""
-        ...
-
-
 def find_place(source: Path, registry: Path = DEFAULT_ROOT) -> Place:
     """The run directory or registry team that RUN_OR_TEAM means, to change it."""
     found = locate(source, registry)
@@ -98,11 +67,13 @@ class RunPlace:
     written after it, by the next process where this one is killed in between."""
 
     def __init__(self, run: RunDir) -> None:
-        self.run, self.where, self.work = run, str(run.path), run.swap_work
+        self.run, self.where = run, str(run.path)
+        self.work = run.swap_work  # the folder for what is finished of a swap in progress
         self._left_over: SwapRecord | None = None  # a replacement of a killed process that this one completed
 
     @contextmanager
     def changing(self) -> Iterator[None]:
+        """A lock: no other process changes the team meanwhile."""
         lock = self.run.lock()
         try:
             self._complete()
@@ -111,15 +82,18 @@ class RunPlace:
             lock.release()
 
     def read(self) -> StoredTeam:
+        """The team as it is now."""
         stored = find_team(self.run.path)
         state = self._state()
         return replace(stored, recipe=self.run.with_swaps(stored.recipe), versions=state.versions or stored.versions)
 
     def beside(self, suffix: str) -> Path:
+        """Where a run directory made from this team goes by default."""
         place = self.run.path.resolve()
         return place.with_name(f"{place.name}-{suffix}")
 
     def known(self, incoming: Incoming, agent: str) -> Incoming:
+        """An earlier version of `agent` itself (`incoming.spec`), with what is known here of where it came from."""
         sources = [
             swap.source
             for swap in self._state().swaps
@@ -128,6 +102,7 @@ class RunPlace:
         return replace(incoming, from_outside=any(map(_from_outside, sources)))
 
     def commit(self, replacement: Replacement) -> dict[str, str]:
+        """Returns the new version names. If it is killed, either the old team or the new one is stored, complete."""
         agent, held = replacement.agent, self.read()
         digest = content_hash(replacement.tensors, replacement.config)
         version = AdapterVersion(agent, held.versions[agent].number + 1, digest)
@@ -145,6 +120,7 @@ class RunPlace:
         return version_names(record.after)
 
     def undo(self) -> Undone:
+        """Puts the team from before the last replacement back."""
         state, done = self._state(), self._left_over
         if done is not None and done.how == "undo":  # this very command was killed after its commit: only its answer is missing
             earlier = replace(state, swaps=state.swaps[:-1]).standing_swaps()
@@ -211,7 +187,8 @@ class RunPlace:
 
 
 class RegistryPlace:
-    """A team of a registry. Every team version is a file of its own: the new one appears in one step."""
+    """A team of a registry, with the methods of a run's. Every team version is a file of its own: the new one appears in one
+    step."""
 
     def __init__(self, registry: Registry, team: str) -> None:
         self.registry, self.team, self.where = registry, team, str(registry.root / team)
@@ -280,6 +257,10 @@ class RegistryPlace:
         digest = content_hash(replacement.tensors, replacement.config)
         names = self.registry.versions(self.team, replacement.agent)
         return next((name for name in reversed(names) if name.endswith(digest[:12])), None)
+
+
+Place = RunPlace | RegistryPlace
+"""A team that an agent can be replaced in."""
 
 
 def _from_outside(source: str) -> bool:

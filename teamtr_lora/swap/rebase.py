@@ -48,16 +48,12 @@ from teamtr_lora.swap.session import Session, scorer_for
 from teamtr_lora.swap.shock import TeamScore, shock
 from teamtr_lora.swap.stage0 import Alignment, Teacher, teacher_states
 from teamtr_lora.swap.swap_report import Listener, RebaseOptions, RebaseReport, report_from
-from teamtr_lora.tasks import Task
-from teamtr_lora.tasks.machinery.task import Split
 
 EARLY_STRINGS = 200  # prompts whose token ids are compared before a base is loaded
 
 
 @contextmanager
-def rebased(
-    place: Place, options: RebaseOptions, *, task: Task | None = None, listener: Listener | None = None
-) -> Iterator[RebaseReport]:
+def rebased(place: Place, options: RebaseOptions, *, listener: Listener | None = None) -> Iterator[RebaseReport]:
     """Rebases, and gives the report; when that has been dealt with, the work folder goes."""
     if not options.base.strip():
         raise UserError("--to: say which base the team moves to, as a recipe's base.source does")
@@ -66,7 +62,7 @@ def rebased(
         raise UserError(f"{out}: is there already; choose another --out")
     with disk_errors(out):  # a name too long for the disk
         work = Work(out.with_name(f".{out.name}.rebase"))
-    rebase = _Rebase(place, options, out, work, task=task, listener=listener)
+    rebase = _Rebase(place, options, out, work, listener=listener)
     rebase.look()  # before any file is made
     busy = "another process is moving a team here; wait for it or choose another --out"
     with locked(out.with_name(f".{out.name}.rebase.lock"), out, busy):
@@ -77,12 +73,10 @@ def rebased(
 
 
 class _Rebase(Session):
-    def __init__(
-        self, place: Place, options: RebaseOptions, out: Path, work: Work, *, task: Task | None, listener: Listener | None
-    ) -> None:
+    def __init__(self, place: Place, options: RebaseOptions, out: Path, work: Work, *, listener: Listener | None) -> None:
         held = place.read()
         recipe = options.applied(held.recipe)
-        super().__init__(place.where, held, recipe, work=work, items=options.items, task=task, listener=listener)
+        super().__init__(place.where, held, recipe, work=work, items=options.items, listener=listener)
         self.options, self.out = options, out
         self.agents = [agent.name for agent in self.recipe.team.agents]
 
@@ -104,7 +98,7 @@ class _Rebase(Session):
 
     def look(self) -> None:
         """What can be known of both bases without their weights."""
-        self.prepare_task()
+        _ = self.task  # what is wrong with it shows before a base is loaded
         self.listener.phase("looking at both bases")
         base = self.recipe.base
         old = resolve(beside(base.source, self.recipe.folder), base.revision)
@@ -133,8 +127,7 @@ class _Rebase(Session):
     def _early_strings(self) -> list[str]:
         protocol = self.recipe.team.protocol
         texts = [protocol.system or "", *(agent.role for agent in self.recipe.team.agents)]
-        split: Split = "train"
-        items = self.task.items(split)
+        items = self.task.items("train")
         count = EARLY_STRINGS if items.size is None else min(EARLY_STRINGS, items.size)
         return [text for text in [*texts, *(items[i].prompt for i in range(count))] if text]
 
@@ -158,7 +151,7 @@ class _Rebase(Session):
     def _leave_old_base(self, checks: list[Check]) -> tuple[Probe, TeamScore, dict[str, list[Teacher]]]:
         """The probe, the old team's accuracy, and all that its policies are remembered by; the old base then goes."""
         self.listener.phase("loading the old base")
-        playable = self._open(self.recipe)
+        playable = open_recipe(self.recipe)
         try:
             load_versions(playable, self.held.versions, self.held.adapters)
             probe = self.probe(playable, self.agents, ids=self._shared_ids)
@@ -188,7 +181,7 @@ class _Rebase(Session):
         self, probe: Probe, before: TeamScore, teachers: dict[str, list[Teacher]], checks: list[Check]
     ) -> RebaseReport:
         self.listener.phase("loading the new base")
-        playable = self._open(self.new_recipe)
+        playable = open_recipe(self.new_recipe)
         try:
             direct = self.score("direct", playable, self.new_recipe)
             alignments = {}
@@ -250,9 +243,6 @@ class _Rebase(Session):
             sync_folder(self.out.parent)
 
     # --- pieces
-
-    def _open(self, recipe: Recipe) -> PlayableTeam:
-        return open_recipe(recipe)
 
     def _version(self, agent: str) -> AdapterVersion:
         tensors: dict[str, Tensor] = self._tensors[agent]

@@ -34,36 +34,29 @@ from teamtr_lora.swap.session import Session, scorer_for
 from teamtr_lora.swap.shock import TeamScore, shock
 from teamtr_lora.swap.stage0 import Alignment, Teacher, teacher_states
 from teamtr_lora.swap.swap_report import Listener, SwapOptions, SwapReport, report_from
-from teamtr_lora.tasks import Task
 
 
 @contextmanager
-def swapped(
-    place: Place, options: SwapOptions, *, registry: Registry, task: Task | None = None, listener: Listener | None = None
-) -> Iterator[SwapReport]:
+def swapped(place: Place, options: SwapOptions, *, registry: Registry, listener: Listener | None = None) -> Iterator[SwapReport]:
     """Swaps, and gives the report; when that has been dealt with, the work folder goes."""
     with place.changing():
-        swap = _Swap(place, options, registry, task=task, listener=listener)
+        swap = _Swap(place, options, registry, listener=listener)
         with fits(swap.recipe):
             report = swap.run()
         yield report
         swap.work.clear()
 
 
-def plan_swap(
-    place: Place, options: SwapOptions, *, registry: Registry, task: Task | None = None, listener: Listener | None = None
-) -> SwapReport:
+def plan_swap(place: Place, options: SwapOptions, *, registry: Registry, listener: Listener | None = None) -> SwapReport:
     """The compatibility report and what a swap would do; nothing is changed."""
-    return _Swap(place, options, registry, task=task, listener=listener).plan()
+    return _Swap(place, options, registry, listener=listener).plan()
 
 
 class _Swap(Session):
-    def __init__(
-        self, place: Place, options: SwapOptions, registry: Registry, *, task: Task | None, listener: Listener | None
-    ) -> None:
+    def __init__(self, place: Place, options: SwapOptions, registry: Registry, *, listener: Listener | None) -> None:
         held = place.read()
         recipe, work = options.applied(held.recipe), Work(place.work)
-        super().__init__(place.where, held, recipe, work=work, items=options.items, task=task, listener=listener)
+        super().__init__(place.where, held, recipe, work=work, items=options.items, listener=listener)
         self.place, self.options, self.registry = place, options, registry
         self.agent = _known_agent(self.recipe, options.agent)
         self.candidate = _free_name([agent.name for agent in self.recipe.team.agents])
@@ -74,7 +67,7 @@ class _Swap(Session):
         request = {**asdict(self.options), "swap": self.recipe.swap.model_dump(), "items": self.items}
         if (finished := self._finished(request)) is not None:
             return finished
-        self.prepare_task()
+        _ = self.task  # what is wrong with it shows before a base is loaded
         incoming, fitting = self._look()
         self.work.begin({**request, "from": version_names(self.held.versions), "contents": self._contents(incoming)})
         playable = self._open(fitting)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,35 +31,20 @@ class Session:
     """One swap or rebase at work. `recipe` is the team's, with the settings of the command applied."""
 
     def __init__(
-        self,
-        where: str,
-        held: StoredTeam,
-        recipe: Recipe,
-        *,
-        work: Work,
-        items: int | None = None,
-        task: Task | None = None,
-        listener: Listener | None = None,
+        self, where: str, held: StoredTeam, recipe: Recipe, *, work: Work, items: int | None, listener: Listener | None
     ) -> None:
         self.where, self.held, self.recipe, self.work = where, held, recipe, work
         self.items = items or recipe.evaluation.items
         self.radius = recipe.swap.delta_align or recipe.trust_region.delta
         self.listener, self.started = listener or Listener(), time.monotonic()
-        self._task = task
 
-    @property
+    @cached_property
     def task(self) -> Task:
-        """What the team plays."""
-        return self.prepare_task()
-
-    def prepare_task(self) -> Task:
-        """Builds the task where that has not been done. UserError where its items or rewards are not here: whoever will play it
-        calls this before a base is loaded, and whoever only looks at an adapter never does."""
-        if self._task is None:
-            if isinstance(self.recipe.task, ScriptSettings):
-                raise UserError(f"{self.where}: this team's items and rewards live in a Python script; change it from there")
-            self._task = self.recipe.task.build(self.recipe.folder)
-        return self._task
+        """What the team plays. UserError where its items or rewards are not here: whoever will play it asks for it before a base
+        is loaded, and whoever only looks at an adapter never does."""
+        if isinstance(self.recipe.task, ScriptSettings):
+            raise UserError(f"{self.where}: this team's items and rewards live in a Python script; change it from there")
+        return self.recipe.task.build(self.recipe.folder)
 
     def probe(self, playable: PlayableTeam, agents: Sequence[str], *, ids: int | None = None, keep: bool = True) -> Probe:
         """Contexts in which each of `agents` speaks, played by the team as it was; `ids` is `play_probe`'s."""

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 from safetensors.numpy import load_file, save_file
+
+from teamtr_lora.cli import main
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 RECIPE = """
@@ -81,10 +84,14 @@ def test_plan_fetches_no_weights_and_uses_what_is_here(hub: Any, repository: Pat
     assert not [name for phase, name, _ in hub.sent if phase == "cached"], "a base that is here was fetched again"
 
 
-def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("HF_HUB_OFFLINE", False), ("ENDPOINT", "http://127.0.0.1:9"), ("HF_HUB_CACHE", str(tmp_path / "hf"))):
+        monkeypatch.setattr(constants, name, value)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    command = [sys.executable, "-m", "teamtr_lora", "plan", str(tmp_path / "recipe.yaml")]
-    done = subprocess.run(command, env=environment(tmp_path, "http://127.0.0.1:9"), capture_output=True, text=True)
-    assert done.returncode == 2 and done.stdout == ""
-    lines = [line for line in done.stderr.splitlines() if line]
-    assert len(lines) == 1 and "org/tiny" in lines[0] and "hub could not be read" in lines[0], done.stderr
+    assert main(["plan", str(tmp_path / "recipe.yaml")]) == 2
+    printed = capsys.readouterr()
+    lines = [line for line in printed.err.splitlines() if line]
+    assert printed.out == "" and len(lines) == 1, printed.err
+    assert "org/tiny" in lines[0] and "hub could not be read" in lines[0] and "Connection refused" in lines[0], lines[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ PAGE = ROOT / "teamtr_lora" / "docs" / "algorithm.md"
 _LABEL = re.compile(r"\b(?:(?:app:)?(?:eq|exp)|alg|app|ass|cor|def|fig|lem|prop|rem|sec|tab|thm):[A-Za-z][\w:-]*\w")
 
 
+@cache
 def cited() -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     files = [path for folder in ("teamtr_lora", "tools", "tests", "recipes") for path in (ROOT / folder).rglob("*")]

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from teamtr_lora.common.code_paths import code_hash
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team
-from teamtr_lora.evaluation.contents import base_hash, code_hashes
+from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.recipe import load_recipe
+from teamtr_lora.registry.identity import base_hash
 from teamtr_lora.runs.evaluations import EvaluationStore
 from teamtr_lora.runs.run_dir import RunDir
 

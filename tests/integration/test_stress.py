@@ -17,7 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stress") / "run"
-    recipe = load_recipe(ROOT / "recipes" / "stress.yaml", ["evaluation.items=16", "training.stages=2", f"output_dir={folder}"])
+    recipe = load_recipe(
+        ROOT / "recipes" / "stress.yaml",
+        ["evaluation.items=4", "training.stages=1", "rollout.episodes_per_item=4", f"output_dir={folder}"],
+    )
     TeamTRTrainer.from_recipe(recipe).train()
     return folder
 

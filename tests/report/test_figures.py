@@ -39,8 +39,8 @@ def test_what_was_not_measured_names_the_setting_that_would(bare: Path) -> None:
         for word in sentence.replace(";", " ").split():
             if "=" in word:  # a setting that the recipe has
                 section, key = word.partition("=")[0].split(".")
-                assert key in type(getattr(run.recipe, section)).model_fields
-    assert isinstance(run.recipe, Recipe)
+                assert key in type(getattr(run.stored.recipe, section)).model_fields
+    assert isinstance(run.stored.recipe, Recipe)
 
 
 def test_every_figure_of_a_run_that_has_only_begun_says_why_it_is_empty(tmp_path: Path) -> None:

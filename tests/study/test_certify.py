@@ -17,7 +17,7 @@ from made_up_run import plain_rows, write_rows
 from teamtr_lora.cli import main
 
 SMALL = ["training.stages=2", "rollout.items_per_stage=8", "rollout.episodes_per_item=4", "training.inner_epochs=2",
-         "evaluation.items=32", "evaluation.every_stages=1", "diagnostics.probe_every_stages=2", "diagnostics.probe_items=4",
+         "evaluation.items=16", "evaluation.every_stages=1", "diagnostics.probe_every_stages=2", "diagnostics.probe_items=4",
          "diagnostics.probe_episodes_per_item=2", "diagnostics.fisher_messages=8"]  # fmt: skip
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
 

@@ -14,7 +14,8 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.training.run import TrainingRun
 
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
-SMALL = ["training.stages=2", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "training.inner_epochs=1",
+TWO_AGENTS = ['team.agents=[{"name": "planner", "role": "ones"}, {"name": "solver", "role": "tens"}]', "task.digits=2"]
+SMALL = [*TWO_AGENTS, "training.stages=2", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "training.inner_epochs=1",
          "evaluation.items=8", "evaluation.every_stages=1", "diagnostics.probe_every_stages=2", "diagnostics.probe_items=2",
          "diagnostics.probe_episodes_per_item=2", "diagnostics.token_shift_ranks=0"]  # fmt: skip
 FILL, SHRINK = "fill: trust_region.step=fill", "shrink: trust_region.step=shrink"
@@ -52,13 +53,13 @@ def test_failing_variants_are_reported_and_the_rest_goes_on(compare: ModuleType,
         variant = report[name]
         assert variant["seeds"] == [0, 1] and variant["errors"] == {}
         measures = variant["measures"]
-        assert measures["rollouts"]["mean"] == 2 * 3 * 12 and measures["tokens"]["mean"] > 0
+        assert measures["rollouts"]["mean"] == 2 * 2 * 12 and measures["tokens"]["mean"] > 0
         assert measures["probe_tokens"]["mean"] > 0
         for name in ("delta_stale", "paired", "d_occ", "coupled"):
             assert len(measures[name]["by_seed"]) == 2 and None not in measures[name]["by_seed"]
         assert all(value >= 0 for value in measures["coupled"]["by_seed"])
         updates = sum(measures[kind]["total"] for kind in ("accepted", "rejected", "skipped"))
-        assert updates == 2 * 2 * 3 and measures["out_of_region"]["total"] == 0
+        assert updates == 2 * 2 * 2 and measures["out_of_region"]["total"] == 0
         assert 0 <= measures["coordination"]["mean"] <= 1 and measures["stability"]["mean"] is not None
         before, after, rise = (measures[key]["by_seed"] for key in ("before", "after", "improvement"))
         assert rise == pytest.approx([b - a for a, b in zip(before, after, strict=True)])
@@ -87,12 +88,26 @@ def test_another_recipe_in_the_same_folder_is_an_error_not_a_result(done: tuple[
     assert cell.measures is None and "trust_region.delta is 0.02 there and 0.03 here" in cell.error
 
 
-def test_an_interrupted_comparison_goes_on_where_it_stopped(
-    compare: ModuleType, done: tuple[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_ran_out_of_time_or_was_interrupted_goes_on_where_it_stopped(
+    compare: ModuleType,
+    done: tuple[int, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """And ends where the one that was not interrupted ended."""
+    """And ends where the one that was not disturbed ended."""
     arguments = [RECIPE, *SMALL, "--seeds", "1", "--vary", SHRINK, "--out", str(tmp_path)]
-    record, rows = TrainingRun.record_update, []
+    assert compare.main([*arguments, "--minutes", "0"]) == 0 and not (tmp_path / "shrink").exists(), "nothing was begun"
+    assert "not finished: shrink, seeds 1" in capsys.readouterr().out
+    times = iter([0.0])  # the run begins in time; whenever it asks again, the time is up
+    with monkeypatch.context() as patch:
+        patch.setattr(cells.time, "time", lambda: next(times, 100.0))
+        (variant,) = compare.variants([RECIPE, *SMALL], [SHRINK])
+        cell = cells.run_cell(variant, 1, tmp_path, until=50.0)
+    assert (cell.measures, cell.error) == (None, None)
+    rows = cells.RunRows(cells.read_rows(tmp_path / "shrink" / "seed-1"))
+    assert len(rows.updates) <= 1, "it stopped at its next checkpoint"
+    record, made = TrainingRun.record_update, []
 
     def interrupted(self: TrainingRun, stage: int, update: int, *rest: Any) -> None:
         if (stage, update) == (2, 1):
@@ -100,7 +115,7 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
         record(self, stage, update, *rest)
 
     def counted(self: TrainingRun, stage: int, update: int, *rest: Any) -> None:
-        rows.append((stage, update))
+        made.append((stage, update))
         record(self, stage, update, *rest)
 
     monkeypatch.setattr(TrainingRun, "record_update", interrupted)
@@ -108,34 +123,12 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
         compare.main(arguments)
     monkeypatch.setattr(TrainingRun, "record_update", counted)
     assert compare.main(arguments) == 0
-    assert rows == [(2, 1), (2, 2)], "only what was lost is done again"
-    assert hashes(tmp_path / "shrink" / "seed-1") == hashes(done[1] / "shrink" / "seed-1")
-
-
-def test_a_run_stops_cleanly_when_the_time_is_up_and_goes_on_later(
-    compare: ModuleType,
-    done: tuple[int, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = [RECIPE, *SMALL, "--seeds", "1", "--vary", SHRINK, "--out", str(tmp_path)]
-    assert compare.main([*arguments, "--minutes", "0"]) == 0 and not (tmp_path / "shrink").exists(), "nothing was begun"
-    assert "not finished: shrink, seeds 1" in capsys.readouterr().out
-    times = iter([0.0])  # the run begins in time; whenever it asks again, the time is up
-    monkeypatch.setattr(cells.time, "time", lambda: next(times, 100.0))
-    (variant,) = compare.variants([RECIPE, *SMALL], [SHRINK])
-    cell = cells.run_cell(variant, 1, tmp_path, until=50.0)
-    monkeypatch.undo()
-    assert (cell.measures, cell.error) == (None, None)
-    rows = cells.RunRows(cells.read_rows(tmp_path / "shrink" / "seed-1"))
-    assert len(rows.updates) <= 1, "it stopped at its next checkpoint"
-    assert compare.main(arguments) == 0
+    assert made == [(2, 1)], "only what was lost is done again"
     assert hashes(tmp_path / "shrink" / "seed-1") == hashes(done[1] / "shrink" / "seed-1")
 
 
 def test_workers_are_processes_of_their_own(compare: ModuleType, tmp_path: Path) -> None:
-    one = ["training.stages=1", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "evaluation.items=4"]
+    one = [*TWO_AGENTS, "training.stages=1", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "evaluation.items=4"]
     varied = ["--vary", FILL, "--vary", "too-fine: trust_region.delta=1e-13"]
     assert compare.main([RECIPE, *one, *varied, "--seeds", "0", "--workers", "2", "--out", str(tmp_path)]) == 1
     report = report_of(tmp_path)

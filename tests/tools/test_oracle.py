@@ -11,7 +11,15 @@ from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.runs.metrics import UpdateRow, read_rows
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
-SMALL = ["training.stages=1", "rollout.items_per_stage=6", "rollout.episodes_per_item=4", "evaluation.items=4", "base.device=cpu"]
+TWO_AGENTS = ['team.agents=[{"name": "planner", "role": "ones"}, {"name": "solver", "role": "tens"}]', "task.digits=2"]
+SMALL = [
+    *TWO_AGENTS,
+    "training.stages=1",
+    "rollout.items_per_stage=6",
+    "rollout.episodes_per_item=4",
+    "evaluation.items=4",
+    "base.device=cpu",
+]
 
 
 def recipe_in(folder: Path) -> Recipe:
@@ -28,7 +36,7 @@ def test_every_candidate_is_read_again_and_the_run_is_not_changed(tmp_path: Path
     cells.train(recipe_in(tmp_path / "plain"))
     cells.train(
         recipe_in(tmp_path / "watched"),
-        watch=lambda trainer: trainer.add_callback(oracle.Oracle(trainer, path, items=24, episodes_per_item=4)),
+        watch=lambda trainer: trainer.add_callback(oracle.Oracle(trainer, path, items=12, episodes_per_item=2)),
     )
     assert hashes(tmp_path / "watched") == hashes(tmp_path / "plain")
     verdicts = oracle.read_verdicts(path)

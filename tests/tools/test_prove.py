@@ -15,9 +15,8 @@ import curves
 import pytest
 import studies
 
-from teamtr_lora.algorithm.variants.matched import stage_budget
-
-TINY = ("training.stages=9", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "evaluation.items=4",
+TWO_AGENTS = ['team.agents=[{"name": "planner", "role": "ones"}, {"name": "solver", "role": "tens"}]', "task.digits=2"]
+TINY = (*TWO_AGENTS, "training.stages=9", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "evaluation.items=4",
         "evaluation.every_stages=0", "base.device=cpu", "training.inner_epochs=1")  # fmt: skip
 
 
@@ -50,7 +49,7 @@ def test_all_methods_of_a_study_play_as_many_episodes_a_stage(
     counts = set()
     for variant in every[study]:
         recipe = variant.recipe(0, tmp_path)
-        rollouts, items = stage_budget(recipe.training, recipe.rollout.items_per_stage, len(recipe.team.agents))
+        rollouts, items = recipe.stage_budget()
         counts.add(rollouts * items * recipe.rollout.episodes_per_item * recipe.training.stages)
         if study.startswith("size"):
             assert len(recipe.team.agents) == recipe.task.digits == int(study.split("-")[1])

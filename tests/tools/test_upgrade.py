@@ -11,8 +11,9 @@ import studies
 
 from teamtr_lora.runs.stored_run import read_run
 
-TINY = ["training.stages=1", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "training.inner_epochs=1",
-        "evaluation.items=4", "swap.probe_contexts=12"]  # fmt: skip
+TWO_AGENTS = ['team.agents=[{"name": "planner", "role": "ones"}, {"name": "solver", "role": "tens"}]', "task.digits=2"]
+TINY = [*TWO_AGENTS, "training.stages=1", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "training.inner_epochs=1",
+        "evaluation.items=4", "swap.probe_contexts=12", "swap.delta_align=2.0"]  # fmt: skip
 
 
 def test_a_swap_has_its_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

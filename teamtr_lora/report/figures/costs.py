@@ -75,7 +75,7 @@ def speed(run: RunData) -> Drawn:
         return "No update of this run has played episodes of its own."
     layout = two_panels("update", "rollout", "training", share=0.4)
     trained = [(place, row) for place, row in numbered(run.updates) if row.seconds.get("optimize")]
-    steps = run.recipe.training.minibatches_per_epoch  # a step sees this part of the tokens
+    steps = run.stored.recipe.training.minibatches_per_epoch  # a step sees this part of the tokens
     rates = [row.trained_tokens * row.optimizer_steps / steps / row.seconds["optimize"] for _, row in trained]
     traces.append(scattered("training", [place for place, _ in trained], rates, color="$team", yaxis="y2",
                             hovertemplate="%{y:,.0f} tokens/s"))  # fmt: skip

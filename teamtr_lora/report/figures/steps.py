@@ -31,7 +31,7 @@ UPDATES = "The run did not record it; set diagnostics.from_updates=true."
 
 
 def kl_against_delta(run: RunData) -> Drawn:
-    estimator = run.recipe.trust_region.estimator
+    estimator = run.stored.recipe.trust_region.estimator
     measured = [(place, row) for place, row in numbered(run.updates) if row.kl.get(estimator)]
     if not measured:
         return SKIPPED if run.updates else NONE_YET

@@ -1,4 +1,4 @@
-"""A run that nobody trained: numbers that look like one's, written by the run directory's own writer. For measuring and tests."""
+"""A run that nobody trained: numbers that look like one's, written by the run directory's own writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its DevTools protocol: what a reader's browser makes of a page. For measuring and tests."""
+"""A headless Chromium, driven over its DevTools protocol: what a reader's browser makes of a page."""
 
 from __future__ import annotations
 
