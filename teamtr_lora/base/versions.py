@@ -103,10 +103,7 @@ def write_version(root: Path, version: AdapterVersion, tensors: dict[str, Tensor
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}  # from a GPU once
     if content_hash(tensors, config) != version.content_hash:
         raise RuntimeError(f"{version.agent} {version.name}: these tensors are not that version's")
-    contents = {
-        WEIGHTS: save_safetensors(tensors, metadata={"format": "pt"}),
-        CONFIG: dump_json(config).encode(),
-    }
+    contents = {WEIGHTS: save_safetensors(tensors, metadata={"format": "pt"}), CONFIG: dump_json(config).encode()}
     contents[MANIFEST] = _manifest(version, contents[CONFIG])
     try:
         write_folder_atomic(folder, contents)
