@@ -20,6 +20,7 @@ from typing import Any
 import openai
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import teamtr_lora
 from teamtr_lora import TeamTRTrainer, ask_team
@@ -167,6 +168,22 @@ def test_a_base_that_vllm_cannot_serve_is_refused(for_cpu: None, tmp_path: Path,
     recipe.write_text(f"base: {{source: nano, quantization: {quantization}}}\nteam: {{agents: [{{name: a}}]}}\n")
     with pytest.raises(UserError, match=f"cannot serve LoRA on a base quantised to {quantization} on a CPU"):
         plan_launch(fresh(recipe), ServeOptions(accept_adapters=True))
+
+
+def test_vllm_gets_a_template_of_ours_and_never_the_base_s(tiny_base: Path, tmp_path: Path, for_cpu: None) -> None:
+    """One that behaves when it is tried and waits for a certain text would loop in vLLM, which renders without a limit."""
+    shutil.copytree(tiny_base, tmp_path / "base")
+    file = tmp_path / "base" / "chat_template.jinja"
+    good = AutoTokenizer.from_pretrained(tiny_base).get_chat_template()
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    file.write_text("{% if 'now' in messages[-1].content %}" + endless + "{% endif %}" + good)
+    (tmp_path / "r.yaml").write_text("base: {source: base}\nteam: {agents: [{name: a}]}\n")
+    command = plan_launch(fresh(tmp_path / "r.yaml"), ServeOptions(accept_adapters=True)).command
+    given = command[command.index("--chat-template") + 1]
+    assert "range" not in given and "now" not in given
+    turns = [{"role": "user", "content": "now"}]
+    render = AutoTokenizer.from_pretrained(tiny_base).apply_chat_template
+    assert render(turns, chat_template=given, tokenize=False) == render(turns, chat_template=good, tokenize=False)
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,9 @@ def plan_launch(team: ServedTeam, options: ServeOptions) -> Launch:
     check_quantization(f"{team.source}", quantization, device, "or ask and eval, which need no server")
     agents = [agent.name for agent in recipe.team.agents]
     name = recipe.base.source + ("-base" if recipe.base.source in agents else "")
-    # Refuses what cannot carry the team, and a template that does not end: vLLM would render it without a limit.
-    context = build_team(
-        recipe.team, tokenizer, base_context_tokens=facts.context_tokens, custom_router=lambda **_: None
-    ).context_tokens
+    # refuses what cannot carry the team, and a template that does not end
+    built = build_team(recipe.team, tokenizer, base_context_tokens=facts.context_tokens, custom_router=lambda **_: None)
+    context = built.context_tokens
     # One slot stays empty: on a CPU, vLLM applies whatever is in the last slot to tokens without an adapter. Uploads need a slot
     # for each agent, and one for the version that replaces another.
     slots = len(adapters) + 1 + (len(agents) + 1 if options.accept_adapters else 0)
@@ -107,6 +106,8 @@ def plan_launch(team: ServedTeam, options: ServeOptions) -> Launch:
         memory_share=options.memory_share, quantization=quantization,
     )  # fmt: skip
     http = {"served_model_name": name, "host": options.host, "port": options.port, "disable_uvicorn_access_log": True}
+    # vLLM renders without a limit what strangers ask, so it gets a template of ours and not the base's
+    http["chat_template"] = built.protocol.chat.plain_template()
     flags = _flags(engine | lora_options(slots, rank) | http)
     environment = _environment(default_environment(recipe.rollout, on_gpu, dtype), options, key)
     models = list(adapters)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from string import Template
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
@@ -41,6 +42,24 @@ _ASKED: dict[str, Conversation] = {
     "padded system": ((("system", _PADDED), ("user", SECOND_MARK)), False),
     "padded": ((("user", _PADDED),), False),
 }
+
+# A chat template whose pieces are those of another one. Where that one takes no system turn, its text opens the first user turn.
+_SYSTEM_TURN = "{{ $open_system + m.content$trim_system }}"
+_SYSTEM_LATER = "{%- set system.text = m.content + '\\n\\n' -%}"
+_PLAIN = """{%- set system = namespace(text='') -%}
+{%- for m in messages -%}
+  {%- if m.role == 'system' and loop.first -%}{{ $open_system + m.content$trim_system }}
+  {%- elif m.role == 'user' -%}
+    {%- if loop.first -%}{{ $open_first }}
+    {%- elif loop.index0 == 1 and messages[0].role == 'system' -%}{{ $after_system + system.text }}
+    {%- else -%}{{ $open_user }}
+    {%- endif -%}
+    {{ m.content$trim_user + $close_user }}
+  {%- elif m.role == 'assistant' -%}{{ $open_agent + m.content + $close_agent }}
+  {%- else -%}{{ raise_exception('a system turn may come first, then user and assistant') }}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ $open_agent }}{%- endif -%}"""
 
 
 class ChatPieces:
@@ -82,6 +101,22 @@ class ChatPieces:
             texts = {MARK: self._shaped("padded", f"{system}\n\n{user}" if system else user)}
             frame = self._text("closed")
         return "".join(texts.get(part, part) for part in _MARKS.split(frame))
+
+    def plain_template(self) -> str:
+        """A chat template of ours that writes the same pieces. It loops over the messages and does nothing else, so a server can
+        render what strangers ask by it, where the base's own could do whatever a program can."""
+        open_first, close_first = self._text("closed").split(MARK)
+        pieces = {"open_first": open_first, "close_user": close_first, "open_user": self.user_open}
+        pieces |= {"open_agent": self.agent_open, "close_agent": self.agent_close, "open_system": "", "after_system": open_first}
+        if self._system_role:
+            pieces["open_system"], rest = self._text("with a system turn").split(MARK)
+            pieces["after_system"] = rest.split(SECOND_MARK)[0]
+        kind = _PLAIN if self._system_role else _PLAIN.replace(_SYSTEM_TURN, _SYSTEM_LATER)
+        trims = {"trim_user": self._trims("padded"), "trim_system": self._trims("padded system") if self._system_role else ""}
+        return Template(kind).substitute({name: _literal(text) for name, text in pieces.items()} | trims)
+
+    def _trims(self, padded: str) -> str:
+        return " | trim" if _PADDED.split(MARK)[0] + MARK not in self._text(padded) else ""
 
     def _shaped(self, padded: str, content: str) -> str:
         """The content as the template would write it: many take the white space off its ends."""
@@ -166,6 +201,11 @@ class ChatPieces:
             f"team.protocol: this base's chat template cannot carry an append-only transcript: {why}; use a base with a "
             "ChatML-like template"
         )
+
+
+def _literal(text: str) -> str:
+    """The text as a string of a Jinja template."""
+    return '"' + text.encode("unicode_escape").decode("ascii").replace('"', "\\x22") + '"'
 
 
 def _rendered(tokenizer: Any, reasoning: bool) -> dict[str, tuple[str | None, str]]:

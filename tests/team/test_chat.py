@@ -66,6 +66,30 @@ def test_templates_of_real_bases(make_tokenizer: Callable[..., Any], name: str, 
         assert "S" in protocol.chat.decode(protocol.begin("q").prompt_for("planner"))
 
 
+CONVERSATIONS = ("u", "su", "uau", "suau", "uauau")
+SAID = {"s": ("system", 'Be "brief" {{ here }}.'), "u": ("user", "Wie groß ist 2 + 2?\n"), "a": ("assistant", "4 \\ four")}
+
+
+@pytest.mark.parametrize("name", ["chatml", "qwen2_5", "llama3", "gemma", "lfm2", "nemotron_3_nano", "no system role"])
+def test_the_plain_template_writes_what_the_base_s_would(make_tokenizer: Callable[..., Any], name: str) -> None:
+    """Of conversations of every kind, for a server that must not run a stranger's template."""
+    own = {"chatml": None, "no system role": GEMMA}
+    written = own[name] if name in own else trl_template(name)
+    tokenizer = make_tokenizer(*([] if written is None else [written]), special=("<|im_start|>", "<|eot_id|>"), bos="<|bos|>")
+    chat = ChatPieces(tokenizer, reasoning=False)
+    plain = chat.plain_template()
+    assert plain.isascii() and "range" not in plain and plain.count("for ") == 2, "one loop, over the messages (and its end)"
+    for kinds in CONVERSATIONS:
+        turns = [{"role": SAID[kind][0], "content": SAID[kind][1]} for kind in kinds]
+        asked = turns
+        if "s" in kinds and name in ("gemma", "no system role"):  # then the system text opens the first user turn
+            asked = [{"role": "user", "content": f"{turns[0]['content']}\n\n{turns[1]['content']}"}, *turns[2:]]
+        for opened in (True, False):
+            wanted = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=opened, enable_thinking=False)
+            found = tokenizer.apply_chat_template(turns, chat_template=plain, tokenize=False, add_generation_prompt=opened)
+            assert found.replace("<think>\n\n</think>\n\n", "") == wanted.replace("<think>\n\n</think>\n\n", ""), kinds
+
+
 @pytest.mark.parametrize("name", ["glm4moe", "gptoss", "idefics3", "phi3"])
 def test_templates_that_cannot_do_it_are_refused_in_one_line(make_tokenizer: Callable[..., Any], name: str) -> None:
     """GLM closes a turn with nothing, gpt-oss rewrites the last answer, idefics wants lists, Phi-3 ends with an extra token."""
