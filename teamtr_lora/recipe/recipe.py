@@ -262,12 +262,14 @@ class TeamTRConfig(Section, metaclass=HelpPage):
 
     def unmeasured(self) -> list[str]:
         """What `certify`, `diagnose` and reports will not show of a run with these settings, each with the setting."""
-        looked, evaluated = self.diagnostics, self.evaluation.every_stages
+        looked, evaluated, probes = self.diagnostics, self.evaluation.every_stages, "diagnostics.probe_every_stages"
         left_out = (
-            ("staleness, importance weights, token shift", "diagnostics.probe_every_stages", not looked.probe_every_stages),
+            ("staleness, importance weights, token shift", probes, not looked.probe_every_stages),
+            ("token shift", "diagnostics.token_shift_ranks", looked.probe_every_stages > 0 == looked.token_shift_ranks),
+            ("the largest gain in the region", probes, not looked.probe_every_stages and looked.fisher_messages),
             ("the largest gain in the region", "diagnostics.fisher_messages", not looked.fisher_messages),
             ("spread of the KL, monitors, drift of contexts", "diagnostics.from_updates", not looked.from_updates),
-            ("gain and slack of each stage, stability", "evaluation.every_stages", evaluated != 1 and self.training.stages > 1),
+            ("gain and slack of each stage", "evaluation.every_stages", evaluated != 1 and self.training.stages > 1),
             ("transcripts", "diagnostics.save_episodes", looked.save_episodes in ("none", 0)),
         )
         return [f"{what} ({self.written(key)})" for what, key, missing in left_out if missing]
