@@ -16,13 +16,17 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
     proven = [s.stage for s, bound in zip(run.stages, best, strict=True) if bound.bound > 0]
     vacuous = sum(bound.vacuous for bound in best)
     certain, stages = f"{run.confidence:.0%}", _count(len(run.stages), "stage")
+    which = "; by the bound by turns" if any(s.by_turns for s in run.stages) else ""
     if proven:
-        named = ", ".join(map(str, proven))
-        words = [f"Proven: with {certain} confidence each, the team got better in {len(proven)} of {stages} (stage {named})."]
+        named = f"stage{'s' if len(proven) > 1 else ''} {', '.join(map(str, proven))}{which}"
+        words = [f"Proven: with {certain} confidence each, the team got better in {len(proven)} of {stages} ({named})."]
     else:
         worst = min((bound.bound for bound in best if not bound.vacuous), default=None)
-        which = " (its bound by turns)" if any(s.by_turns for s in run.stages) else ""
-        most = "nothing is excluded" if worst is None else f"no stage can have cost more than {-worst:.3f} of mean reward{which}"
+        most = (
+            "nothing is excluded"
+            if worst is None
+            else f"no stage can have cost more than {-worst:.3f} of mean reward{f' ({which[2:]})' if which else ''}"
+        )
         words = [f"Nothing is proven to have got better in {stages}; with {certain} confidence {most}."]
     if vacuous and vacuous < len(best):
         words.append(f"{vacuous} of the bounds are vacuous: they exclude nothing.")
@@ -71,7 +75,7 @@ def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: b
     if counts["skipped"] > half:
         return (
             "Next: most updates had nothing to learn from, as all tries of an item earned the same: check the reward, raise "
-            "rollout.episodes_per_item or rollout.temperature, or take easier items."
+            "rollout.episodes_per_item or rollout.temperature, or take items that are right some of the time."
         )
     if counts["rejected"] > half and 2 * outside > counts["rejected"]:
         shorter = "set training.learning_rate=auto" if fixed_rate else "raise rollout.items_per_stage, which tightens the bound"

@@ -26,7 +26,7 @@ def run(*stages: Any, violated: float = 0.0) -> Any:
 
 def test_a_positive_bound_is_a_proof_and_others_are_not() -> None:
     words = certify_verdict(run(stage(1, 0.02), stage(2, -0.1)), 32)
-    assert words[0] == "Proven: with 95% confidence each, the team got better in 1 of 2 stages (stage 1)."
+    assert words[0] == "Proven: with 95% confidence each, the team got better in 1 of 2 stages (stage 1; by the bound by turns)."
     assert "changed by +0.200 in all; no stage came out below its bound" in words[1] and words[-1].startswith("Next: nothing")
     words = certify_verdict(run(stage(1, -0.05), stage(2, -0.1), violated=0.5), 32)
     assert (
