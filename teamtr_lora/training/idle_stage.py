@@ -44,7 +44,8 @@ def _advice(episodes: Sequence[Episode], config: TeamTRConfig) -> str:
     steps.append(
         f"raise {config.written('rollout.temperature')} or {config.written('rollout.episodes_per_item')}, so that tries differ"
     )
-    steps.append("or give the team easier items")
+    succeeded = 2 * sum(episode.success for episode in episodes) > len(episodes)
+    steps.append(f"or give the team {'harder' if succeeded else 'easier'} items")
     return f"What to change: {'; '.join(steps)}."
 
 
