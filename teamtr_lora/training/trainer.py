@@ -201,7 +201,7 @@ class TeamTRTrainer:
         self.recipe, self.task, self._progress = recipe, task, progress
         self._script = script
         if missing := missing_trackers(recipe):
-            raise RecipeError([p.of_a_script() if recipe.is_a_scripts else p for p in missing], "TeamTRTrainer")
+            raise RecipeError([p.of_a_script() for p in missing], "TeamTRTrainer") if script else RecipeError(missing)
         self._callbacks = [checked_callback(callback) for callback in callbacks or ()]
         self.playable: PlayableTeam | None = None
         self.run: TrainingRun | None = None
