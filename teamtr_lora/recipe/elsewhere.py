@@ -94,6 +94,7 @@ NAMES: dict[str, Elsewhere] = {
                     Elsewhere("rollout.max_message_tokens")),
     **dict.fromkeys(("max_prompt_length", "cutoff_len", "max_seq_length", "max_length", "max_model_len", "vllm_max_model_length",
                      "model_max_length"), Elsewhere("team.protocol.context_tokens", _TRANSCRIPT)),
+    "rope_scaling": Elsewhere(None, "the base's own config.json says how far its positions reach"),
     # the optimizer
     "lr": Elsewhere("training.learning_rate"),
     **dict.fromkeys(("lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler", "warmup_ratio", "warmup_steps",
