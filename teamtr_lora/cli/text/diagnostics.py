@@ -24,6 +24,23 @@ TITLES = {
 }
 
 
+# One sentence for each table and line: what its words mean.
+MEANINGS = {
+    "staleness": "Delta_stale: how much estimated gains change when the stage's first episodes replace fresh ones. "
+    "D_occ: how much contexts differ. null: what noise alone shows; excess: what is left.",
+    "context_drift": "How far contexts have moved since the stage began; only the excess over the null is signal.",
+    "importance": "ess: the share of old episodes that would still count; below a half, more than half is wasted.",
+    "kl_estimators": "exact sums over the vocabulary, k3 and k1 use the sampled token only: do they agree?",
+    "monitors": "How far off the KL is when it is read from a part of the tokens; above 1, more messages are needed.",
+    "zeta": "How large the estimation error is that the certificate does not charge.",
+    "local_gain": "The largest gain that the trust region allows, estimated from gradients.",
+    "kl_spread": "is the KL in a few messages? quantiles are means over updates",
+    "clipping": "how often ratios and advantages are clipped; overflow: what that took away",
+    "stability": "does accuracy go up and down more than chance, the floor, explains?",
+    "coordination": "how often all agents are right together",
+    "order": "does the order of updates matter? a small p value says yes; null: what chance shows",
+}
+
 # in the JSON only: what is shown is the excess and the null
 LEFT_OUT = {"delta_stale value", "d_occ value", "mean_standard_error", "smallest_eigenvalue", "damping"}
 
@@ -36,13 +53,15 @@ def print_diagnosis(found: RunDiagnosis) -> None:
         rows = getattr(found, name)
         if rows:
             print_table(console, _table(title, [_flat(row) for row in rows]))
+            if name in MEANINGS:
+                console.print(f"  {MEANINGS[name]}", markup=False)
     if found.token_shift:
         print_table(console, _token_shift(found.token_shift))
     for name in ("kl_spread", "clipping", "stability", "coordination", "order", "cost"):
         values = getattr(found, name)
         if values:
             words = ", ".join(f"{escape(key.replace('_', ' '))} {_shown(value)}" for key, value in _flat(values).items())
-            note = " (quantiles: means over updates)" if name == "kl_spread" else ""
+            note = f" ({MEANINGS[name]})" if name in MEANINGS else ""
             console.print(f"[bold]{name.replace('_', ' ')}[/]{note}: {words}")
     for name, reason in found.missing.items():
         console.print(f"{name.replace('_', ' ')}: {reason}", markup=False)
