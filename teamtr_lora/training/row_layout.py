@@ -113,14 +113,28 @@ def _common_prefix(members: list[Numbered]) -> int:
 def fill(rows: list[Row], budget: int, *, apart: bool = False) -> Iterator[list[Row]]:
     """Rows of similar length whose padded size stays within the token budget; one row at least. `apart`: rows that need a mask
     are not put together with rows that do not, which would have to take it too."""
-    part: list[Row] = []
-    for row in sorted(rows, key=lambda row: (apart and row.prefix > 0, row.length)):
-        if part and ((len(part) + 1) * row.length > budget or (apart and bool(row.prefix) != bool(part[0].prefix))):
-            yield part
-            part = []
-        part.append(row)
-    if part:
-        yield part
+    kinds = [[row for row in rows if bool(row.prefix) is masked] for masked in (False, True)] if apart else [rows]
+    for kind in filter(None, kinds):
+        ordered = sorted(kind, key=lambda row: row.length)
+        whole = sum(row.length for row in ordered)
+        count = -(-whole // budget)
+        if count > 1:
+            count += count % 2  # an even number of parts of one size: two processes, or four, have the same work
+        parts = _divided(ordered, whole / count)
+        while any(len(part) > 1 and len(part) * part[-1].length > budget for part in parts):
+            count += 1 if count == 1 else 2
+            parts = _divided(ordered, whole / count)
+        yield from parts
+
+
+def _divided(rows: list[Row], size: float) -> list[list[Row]]:
+    """Neighbours together, in parts of about `size` tokens: a row belongs to the part in which its middle lies."""
+    parts: dict[int, list[Row]] = {}
+    before = 0
+    for row in rows:
+        parts.setdefault(int((before + row.length / 2) / size), []).append(row)
+        before += row.length
+    return list(parts.values())
 
 
 def fill_end_to_end(groups: list[list[Numbered]], budget: int) -> Iterator[list[Row]]:

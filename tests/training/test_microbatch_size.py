@@ -1,6 +1,7 @@
 """How many tokens a pass takes, on a CPU, on a GPU that is made up, and after a resume; and which rows share a prefix there."""
 
 import logging
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.memory_model import CPU_TOKENS, SIZES, update_memory, update_peak
+from teamtr_lora.common.ranks import deal
 from teamtr_lora.team import Episode, Message, agent_sequences
 from teamtr_lora.training.microbatch_size import microbatch_tokens, team_shape
 from teamtr_lora.training.row_layout import ATTENTION_COSTS, Numbered, Row, fill, fill_end_to_end, pack
@@ -88,3 +90,16 @@ def test_rows_end_to_end_fill_micro_batches_evenly() -> None:
         assert 20 * 250 <= sum(parts) <= 20 * 250 + 10 * len(parts) and min(parts) >= max(parts) / 2
     members = [member for part in fill_end_to_end(groups, 300) for row in part for member in row.members]
     assert members == [member for group in groups for member in group]
+
+
+def test_two_processes_have_the_same_work_in_every_pass() -> None:
+    draw = random.Random(0)
+    for lengths in ([draw.randint(20, 60) for _ in range(count)] for count in (30, 47, 66, 101, 133)):
+        rows = [Row(group_of(10, length - 10, 1)) for length in lengths]
+        parts = list(fill(rows, 1024))
+        sizes = [len(part) * max(row.length for row in part) for part in parts]
+        assert sorted(row.length for part in parts for row in part) == sorted(lengths)
+        assert max(sizes) <= 1024 and len(parts) <= sum(lengths) / 1024 + 3
+        first = sum(size for size, owner in zip(sizes, deal(sizes, 2), strict=True) if owner == 0)
+        assert 0.46 < first / sum(sizes) < 0.54
+    assert [len(part) for part in fill([Row(group_of(10, 890, 1))] * 2, 512)] == [1, 1]
