@@ -29,7 +29,7 @@ LONGEST_WAIT = timedelta(hours=6)
 GRACE_SECONDS = 2.0
 GPUS_EACH = "TEAMTR_LORA_GPUS_EACH"  # environment variable: GPUs of one process, where vLLM splits its base over several
 _FROM_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-                   "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")  # fmt: skip
+                   "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 
 
 class Ranks:
@@ -213,15 +213,15 @@ def started_by_launcher() -> bool:
 @cache
 def process_ranks() -> Ranks:
     """This process among those that were started with it. The launcher's variables are taken out of the environment: accelerate,
-    vLLM and programs that we start would each make a group of their own from them."""
+    vLLM and programs that we start would each make a group of their own from them, or wait for torchrun's store."""
     if not started_by_launcher():
         return Ranks()
     from torch import distributed
 
     local_rank = int(os.environ.get("LOCAL_RANK") or 0)
     store, rank, size = next(distributed.rendezvous("env://", timeout=timedelta(minutes=10)))
-    for name in _FROM_LAUNCHERS:
-        os.environ.pop(name, None)
+    for name in [name for name in os.environ if name in _FROM_LAUNCHERS or name.startswith("TORCHELASTIC_")]:
+        del os.environ[name]
     group = _Group(store, rank, size)
     group.use_gpu(local_rank)
     return group
