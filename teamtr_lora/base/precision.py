@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,8 @@ def strict_fp32(model: nn.Module, *, tf32: bool = False) -> Iterator[None]:
     """While active, a no-grad forward of `model` is fp32 arithmetic (TF32 products if `tf32`) on the stored weights.
 
     Works on plain and on PEFT-wrapped models; fp32 adapter weights are used as they are. On leaving, every parameter
-    has its own storage and dtype back, bit for bit, whatever was raised inside.
+    has its own storage and dtype back, bit for bit, whatever was raised inside. With `tf32`, where speed is what is asked for,
+    adapters are added to their layers' outputs in place.
     """
     if torch.is_grad_enabled():
         raise RuntimeError("strict_fp32 swaps the stored weights during a forward: use it under torch.no_grad()")
@@ -49,7 +51,9 @@ def strict_fp32(model: nn.Module, *, tf32: bool = False) -> Iterator[None]:
         stack.callback(layers[0].register_forward_pre_hook(_check_modes).remove)
         for module in model.modules():
             if dequantise := _dequantiser(module):
-                stack.callback(_replace_forward(module, dequantise))
+                stack.callback(_replace_forward(module, partial(_fp32_linear, module, dequantise)))
+            elif tf32 and hasattr(module, "lora_A") and isinstance(module.base_layer, nn.Linear):
+                stack.callback(_replace_forward(module, partial(_adapted_in_place, module)))
         for module, tensors in _upcast_together(model, layers):
             if type(module) is nn.Embedding:
                 # A lookup does no arithmetic: casting the rows that were looked up equals casting the whole table.
@@ -184,13 +188,9 @@ def _check_modes(module: nn.Module, inputs: object) -> None:
         raise RuntimeError("strict_fp32: autocast was enabled inside the forward")
 
 
-def _replace_forward(module: nn.Module, dequantise: Callable[[], Tensor]) -> Callable[[], None]:
-    """Makes a quantised linear a plain fp32 one and returns a function that undoes it."""
+def _replace_forward(module: nn.Module, forward: Callable[..., Tensor]) -> Callable[[], None]:
+    """Gives a module another forward, and returns a function that undoes it."""
     own = module.__dict__.get("forward")
-
-    def forward(x: Tensor) -> Tensor:
-        bias = module.bias
-        return functional.linear(x.float(), dequantise(), None if bias is None else bias.float())  # type: ignore[arg-type]
 
     def undo() -> None:
         if own is None:
@@ -200,6 +200,24 @@ def _replace_forward(module: nn.Module, dequantise: Callable[[], Tensor]) -> Cal
 
     module.__dict__["forward"] = forward
     return undo
+
+
+def _fp32_linear(module: Any, dequantise: Callable[[], Tensor], x: Tensor) -> Tensor:
+    """A quantised linear as a plain fp32 one."""
+    return functional.linear(x.float(), dequantise(), None if module.bias is None else module.bias.float())
+
+
+def _adapted_in_place(module: Any, x: Tensor, **others: Any) -> Tensor:
+    """PEFT scales the adapter's output and adds it to the layer's in passes of their own over the activations. What is not one
+    plain LoRA it computes itself."""
+    active = [name for name in module.active_adapters if name in module.lora_A]
+    if len(active) != 1 or module.merged or module.disable_adapters or active[0] in module.lora_magnitude_vector or others:
+        return type(module).forward(module, x, **others)
+    y: Tensor = module.base_layer(x)
+    inner = functional.linear(x, module.lora_A[active[0]].weight)
+    factor = module.lora_B[active[0]].weight.t()
+    y.view(-1, y.shape[-1]).addmm_(inner.view(-1, inner.shape[-1]), factor, alpha=module.scaling[active[0]])
+    return y
 
 
 def _dequantiser(module: nn.Module) -> Callable[[], Tensor] | None:

@@ -110,7 +110,8 @@ class Scorer:
     @contextmanager
     def strict(self, *, tf32: bool) -> Iterator[None]:
         stored = self._head
-        with strict_fp32(self._bank.model, tf32=tf32):
+        quick = attending_over_segments(self._model) if tf32 and self.takes_segments else nullcontext()
+        with quick, strict_fp32(self._bank.model, tf32=tf32):
             self._head = stored.float()  # one float32 head for the whole pass
             try:
                 yield
