@@ -119,6 +119,7 @@ class AgentUpdater:
         }
         # gradients pass through half-precision activations on their way to the float32 adapters
         self.scaler = torch.amp.GradScaler(base.device.type, enabled=base.dtype == torch.float16, init_scale=2.0**12)
+        self.scaler.scale(torch.zeros(1, device=base.device))  # a process without a micro-batch never scales a loss
 
     def update(self, agent: str, material: Material, split_seed: int) -> UpdateOutcome:
         """Maximises the surrogate for `agent` on `material`, and keeps as much of the step as the trust region allows."""
