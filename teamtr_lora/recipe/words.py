@@ -217,8 +217,8 @@ def _unknown_key(loc: Loc, value: Any, parent: Node) -> Problem:
     word, known = str(loc[-1]), list(parent.get("properties", {}))
     ours, theirs = own_names(), NAMES.get(word)
     # The best guess first: the right name in the wrong section, another library's name, a misspelt key of this section, then one
-    # of another section, if it is very like: among hundreds of names some are always a little like.
-    misspelt = nearest(word, known) or ours.get(nearest(word, ours, 0.8) or "")
+    # of another section.
+    misspelt = nearest(word, known) or ours.get(nearest(word, ours) or "")
     suggestion, fix = ours.get(word) or misspelt, ""
     if theirs and ours.get(word, "task.").startswith("task."):
         suggestion, fix = theirs.key, theirs.words(str)
@@ -269,9 +269,9 @@ def _walk_key(name: str, node: Node) -> Iterator[Key]:
 
 @cache
 def own_names() -> dict[str, str]:
-    """Each key by its last part; where several have it, that of a section all recipes have wins over a task's, the first over
-    later ones."""
-    paths = sorted(key_paths(), key=lambda path: path.startswith("task."))
+    """Each key by its last part; where several have it, that of a section all recipes have wins over a task's and that over an
+    agent's, the first over later ones."""
+    paths = sorted((key.name for key in walk(schema_of_recipe())), key=lambda path: ("*" in path, path.startswith("task.")))
     return {path.rsplit(".", 1)[-1]: path for path in reversed(paths)}
 
 
