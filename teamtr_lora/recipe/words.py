@@ -29,9 +29,10 @@ MISSING: Any = object()
 # Advice that says more than the default value does; * stands for a list index.
 _FIX = {
     "trust_region.delta": "try 0.01 (the paper's radius)",
+    "base": 'write {"source": ...}',
     "team": "write team: {agents: [{name: solver, role: ...}]}",
-    "team.agents": "write a list of {name, role}",
-    "team.agents.*": "write {name: ..., role: ...}",
+    "team.agents": 'write a list of {"name": ..., "role": ...}',
+    "team.agents.*": 'write {"name": ..., "role": ...}',
     "team.agents.*.name": "for example planner",
     "team.agents.*.lora.targets": "write all-linear or a list such as [q_proj, v_proj]",
     "task": "write {name: ...}",
@@ -66,10 +67,20 @@ class Problem:
         meant = f"did you mean {self.suggestion!r}?" if self.suggestion else ""
         return f"{self.key}{shown}: " + "; ".join(part for part in (self.wrong, self.fix, meant) if part)
 
-    def of_a_script(self) -> Problem:
-        return replace(self, key=of_a_script(self.key), wrong=of_a_script(self.wrong), fix=of_a_script(self.fix))
+    def of_a_script(self, told: str) -> Problem:
+        """The same for a script that told it to TeamSpec, TeamTRConfig or TeamTRTrainer."""
+        key, wrong = of_a_script(self.key).removeprefix("team."), of_a_script(self.wrong)
+        fix, meant = of_a_script(self.fix.removesuffix(_OR_A_BASE)), self.suggestion
+        if meant in own_names().values():
+            place = _PLACES.get(meant.partition(".")[0], "TeamTRConfig")
+            if place != told:
+                note = f" ({fix})" if fix and place != "TeamTRTrainer" else ""  # which is about a recipe's task section
+                return Problem(key, self.value, f"is no setting of {told}", f"give {in_a_script(meant)} to {place}{note}")
+            meant = meant.removeprefix("team.") if "." in self.key else in_a_script(meant)
+        return Problem(key, self.value, wrong, fix, meant)
 
 
+_PLACES = {"base": "TeamSpec", "team": "TeamSpec", "task": "TeamTRTrainer"}  # of a recipe's sections, in a script
 LISTED = 50  # problems that are told one by one; a recipe with more has lost its way as a whole
 UNTOLD = Problem("another key", MISSING, "is not right", "")  # stands for each of the rest: to explain one takes time
 
