@@ -12,7 +12,7 @@ from teamtr_lora.recipe import Recipe
 from teamtr_lora.report.figures import FIGURES
 from teamtr_lora.report.figures.comparison import COMPARING
 from teamtr_lora.report.figures.costs import phase_seconds
-from teamtr_lora.report.figures.drawing import Drawing, plain
+from teamtr_lora.report.figures.drawing import Drawing, log_axis, plain
 from teamtr_lora.report.figures.learning import accuracy, moving_mean
 from teamtr_lora.report.figures.steps import kl_against_delta
 from teamtr_lora.report.run_data import RunData, read_named_runs
@@ -104,3 +104,9 @@ def test_the_command_writes_a_file(full: Path, tmp_path: Path, capsys: pytest.Ca
     assert str(out) in capsys.readouterr().out and out.read_bytes().startswith(b"<!doctype html>")
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "no run here" in capsys.readouterr().err
+
+
+def test_ticks_of_a_logarithmic_axis_have_room() -> None:
+    assert log_axis([{"y": [0.01, None, 0.9]}])["dtick"] == "D2"
+    assert log_axis([{"y": [1e-5, 0.01]}, {"y": [0.1]}])["dtick"] == 1 and log_axis([{"y": [1e-14, 1]}])["dtick"] == 3
+    assert log_axis([{"y": [None]}])["dtick"] == "D2"
