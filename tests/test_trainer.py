@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -390,6 +391,11 @@ def test_tensorboard_through_the_recipe(recipe_file: Path, tmp_path: Path) -> No
         ({"reward_range": 1.0}, "reward_range = 1.0: must be a list of 2 numbers"),
         ({"on_reward_error": "skip"}, "on_reward_error = 'skip': must be one of stop, zero"),
         ({"on_overlap": "dorp"}, "on_overlap = 'dorp': must be one of refuse, drop, allow"),
+        ({"train_datset": ROWS}, "^TeamTRTrainer: train_datset: unknown argument; did you mean 'train_dataset'?"),
+        ({"model": "nano"}, r"^TeamTRTrainer: model: is no argument of TeamTRTrainer; the base is TeamSpec's, as base="),
+        ({"lr": 1e-3}, "^TeamTRTrainer: lr: is no setting of TeamTRTrainer; give learning_rate to TeamTRConfig$"),
+        ({"warmup_ratio": 0.1}, "^TeamTRTrainer: warmup_ratio: unknown argument; there is no schedule: learning_rate is"),
+        ({"digits": 3}, "^TeamTRTrainer: digits: unknown argument; there are team, reward_funcs, args, "),
     ],
 )
 def test_mistakes_in_a_script(
@@ -530,3 +536,10 @@ def test_a_mistake_in_a_team_names_the_fields_of_its_spec() -> None:
     assert {problem.key for problem in caught.value.problems} == {"base.device", "agents.1.name"}
     with pytest.raises(RecipeError, match="TeamSpec: agents: the team has no agents"):
         TeamSpec()
+
+
+def test_every_argument_of_trls_trainer_has_a_place_here() -> None:
+    theirs = inspect.signature(pytest.importorskip("trl").GRPOTrainer).parameters
+    for name in set(theirs) - set(inspect.signature(TeamTRTrainer).parameters):
+        with pytest.raises(UserError, match=f"^TeamTRTrainer: {name}: is no argument of TeamTRTrainer; "):
+            TeamTRTrainer(**{name: None})

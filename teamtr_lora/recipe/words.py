@@ -71,7 +71,7 @@ class Problem:
         """The same for a script that told it to TeamSpec, TeamTRConfig or TeamTRTrainer."""
         key, wrong = of_a_script(self.key).removeprefix("team."), of_a_script(self.wrong)
         fix, meant = of_a_script(self.fix.removesuffix(_OR_A_BASE)), self.suggestion
-        if meant in own_names().values():
+        if meant and meant in own_names().values():
             place = _PLACES.get(meant.partition(".")[0], "TeamTRConfig")
             if place != told:
                 note = f" ({fix})" if fix and place != "TeamTRTrainer" else ""  # which is about a recipe's task section

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
@@ -16,11 +18,13 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
 from teamtr_lora.common.program import in_a_script
 from teamtr_lora.common.ranks import process_ranks
+from teamtr_lora.common.settings import nearest
 from teamtr_lora.evaluation.contents import code_hashes, data_hashes
 from teamtr_lora.evaluation.evaluate import Evaluation, evaluate
 from teamtr_lora.recipe import Recipe, RecipeError, TeamTRConfig, problems
+from teamtr_lora.recipe.elsewhere import NAMES
 from teamtr_lora.recipe.named import missing_trackers
-from teamtr_lora.recipe.words import in_their_words
+from teamtr_lora.recipe.words import MISSING, Problem, in_their_words, own_names
 from teamtr_lora.registry.programs import trust_programs
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
@@ -80,6 +84,43 @@ class TrainSummary:
         return asdict(self)
 
 
+_FROM_TRL = {  # arguments of TRL's trainers, and of transformers', that have another place here
+    **dict.fromkeys(("model", "quantization_config"), "the base is TeamSpec's, as base={'source': ..., 'quantization': ...}"),
+    "peft_config": "each agent has its own adapter: lora={'rank': ..., 'alpha': ...} in TeamSpec's agents",
+    **dict.fromkeys(("processing_class", "tokenizer", "data_collator"), "the base brings its own tokenizer"),
+    "reward_processing_classes": "a reward is a Python function, which brings what it needs",
+    "optimizers": "choose one with optimizer= in TeamTRConfig",
+    **dict.fromkeys(("tools", "rollout_func", "environment_factory"), "an environment of your own is a Task: give it as task="),
+    "compute_metrics": "an evaluation's numbers are fixed; on_evaluate of a callback gets them",
+}
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _named(make: Callable[P, R]) -> Callable[P, R]:
+    """Refuses an argument of a wrong name in a line that says where it belongs."""
+    names = [*inspect.signature(make).parameters][1:]
+
+    @functools.wraps(make)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        if wrong := [name for name in given if name not in names]:
+            raise RecipeError([_misnamed(name, names) for name in wrong], "TeamTRTrainer")
+        return make(*args, **given)
+
+    return checked
+
+
+def _misnamed(name: str, names: list[str]) -> Problem:
+    theirs, like = NAMES.get(name), nearest(name, names)
+    meant = own_names().get(name) or (theirs.key if theirs else None)
+    if name in _FROM_TRL:
+        return Problem(name, MISSING, "is no argument of TeamTRTrainer", _FROM_TRL[name])
+    if not like and meant and not meant.startswith("task."):
+        return Problem(name, MISSING, "", theirs.words(str) if theirs else "", meant).of_a_script("TeamTRTrainer")
+    fix = "" if like else theirs.words(in_a_script) if theirs and not theirs.key else f"there are {', '.join(names)}"
+    return Problem(name, MISSING, "unknown argument", fix, like)
+
+
 class TeamTRTrainer:
     """Trains a team of LoRA agents by TeamTR; `with TeamTRTrainer(...) as trainer:` closes it at the end.
 
@@ -100,6 +141,7 @@ class TeamTRTrainer:
     does not depend on it; `certify` does, and the first reward outside is told.
     """
 
+    @_named
     def __init__(
         self,
         team: TeamSpec | dict[str, Any] | str | Path,
