@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from teamtr_lora.cli import build_parser
+from teamtr_lora.cli import build_parser, main
 from teamtr_lora.cli.text.summary import print_next_steps
+from teamtr_lora.cli.text.tables import print_table, table_of
 from teamtr_lora.common.consoles import Console
 from teamtr_lora.training.trainer import TrainSummary
 
@@ -35,3 +36,19 @@ def test_every_command_is_one_and_names_the_run(
     (tmp_path / "my-team").mkdir()
     elsewhere = commands("/some/place/first", capsys)
     assert elsewhere[1] == ["view", "/some/place"] and [words[0] for words in elsewhere] == ["ask", "view", "report", "eval"]
+
+
+@pytest.mark.parametrize("command", [["report"], ["certify"], ["eval"], ["ask"]])
+def test_a_misspelt_run_is_told_the_one_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    (tmp_path / "quickstart").mkdir()
+    question = ["1+1"] if command == ["ask"] else []
+    for name, meant in (("quickstrat", True), ("elsewhere", False), ("x" * 300, False)):
+        assert main([*command, str(tmp_path / name), *question]) == 2
+        assert (f"did you mean {str(tmp_path / 'quickstart')!r}?" in (said := capsys.readouterr().err)) == meant, said
+
+
+def test_an_interval_is_not_broken_in_two(capsys: pytest.CaptureFixture[str]) -> None:
+    table = table_of("", "measure", "value", "95% interval", "standard error")
+    table.add_row("own answer of the planner right", "0.6875", "[0.3750, 1.0000]", "0.1619")
+    print_table(Console(width=60), table)
+    assert "[0.3750, 1.0000]" in (shown := capsys.readouterr().out) and max(map(len, shown.splitlines())) <= 60
