@@ -282,6 +282,8 @@ def test_a_run_of_a_script_goes_on_from_the_command_line(
     measured = inside.evaluate(k=1)
     assert main(["eval", "run", "--k", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["avg_at_k"] == measured.avg_at_k
+    assert main(["report", "run"]) == 0 and (tmp_path / "run" / "report.html").stat().st_size > 100_000
+    assert main(["runs", "run", "--json"]) == 0 and '"finished"' in capsys.readouterr().out
     assert main(["train", "run", "--resume", "training.stages=2", "--json"]) == 0
     gone_on = json.loads(capsys.readouterr().out)
     assert gone_on["adapters"] == trainer("whole", 2).train().adapters

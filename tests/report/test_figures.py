@@ -26,6 +26,8 @@ def test_a_run_that_measured_everything_fills_every_figure(name: str, full_data:
     assert isinstance(drawn, Drawing), drawn
     values = [value for trace in drawn.traces for value in trace["y"] if value is not None]
     assert values and all(len(trace["x"]) == len(trace["y"]) for trace in drawn.traces)
+    shown = [trace for trace in drawn.traces if trace.get("hoverinfo") != "skip"]
+    assert shown and all(trace.get("hovertemplate") for trace in shown), "hovering tells the value"
     assert drawn.layout["yaxis"]["title"]["text"], "an axis says what it shows"
     assert figure.read.count(".") == 1 and figure.read.endswith("."), "one sentence says how to read it"
 
