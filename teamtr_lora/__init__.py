@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from teamtr_lora.evaluation.commands import EvalOptions, ask_team, evaluate_team
     from teamtr_lora.recipe import Recipe, RecipeError, TeamTRConfig, load_recipe
     from teamtr_lora.tasks import Feedback, Interaction, Item, Task
-    from teamtr_lora.training.trainer import TeamSpec, TeamTRTrainer, TrainSummary
+    from teamtr_lora.training.team_spec import TeamSpec
+    from teamtr_lora.training.trainer import TeamTRTrainer, TrainSummary
 
 __version__ = "0.1.0"
 __all__ = [
@@ -55,7 +56,8 @@ _HOMES = {
     **dict.fromkeys(("EvalOptions", "ask_team", "evaluate_team"), "teamtr_lora.evaluation.commands"),
     **dict.fromkeys(("Recipe", "RecipeError", "TeamTRConfig", "load_recipe"), "teamtr_lora.recipe"),
     **dict.fromkeys(("Feedback", "Interaction", "Item", "Task"), "teamtr_lora.tasks"),
-    **dict.fromkeys(("TeamSpec", "TeamTRTrainer", "TrainSummary"), "teamtr_lora.training.trainer"),
+    **dict.fromkeys(("TeamTRTrainer", "TrainSummary"), "teamtr_lora.training.trainer"),
+    "TeamSpec": "teamtr_lora.training.team_spec",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -108,10 +109,12 @@ def test_config_takes_flat_keys_and_sections() -> None:
         ({"items_per_stage": 4}, "a clustered standard error needs at least two held-out groups"),
         ({"training": {"stages": 2}, "stages": 3}, "stages = 3: is in training= too; give it once"),
         ({"training": TrainingSection(stages=2), "stages": 2}, "stages = 2: is in training= too; give it once"),
-        ({"team": {}}, "team: is no setting of the config; give the team and the data to TeamTRTrainer"),
-        ({"rounds": 2}, "rounds = 2: is no setting of the config; give router.rounds to TeamSpec"),
-        ({"bf16": True}, "bf16 = true: is no setting of the config; give base.precision to TeamSpec"),
-        ({"reward_range": 2}, "reward_range = 2: is no setting of the config; give it to TeamTRTrainer, as reward_range="),
+        ({"team": {}}, "team: is no setting of TeamTRConfig; give the team and the data to TeamTRTrainer"),
+        ({"rank": 2}, "rank = 2: is no setting of TeamTRConfig; give agents.*.lora.rank to TeamSpec"),
+        ({"digits": 2}, "digits = 2: unknown key; `teamtr-lora keys` lists the keys"),
+        ({"rounds": 2}, "rounds = 2: is no setting of TeamTRConfig; give router.rounds to TeamSpec"),
+        ({"bf16": True}, "bf16 = true: is no setting of TeamTRConfig; give base.precision to TeamSpec"),
+        ({"reward_range": 2}, "reward_range = 2: is no setting of TeamTRConfig; give it to TeamTRTrainer, as reward_range="),
     ],
 )
 def test_a_mistake_in_the_config_is_one_line(wrong: dict[str, Any], line: str) -> None:
@@ -374,7 +377,11 @@ def test_tensorboard_through_the_recipe(recipe_file: Path, tmp_path: Path) -> No
         ({"reward_funcs": "some/reward-model"}, "^reward_funcs: 'some/reward-model' is no function"),
         ({"reward_funcs": [even, 3]}, "^reward_funcs: 3 is no function"),
         ({"reward_funcs": None}, "^reward_funcs: None is no function"),
-        ({"team": {"agents": [{"name": "a"}], "routr": {}}}, r"^TeamSpec: team.routr: unknown key; did you mean '.*router'\?$"),
+        ({"team": {"agents": [{"name": "a"}], "routr": {}}}, r"^TeamSpec: routr: unknown key; did you mean 'router'\?$"),
+        ({"team": {"agents": [{"name": "a", "lora": {"r": 4}}]}}, r"^TeamSpec: .*lora.r = 4: .*'agents\.\*\.lora\.rank'\?$"),
+        ({"team": {"agents": [{"name": "a", "top_p": 1}]}}, r"^TeamSpec: agents.0.top_p = 1: .*; give top_p to TeamTRConfig$"),
+        ({"team": {"agents": [{"name": "a"}], "base": "nano"}}, r"^TeamSpec: base = 'nano': .* write \{\"source\": \.\.\.\}$"),
+        ({"team": {"agents": [{"name": "a"}], "own_answer_share": 2.0}}, r"^TeamSpec: own_answer_share = 2.0: .* at most 1"),
         ({"args": TeamTRConfig(order=["a", "b"])}, r"^TeamTRTrainer: order = .*names every agent once"),
         (
             {"reward_range": (1.0, 0.0)},
@@ -384,6 +391,11 @@ def test_tensorboard_through_the_recipe(recipe_file: Path, tmp_path: Path) -> No
         ({"reward_range": 1.0}, "reward_range = 1.0: must be a list of 2 numbers"),
         ({"on_reward_error": "skip"}, "on_reward_error = 'skip': must be one of stop, zero"),
         ({"on_overlap": "dorp"}, "on_overlap = 'dorp': must be one of refuse, drop, allow"),
+        ({"train_datset": ROWS}, "^TeamTRTrainer: train_datset: unknown argument; did you mean 'train_dataset'?"),
+        ({"model": "nano"}, r"^TeamTRTrainer: model: is no argument of TeamTRTrainer; the base is TeamSpec's, as base="),
+        ({"lr": 1e-3}, "^TeamTRTrainer: lr: is no setting of TeamTRTrainer; give learning_rate to TeamTRConfig$"),
+        ({"warmup_ratio": 0.1}, "^TeamTRTrainer: warmup_ratio: unknown argument; there is no schedule: learning_rate is"),
+        ({"digits": 3}, "^TeamTRTrainer: digits: unknown argument; there are team, reward_funcs, args, "),
     ],
 )
 def test_mistakes_in_a_script(
@@ -524,3 +536,10 @@ def test_a_mistake_in_a_team_names_the_fields_of_its_spec() -> None:
     assert {problem.key for problem in caught.value.problems} == {"base.device", "agents.1.name"}
     with pytest.raises(RecipeError, match="TeamSpec: agents: the team has no agents"):
         TeamSpec()
+
+
+def test_every_argument_of_trls_trainer_has_a_place_here() -> None:
+    theirs = inspect.signature(pytest.importorskip("trl").GRPOTrainer).parameters
+    for name in set(theirs) - set(inspect.signature(TeamTRTrainer).parameters):
+        with pytest.raises(UserError, match=f"^TeamTRTrainer: {name}: is no argument of TeamTRTrainer; "):
+            TeamTRTrainer(**{name: None})

@@ -94,11 +94,27 @@ def nothing_right(prompts: list[str], completions: list[str], **columns: Any) ->
 def test_trackers_callbacks_are_refused_by_name_before_anything_is_loaded(
     make: Make, callback: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callback, "__init__", lambda self: None)  # some refuse to be made where their package is missing
     with pytest.raises(UserError, match=f"^callbacks: {words}"):
-        make(callbacks=[callback])
+        make(callbacks=[callback])  # without being made: some refuse that where their package is missing
+    with pytest.raises(UserError, match=f"^callbacks: {words.replace('Callback', 'CallbackOfMine', 1)}"):
+        make(callbacks=[type(f"{callback.__name__}OfMine", (callback,), {})])
+    monkeypatch.setattr(callback, "__init__", lambda self: None)
     with pytest.raises(UserError, match=f"^callbacks: {words}"):
         make().add_callback(callback())
+
+
+def test_what_is_no_callback_is_told(make: Make) -> None:
+    class Needs(TrainerCallback):
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+    for given, words in (
+        (print, "<built-in function print> is no TrainerCallback"),
+        (dict, "<class 'dict'> is no TrainerCallback"),
+        (Needs, r"Needs\(\) failed \(.*'path'\); give an instance"),
+    ):
+        with pytest.raises(UserError, match=f"^callbacks: {words}"):
+            make(callbacks=[given])
 
 
 def test_a_callback_that_reads_training_arguments_is_named(make: Make, tmp_path: Path) -> None:
@@ -266,6 +282,8 @@ def test_a_run_of_a_script_goes_on_from_the_command_line(
     measured = inside.evaluate(k=1)
     assert main(["eval", "run", "--k", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["avg_at_k"] == measured.avg_at_k
+    assert main(["report", "run"]) == 0 and (tmp_path / "run" / "report.html").stat().st_size > 100_000
+    assert main(["runs", "run", "--json"]) == 0 and '"finished"' in capsys.readouterr().out
     assert main(["train", "run", "--resume", "training.stages=2", "--json"]) == 0
     gone_on = json.loads(capsys.readouterr().out)
     assert gone_on["adapters"] == trainer("whole", 2).train().adapters

@@ -5,7 +5,6 @@ Nothing that is fetched is ever run: no pickled weights, no Python files of a mo
 
 from __future__ import annotations
 
-import difflib
 import errno
 import hashlib
 import importlib.resources
@@ -27,6 +26,7 @@ from filelock import FileLock
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import write_atomic
+from teamtr_lora.common.settings import nearest
 
 Progress = Callable[[str], None]
 
@@ -145,11 +145,11 @@ def _path(source: str) -> Path:
 
 
 def _unknown_source(source: str, path: Path) -> str:
-    near = difflib.get_close_matches(source, [NANO, *(WHEEL_PREFIX + name for name in DEFAULT_WHEEL_VERSIONS)], n=1)
+    near = nearest(source, [NANO, *(WHEEL_PREFIX + name for name in DEFAULT_WHEEL_VERSIONS)])
     if os.path.isfile(path):
         hint = "a file other than .gguf: give the folder it is in"
     elif near:
-        hint = f"did you mean '{near[0]}'?"
+        hint = f"did you mean '{near}'?"
     else:
         hint = "no such folder"
     return f"base.source: '{source}': {hint} (accepted: {ACCEPTED})"

@@ -6,7 +6,8 @@ so this module imports nothing of ours.
 
 from __future__ import annotations
 
-import difflib
+import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -71,7 +72,42 @@ def refuse(title: str, mistakes: Iterable[Mistake]) -> None:
         raise ValidationError.from_exception_data(title, details)
 
 
-def nearest(word: str, known: Iterable[str], at_least: float = 0.6) -> str | None:
-    """The valid name most like `word`, if any is like it at all."""
-    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=at_least)
-    return close[0] if close else None
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The valid name that `word` is a slip of: one or two letters, other separators, a plural, words swapped, shortened or left
+    out. None where it is merely like one, or could be two: a wrong hint is worse than no hint.
+    """
+    slips = [(slip, name) for name in dict.fromkeys(known) if (slip := _slip(word.lower(), name.lower())) is not None]
+    best = min((slip for slip, _ in slips), default=0)
+    names = [name for slip, name in slips if slip == best]
+    return names[0] if len(names) == 1 else None
+
+
+def _slip(word: str, name: str) -> int | None:
+    """How far `word` is from `name`, if it is a slip of it."""
+    written, right = re.findall(r"[^\W_]+", word), re.findall(r"[^\W_]+", name)
+    if sorted(map(_stem, written)) == sorted(map(_stem, right)):
+        return 0
+    letters, wanted = "".join(written), "".join(right)
+    shorter = min(len(letters), len(wanted))
+    most = 0 if shorter < 3 else 2 if shorter >= 8 and letters[0] == wanted[0] else 1
+    for slips in range(most + 1):
+        if _within(letters, wanted, slips):
+            return slips
+    pairs = [sorted(pair, key=len) for pair in zip(written, right, strict=False)]
+    if len(written) == len(right) and all(short == long or long.startswith(short) and len(short) >= 3 for short, long in pairs):
+        return 3
+    return 4 if written and set(map(_stem, written)) < set(map(_stem, right)) else None
+
+
+def _stem(word: str) -> str:
+    return word.rstrip("s").rstrip("e") or word
+
+
+def _within(word: str, name: str, slips: int) -> bool:
+    """Whether so many slips make `word` of `name`: a letter too many, too few or wrong, or two neighbours swapped."""
+    same = len(os.path.commonprefix([word, name]))
+    word, name = word[same:], name[same:]
+    if slips == 0 or not word or not name:
+        return max(len(word), len(name)) <= slips
+    swapped = len(name) > 1 and word[:2] == name[1::-1] and _within(word[2:], name[2:], slips - 1)
+    return swapped or any(_within(word[a:], name[b:], slips - 1) for a, b in ((1, 0), (0, 1), (1, 1)))

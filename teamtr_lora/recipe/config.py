@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from teamtr_lora.common.program import OF_THE_TRAINER, in_a_script
+from teamtr_lora.common.program import OF_THE_TRAINER
 from teamtr_lora.common.settings import Section, nearest
 from teamtr_lora.recipe.elsewhere import NAMES
 from teamtr_lora.recipe.problems import check_settings
 from teamtr_lora.recipe.recipe import Recipe, TeamTRConfig
-from teamtr_lora.recipe.words import MISSING, Problem, RecipeError, key_paths, key_text
+from teamtr_lora.recipe.words import MISSING, Problem, RecipeError, key_text, own_names
 
 
 class _Config(TeamTRConfig):
@@ -45,7 +45,7 @@ def config_error(data: Mapping[str, Any], twice: Mapping[str, str]) -> RecipeErr
     known = {key: value for key, value in data.items() if key in TeamTRConfig.model_fields}
     found += [_unknown(key, value) for key, value in data.items() if key not in known and not _section_of(key)]
     wrong = check_settings(known, _Config)[1]
-    return RecipeError([*found, *(problem.of_a_script() for problem in wrong)], "TeamTRConfig")
+    return RecipeError([*found, *(problem.of_a_script("TeamTRConfig") for problem in wrong)], "TeamTRConfig")
 
 
 def _sections() -> dict[str, type[Section]]:
@@ -60,18 +60,10 @@ def _section_of(key: str) -> str | None:
 def _unknown(key: str, value: Any) -> Problem:
     shown, hidden = key_text((key,)), MISSING if isinstance(value, (dict, list)) else value
     if key in OF_THE_TRAINER:
-        return Problem(shown, hidden, "is no setting of the config", f"give it to TeamTRTrainer, as {key}=")
+        return Problem(shown, hidden, "is no setting of TeamTRConfig", f"give it to TeamTRTrainer, as {key}=")
     if key in Recipe.model_fields:
-        return Problem(shown, MISSING, "is no setting of the config", "give the team and the data to TeamTRTrainer")
-    theirs = NAMES.get(key)
-    teams = [path for path in key_paths() if path.startswith(("base.", "team."))]
-    owned = theirs.key if theirs else next((path for path in teams if path.endswith(f".{key}")), None)
-    note = theirs.words(in_a_script) if theirs else ""
-    if owned and owned.startswith(("base.", "team.", "task.")):
-        whom = "TeamTRTrainer" if owned.startswith("task.") else "TeamSpec"
-        fix = f"give {in_a_script(owned)} to {whom}" + (f" ({note})" if note and whom == "TeamSpec" else "")
-        return Problem(shown, hidden, "is no setting of the config", fix)
-    bare = [*TeamTRConfig.model_fields, *(name for section in _sections().values() for name in section.model_fields)]
-    suggestion = in_a_script(owned) if owned else None if theirs else nearest(key, bare)
-    fix = note or ("" if suggestion else "`teamtr-lora keys` lists the keys")
-    return Problem(shown, hidden, "unknown key", fix, suggestion=suggestion)
+        return Problem(shown, MISSING, "is no setting of TeamTRConfig", "give the team and the data to TeamTRTrainer")
+    theirs, ours = NAMES.get(key), {name: path for name, path in own_names().items() if not path.startswith("task.")}
+    meant = theirs.key if theirs else ours.get(key) or ours.get(nearest(key, ours) or "")
+    fix = theirs.words(str) if theirs else "" if meant else "`teamtr-lora keys` lists the keys"
+    return Problem(shown, hidden, "unknown key", fix, suggestion=meant).of_a_script("TeamTRConfig")

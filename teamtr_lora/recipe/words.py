@@ -29,9 +29,10 @@ MISSING: Any = object()
 # Advice that says more than the default value does; * stands for a list index.
 _FIX = {
     "trust_region.delta": "try 0.01 (the paper's radius)",
+    "base": 'write {"source": ...}',
     "team": "write team: {agents: [{name: solver, role: ...}]}",
-    "team.agents": "write a list of {name, role}",
-    "team.agents.*": "write {name: ..., role: ...}",
+    "team.agents": 'write a list of {"name": ..., "role": ...}',
+    "team.agents.*": 'write {"name": ..., "role": ...}',
     "team.agents.*.name": "for example planner",
     "team.agents.*.lora.targets": "write all-linear or a list such as [q_proj, v_proj]",
     "task": "write {name: ...}",
@@ -66,10 +67,20 @@ class Problem:
         meant = f"did you mean {self.suggestion!r}?" if self.suggestion else ""
         return f"{self.key}{shown}: " + "; ".join(part for part in (self.wrong, self.fix, meant) if part)
 
-    def of_a_script(self) -> Problem:
-        return replace(self, key=of_a_script(self.key), wrong=of_a_script(self.wrong), fix=of_a_script(self.fix))
+    def of_a_script(self, told: str) -> Problem:
+        """The same for a script that told it to TeamSpec, TeamTRConfig or TeamTRTrainer."""
+        key, wrong = of_a_script(self.key).removeprefix("team."), of_a_script(self.wrong)
+        fix, meant = of_a_script(self.fix.removesuffix(_OR_A_BASE)), self.suggestion
+        if meant and meant in own_names().values():
+            place = _PLACES.get(meant.partition(".")[0], "TeamTRConfig")
+            if place != told:
+                note = f" ({fix})" if fix and place != "TeamTRTrainer" else ""  # which is about a recipe's task section
+                return Problem(key, self.value, f"is no setting of {told}", f"give {in_a_script(meant)} to {place}{note}")
+            meant = meant.removeprefix("team.") if "." in self.key else in_a_script(meant)
+        return Problem(key, self.value, wrong, fix, meant)
 
 
+_PLACES = {"base": "TeamSpec", "team": "TeamSpec", "task": "TeamTRTrainer"}  # of a recipe's sections, in a script
 LISTED = 50  # problems that are told one by one; a recipe with more has lost its way as a whole
 UNTOLD = Problem("another key", MISSING, "is not right", "")  # stands for each of the rest: to explain one takes time
 
@@ -217,8 +228,8 @@ def _unknown_key(loc: Loc, value: Any, parent: Node) -> Problem:
     word, known = str(loc[-1]), list(parent.get("properties", {}))
     ours, theirs = own_names(), NAMES.get(word)
     # The best guess first: the right name in the wrong section, another library's name, a misspelt key of this section, then one
-    # of another section, if it is very like: among hundreds of names some are always a little like.
-    misspelt = nearest(word, known) or ours.get(nearest(word, ours, 0.8) or "")
+    # of another section.
+    misspelt = nearest(word, known) or ours.get(nearest(word, ours) or "")
     suggestion, fix = ours.get(word) or misspelt, ""
     if theirs and ours.get(word, "task.").startswith("task."):
         suggestion, fix = theirs.key, theirs.words(str)
@@ -269,9 +280,9 @@ def _walk_key(name: str, node: Node) -> Iterator[Key]:
 
 @cache
 def own_names() -> dict[str, str]:
-    """Each key by its last part; where several have it, that of a section all recipes have wins over a task's, the first over
-    later ones."""
-    paths = sorted(key_paths(), key=lambda path: path.startswith("task."))
+    """Each key by its last part; where several have it, that of a section all recipes have wins over a task's and that over an
+    agent's, the first over later ones."""
+    paths = sorted((key.name for key in walk(schema_of_recipe())), key=lambda path: ("*" in path, path.startswith("task.")))
     return {path.rsplit(".", 1)[-1]: path for path in reversed(paths)}
 
 

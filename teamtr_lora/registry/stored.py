@@ -18,7 +18,7 @@ from teamtr_lora.registry.manifest import TeamManifest
 from teamtr_lora.registry.programs import check_programs
 from teamtr_lora.registry.reader import DEFAULT_ROOT, TEAM_FILE, RegistryReader, entries
 from teamtr_lora.runs.layout import EVALUATIONS, is_run
-from teamtr_lora.runs.stored_run import read_run
+from teamtr_lora.runs.stored_run import read_run, run_like
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def locate(source: str | Path, root: Path = DEFAULT_ROOT, *, recipes: bool = Fal
     if source == Path(source.name) and source.name in registry.teams():
         return Location("team", root, source.name)
     teams = registry.teams()
-    like = nearest(source.name, teams)
+    like = nearest(source.name, teams) or run_like(source)
     hint = f"; did you mean {like!r}?" if like else f"; {root} has the teams {', '.join(teams)}" if teams else ""
     raise UserError(f"{source}: no run or team here; give the folder that train printed, or a team of a registry{hint}")
 

@@ -284,7 +284,7 @@ async function ask(what, parameters) {
   const pairs = Object.entries(parameters || {}).flatMap(([key, values]) => [].concat(values).map((value) => [key, value]));
   const answer = await fetch(`api/${what}?${new URLSearchParams(pairs)}`, token ? { headers: { "X-Token": token } } : {});
   const data = await answer.json();
-  if (!answer.ok) throw new Error(data.error);
+  if (data.error) throw new Error(data.error);
   return data;
 }
 
@@ -383,7 +383,13 @@ function route() {
   if (words.get("run")) return livePage(words.get("run"));
   if (words.getAll("compare").length) {
     page.replaceChildren(el("h1", {}, el("a", { href: "#" }, "runs"), " / compared"));
-    return ask("compare", { name: words.getAll("compare") }).then((found) => comparedPage(found.comparison, found.runs));
+    let shown = false;
+    return follow(async () => {
+      if (shown) return;
+      const found = await ask("compare", { name: words.getAll("compare") });
+      comparedPage(found.comparison, found.runs);
+      shown = true;
+    });
   }
   return listPage();
 }

@@ -66,7 +66,7 @@ class RunsFolder:
         self._lock = threading.Lock()
 
     def answer(self, what: str, query: Query) -> dict[str, Any]:
-        """KeyError for a question or a run that is not there."""
+        """KeyError for a question that is none, UserError for a run that cannot be told (yet)."""
         return {"runs": self._runs, "run": self._run, "compare": self._compare, "transcripts": self._transcripts}[what](query)
 
     def _runs(self, query: Query) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class RunsFolder:
 
     def _run(self, query: Query) -> dict[str, Any]:
         name = query["name"][0]
-        line = self._line(name, self._named()[name])
+        line = self._line(name, self._path(name))
         found: dict[str, Any] = {"state": line.as_dict(), "run": None}
         try:
             followed = self._follow(name)
@@ -91,15 +91,20 @@ class RunsFolder:
         return {"comparison": comparison([each.data() for each in followed]), "runs": [each.content() for each in followed]}
 
     def _transcripts(self, query: Query) -> dict[str, Any]:
-        path, name = self._named()[query["name"][0]], query["file"][0]
+        path, name = self._path(query["name"][0]), query["file"][0]
         if name not in {file.name for file in transcript_files(path)}:
             raise KeyError(name)
         return {"groups": groups_of(read_transcripts(path, name))}
 
     def _follow(self, name: str) -> _Followed:
-        path = self._named()[name]
+        path = self._path(name)
         with self._lock:
             return self._followed.setdefault(name, _Followed(path, name))
+
+    def _path(self, name: str) -> Path:
+        if name not in self._named():
+            raise UserError(f"there is no run {name!r} in {self.folder}")
+        return self._named()[name]
 
     def _named(self) -> dict[str, Path]:
         looked, paths = self._paths
@@ -155,8 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
             found = self.server.runs.answer(what, query)
         except KeyError as error:
             status, found = 404, {"error": f"there is no {error.args[0]}"}
-        except UserError as error:
-            status, found = 409, {"error": str(error)}
+        except UserError as error:  # which the page shows; as a status of its own it would be an error on the browser's console
+            found = {"error": str(error)}
         self._send(status, "application/json; charset=utf-8", utf8(as_json(found)))
 
     def _refusal(self, query: Query) -> str:

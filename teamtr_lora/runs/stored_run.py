@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from teamtr_lora.base.versions import AdapterVersion, versions_from
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import nearest
 from teamtr_lora.recipe import Recipe, dump_recipe, load_recipe
 from teamtr_lora.runs import layout
 from teamtr_lora.runs.history import RunHistory, read_history
@@ -51,7 +53,7 @@ class StoredRun:
 def read_run(path: Path) -> StoredRun:
     """The run in a directory that `train`, `rebase` or `baseline` wrote, checked; UserError says in one line what is wrong."""
     if not is_run(path):
-        raise UserError(f"{path}: no run here ({layout.RECIPE} is missing); give the folder that train printed")
+        raise UserError(f"{path}: no run here ({layout.RECIPE} is missing); give the folder that train printed{_meant(path)}")
     refuse_links(path, layout.OWN_NAMES)
     recipe = load_recipe(path / layout.RECIPE)
     origin, team = (_required(path, name) for name in (layout.ORIGIN, layout.TEAM))
@@ -72,7 +74,8 @@ def read_run(path: Path) -> StoredRun:
 def load_run_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run directory, to go on with the run: relative paths start where its first recipe was."""
     if not is_run(path):
-        raise UserError(f"{path}: no run here ({layout.RECIPE} is missing); give a recipe file, or the folder that train printed")
+        wanted = f"give a recipe file, or the folder that train printed{_meant(path)}"
+        raise UserError(f"{path}: no run here ({layout.RECIPE} is missing); {wanted}")
     refuse_links(path, layout.OWN_NAMES)
     recipe = load_recipe(path / layout.RECIPE, overrides)
     origin = read_own_json(path / layout.ORIGIN)
@@ -81,6 +84,19 @@ def load_run_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     if not isinstance(origin.get("recipe_folder"), str):
         raise UserError(f"{path / layout.ORIGIN}: damaged (it names no recipe_folder)")
     return recipe.model_copy(update={"output_dir": str(path)}).placed_in(Path(origin["recipe_folder"]))
+
+
+def run_like(path: Path) -> str | None:
+    """The folder beside it whose name it is a slip of."""
+    if os.path.exists(path) or not os.path.isdir(path.parent):  # os.path's, as Path's raises for a name that cannot be
+        return None
+    like = nearest(path.name, [folder.name for folder in path.parent.glob("[!.]*") if folder.is_dir()])
+    return str(path.parent / like) if like else None
+
+
+def _meant(path: Path) -> str:
+    like = run_like(path)
+    return f"; did you mean {like!r}?" if like else ""
 
 
 def _required(path: Path, name: str) -> dict[str, Any]:

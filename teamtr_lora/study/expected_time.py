@@ -25,6 +25,7 @@ class Speeds:
     update_seconds: float  # for an episode and an inner epoch: optimization, gate, publishing, diagnostics
     start_seconds: float  # loading the base and the engine
     tokens_per_message: float
+    window_kept: float  # of the earlier rollouts' episodes that an update could have learned from again: the share that it did
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,15 @@ def speeds_of(rows: Sequence[MetricsRow], recipe: Recipe, source: str) -> Speeds
     worked = math.fsum(seconds for row in learned for phase, seconds in row.seconds.items() if phase != "rollout")
     first = next((row for row in rows if isinstance(row, StageRow) and row.stage == 0 and row.evaluation), None)
     played = (first.evaluation or {}).get("episodes", 0) * messages * per_message if first else 0.0
+    window = Variants.of(recipe).reuse.window(len(recipe.team.agents))
+    offered = window * sum(row.episodes for row in updates[window:])
     return Speeds(
         source=source,
         rollout_seconds=per_message,
         update_seconds=worked / sum((row.episodes + row.window_episodes) * epochs for row in learned),
         start_seconds=max(0.0, first.seconds - played) if first else 0.0,
         tokens_per_message=sum(row.sampled_tokens for row in fresh) / sum(row.episodes * messages for row in fresh),
+        window_kept=sum(row.window_episodes for row in updates[window:]) / offered if offered else 1.0,
     )
 
 
@@ -85,7 +89,8 @@ def expected_time(
     rolling, updating = (share.rollout_work, share.update_work) if share else (1.0, 1.0)
     rolled = rolling * speeds.rollout_seconds * rollouts * episodes * messages
     agents = len(recipe.team.agents)
-    handled = episodes * (1 + Variants.of(recipe).reuse.window(agents))  # the newest ones, and those that are used again
+    window = speeds.window_kept * Variants.of(recipe).reuse.window(agents)
+    handled = episodes * (1 + window)  # the newest ones, and those that are used again
     updated = updating * speeds.update_seconds * agents * handled * recipe.training.inner_epochs
     section, stages = recipe.evaluation, recipe.training.stages
     played = math.ceil(section.items / share.processes) if share else section.items

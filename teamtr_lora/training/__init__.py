@@ -22,6 +22,7 @@ Around it:
     optimizers       building the optimizers, and their state as plain tensors
     floor            the smallest KL that a pass can measure
     outside_step     a step of somebody else's trainer, measured as the gate measures ours
+    team_spec        TeamSpec, a team as a script describes it
     script_run       a script's own rows and rewards, as a recipe would name them
     calibrate        a short run that is thrown away, for this machine's speeds
 What is kept:

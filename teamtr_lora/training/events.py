@@ -33,21 +33,23 @@ _TRACKED = {"TensorBoardCallback": "tensorboard", "WandbCallback": "wandb", "Tra
 
 
 def checked_callback(callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback:
-    """The callback, made of its class where that was given. Refused by name where it cannot work here."""
-    made = callback() if isinstance(callback, type) else callback
-    name, home = type(made).__name__, type(made).__module__
-    if name in _TRACKED and home.startswith("transformers."):
-        tracker = _TRACKED[name]
-        raise UserError(
-            f"callbacks: {name} logs one model and its TrainingArguments, which a team has not; leave it out and set "
-            f"trackers=[{tracker!r}] in TeamTRConfig, which logs every agent"
-        )
-    if home.startswith("transformers.integrations"):
-        raise UserError(
-            f"callbacks: {name} logs one model and its TrainingArguments, which a team has not; write a TrainerCallback whose "
-            "on_log takes each row (logs=), or use trackers= in TeamTRConfig"
-        )
-    return made
+    """The callback, made of its class where that was given. Refused by name where it cannot work here: before it is made, since
+    a tracker's asks for its package then."""
+    kind = callback if isinstance(callback, type) else type(callback)
+    if not issubclass(kind, TrainerCallback):
+        raise UserError(f"callbacks: {callback!r} is no TrainerCallback of transformers; make its class a subclass of that")
+    for parent in kind.__mro__:
+        if parent.__module__.startswith("transformers.integrations"):
+            tracker, instead = _TRACKED.get(parent.__name__), "write a TrainerCallback whose on_log takes each row (logs=)"
+            if tracker:
+                instead = f"leave it out and set trackers=[{tracker!r}] in TeamTRConfig, which logs every agent"
+            raise UserError(
+                f"callbacks: {kind.__name__} logs one model and its TrainingArguments, which a team has not; {instead}"
+            )
+    try:
+        return callback() if isinstance(callback, type) else callback
+    except TypeError as error:
+        raise UserError(f"callbacks: {kind.__name__}() failed ({error}); give an instance that you made yourself") from error
 
 
 class CallbackArgs:

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from teamtr_lora.base.memory import process_age
-from teamtr_lora.base.source import beside
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
-from teamtr_lora.common.help_page import HelpPage
 from teamtr_lora.common.program import in_a_script
 from teamtr_lora.common.ranks import process_ranks
+from teamtr_lora.common.settings import nearest
 from teamtr_lora.evaluation.contents import code_hashes, data_hashes
 from teamtr_lora.evaluation.evaluate import Evaluation, evaluate
-from teamtr_lora.recipe import (
-    AgentSection,
-    BaseSection,
-    ProtocolSection,
-    Recipe,
-    RecipeError,
-    RouterSection,
-    TeamSection,
-    TeamTRConfig,
-    problems,
-)
+from teamtr_lora.recipe import Recipe, RecipeError, TeamTRConfig, problems
+from teamtr_lora.recipe.elsewhere import NAMES
 from teamtr_lora.recipe.named import missing_trackers
-from teamtr_lora.recipe.words import in_their_words
+from teamtr_lora.recipe.words import MISSING, Problem, in_their_words, own_names
 from teamtr_lora.registry.programs import trust_programs
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
@@ -47,36 +38,12 @@ from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.script_run import ScriptData, script_data
 from teamtr_lora.training.stage import train
+from teamtr_lora.training.team_spec import TeamSpec, team_parts
 from teamtr_lora.training.tracking import open_accelerator
 
 logger = logging.getLogger(__name__)
 
 Callbacks = Sequence[TrainerCallback | type[TrainerCallback]]
-
-
-class TeamSpec(BaseModel, metaclass=HelpPage):
-    """A team for a script: `TeamSpec(base={"source": "nano"}, agents=[{"name": "planner", "role": "..."}, ...])`.
-
-    base      the frozen model that every agent shares: source, precision, device, quantization, revision
-    agents    the members in speaking order, each {name, role, lora: {rank, alpha, targets, rslora, dora}}
-    protocol  what each agent sees of the conversation: view, system, reasoning_tags, tool_calls, context_tokens, on_overflow
-    router    who speaks when: kind, rounds, sequence, done_marker, judge, callable
-
-    These are the sections of a recipe, which `teamtr-lora keys base` and `keys team` explain. A mistake in them raises
-    RecipeError, which names every wrong key and its fix.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-    base: BaseSection = Field(default_factory=BaseSection)
-    agents: list[AgentSection]
-    protocol: ProtocolSection = Field(default_factory=ProtocolSection)
-    router: RouterSection = Field(default_factory=RouterSection)
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise _team_error(values, error) from error
 
 
 @dataclass(frozen=True)
@@ -117,6 +84,43 @@ class TrainSummary:
         return asdict(self)
 
 
+_FROM_TRL = {  # arguments of TRL's trainers, and of transformers', that have another place here
+    **dict.fromkeys(("model", "quantization_config"), "the base is TeamSpec's, as base={'source': ..., 'quantization': ...}"),
+    "peft_config": "each agent has its own adapter: lora={'rank': ..., 'alpha': ...} in TeamSpec's agents",
+    **dict.fromkeys(("processing_class", "tokenizer", "data_collator"), "the base brings its own tokenizer"),
+    "reward_processing_classes": "a reward is a Python function, which brings what it needs",
+    "optimizers": "choose one with optimizer= in TeamTRConfig",
+    **dict.fromkeys(("tools", "rollout_func", "environment_factory"), "an environment of your own is a Task: give it as task="),
+    "compute_metrics": "an evaluation's numbers are fixed; on_evaluate of a callback gets them",
+}
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _named(make: Callable[P, R]) -> Callable[P, R]:
+    """Refuses an argument of a wrong name in a line that says where it belongs."""
+    names = [*inspect.signature(make).parameters][1:]
+
+    @functools.wraps(make)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        if wrong := [name for name in given if name not in names]:
+            raise RecipeError([_misnamed(name, names) for name in wrong], "TeamTRTrainer")
+        return make(*args, **given)
+
+    return checked
+
+
+def _misnamed(name: str, names: list[str]) -> Problem:
+    theirs, like = NAMES.get(name), nearest(name, names)
+    meant = own_names().get(name) or (theirs.key if theirs else None)
+    if name in _FROM_TRL:
+        return Problem(name, MISSING, "is no argument of TeamTRTrainer", _FROM_TRL[name])
+    if not like and meant and not meant.startswith("task."):
+        return Problem(name, MISSING, "", theirs.words(str) if theirs else "", meant).of_a_script("TeamTRTrainer")
+    fix = "" if like else theirs.words(in_a_script) if theirs and not theirs.key else f"there are {', '.join(names)}"
+    return Problem(name, MISSING, "unknown argument", fix, like)
+
+
 class TeamTRTrainer:
     """Trains a team of LoRA agents by TeamTR; `with TeamTRTrainer(...) as trainer:` closes it at the end.
 
@@ -137,6 +141,7 @@ class TeamTRTrainer:
     does not depend on it; `certify` does, and the first reward outside is told.
     """
 
+    @_named
     def __init__(
         self,
         team: TeamSpec | dict[str, Any] | str | Path,
@@ -167,7 +172,7 @@ class TeamTRTrainer:
         args = TeamTRConfig() if args is None else args
         if not isinstance(args, TeamTRConfig):
             raise UserError(f"args: give a TeamTRConfig, not {type(args).__name__}")
-        base, section, self._start_from = _team_parts(team)
+        base, section, self._start_from = team_parts(team)
         data = args.model_dump() | {"base": base, "team": section, "task": {"name": "script", "reward_range": reward_range}}
         recipe = _checked_recipe(data)
         if task is not None:
@@ -201,7 +206,9 @@ class TeamTRTrainer:
         self.recipe, self.task, self._progress = recipe, task, progress
         self._script = script
         if missing := missing_trackers(recipe):
-            raise RecipeError([p.of_a_script() for p in missing], "TeamTRTrainer") if script else RecipeError(missing)
+            raise (
+                RecipeError([p.of_a_script("TeamTRConfig") for p in missing], "TeamTRTrainer") if script else RecipeError(missing)
+            )
         self._callbacks = [checked_callback(callback) for callback in callbacks or ()]
         self.playable: PlayableTeam | None = None
         self.run: TrainingRun | None = None
@@ -337,22 +344,6 @@ class TeamTRTrainer:
         )
 
 
-def _team_parts(team: TeamSpec | dict[str, Any] | str | Path) -> tuple[dict[str, Any], dict[str, Any], Path | None]:
-    """base section, team section, and the run or stored team whose adapters the team starts from."""
-    if isinstance(team, (str, Path)):
-        recipe = find_team(Path(team), scored=False).recipe
-        base = recipe.base.model_dump() | {"source": beside(recipe.base.source, recipe.folder)}
-        return base, recipe.team.model_dump(), Path(team)
-    if not isinstance(team, (TeamSpec, dict)):
-        raise UserError(f"team: give a TeamSpec, a dict of its fields or the folder of a run, not {type(team).__name__}")
-    spec = team if isinstance(team, TeamSpec) else TeamSpec(**team)
-    try:
-        section = TeamSection(agents=spec.agents, protocol=spec.protocol, router=spec.router)
-    except ValidationError as error:  # the agents' names and the router: each is right by itself, not all together
-        raise _team_error(spec.model_dump(), error) from error
-    return spec.base.model_dump(), section.model_dump(), None
-
-
 def _functions(reward_funcs: Any) -> list[Callable[..., Any]]:
     """One function or several as a list. TRL also takes the names of reward models: those are no functions here."""
     functions = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
@@ -372,22 +363,6 @@ def _check_alone(given: dict[str, bool]) -> None:
         raise UserError(f"task: {', '.join(names)} given too; a task brings its own items and rewards, so leave that out")
 
 
-def _team_error(values: dict[str, Any], error: ValidationError) -> UserError:
-    """What is wrong with a team, in the words for a recipe that has it."""
-    data = {"base": values.get("base", {}), "team": {key: value for key, value in values.items() if key != "base"}}
-    found = [problem.of_a_script() for problem in problems(_sections_as_dicts(data))]
-    return RecipeError(found, "TeamSpec") if found else UserError(f"TeamSpec: {error.errors()[0]['msg']}")
-
-
-def _sections_as_dicts(value: Any) -> Any:
-    """Sections as the mappings that they were made of."""
-    if isinstance(value, BaseModel):
-        return value.model_dump()
-    if isinstance(value, dict):
-        return {key: _sections_as_dicts(item) for key, item in value.items()}
-    return [_sections_as_dicts(item) for item in value] if isinstance(value, list) else value
-
-
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UserError(f"{name} = {value!r}: must be one of {', '.join(choices)}")
@@ -396,5 +371,5 @@ def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
 def _checked_recipe(data: dict[str, Any]) -> Recipe:
     found = problems(data)
     if found:
-        raise RecipeError([problem.of_a_script() for problem in found], "TeamTRTrainer")
+        raise RecipeError([problem.of_a_script("TeamTRTrainer") for problem in found], "TeamTRTrainer")
     return Recipe(**data).placed_in(Path.cwd()).of_a_script()

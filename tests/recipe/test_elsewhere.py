@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,21 @@ MEANT = {
     "lora_dropout": None,
     "reward_model": None,
     "model": "base.source",
+    "steps_per_generation": "training.minibatches_per_epoch",
+    "init_lora_weights": None,
+    "enable_thinking": "team.protocol.reasoning_tags",
+    "chat_template_kwargs": None,
+    "dataloader_num_workers": None,
+    "exclude_modules": "team.agents.*.lora.targets",
+    "base_model_name_or_path": "base.source",
+    "vllm_importance_sampling_clip_max": "rollout.importance_cap",
+    "optimizer_offload": "training.optimizer",
+    "steps": "training.stages",
+    "max_tokens": "rollout.max_message_tokens",
+    "n_samples_per_prompt": "rollout.episodes_per_item",
+    "rollout_batch_size": "rollout.items_per_stage",
+    "critic_lr": None,
+    "sapo_temperature_pos": None,
 }
 
 
@@ -57,6 +73,17 @@ def test_there_are_at_least_eighty_and_each_leads_to_a_key_or_a_reason() -> None
         assert found.key in KEYS if found.key else found.note, name
         assert set(re.findall(r"\{(.*?)\}", found.note)) <= KEYS, name
         assert "{" not in found.words(str) and not found.words(str).endswith("."), name
+
+
+@pytest.mark.parametrize("config", ["trl.GRPOConfig", "peft.LoraConfig"])
+def test_every_field_of_their_configs_is_known(config: str) -> None:
+    """GRPOConfig's fields are TrainingArguments' too."""
+    library, name = config.split(".")
+    fields = {field.name for field in dataclasses.fields(getattr(pytest.importorskip(library), name))}
+    assert len(fields) > 30 and {field for field in fields if field not in NAMES and field not in own_names()} == set()
+    same = {field for field in fields if field in own_names()}
+    assert same <= {"learning_rate", "weight_decay", "max_grad_norm", "gradient_checkpointing", "run_name", "project", "seed",
+                    "output_dir", "temperature", "top_p", "top_k", "revision", "delta"}  # fmt: skip
 
 
 def test_a_name_of_ours_is_never_taken_for_another_librarys() -> None:

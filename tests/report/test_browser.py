@@ -124,6 +124,24 @@ def test_several_runs_are_compared(tab: Tab, tmp_path: Path) -> None:
     assert not tab.problems
 
 
+def test_a_run_that_is_not_there_yet_is_waited_for(tab: Tab, tmp_path: Path) -> None:
+    make_run(tmp_path / "one", 3)
+    server, address = open_server(tmp_path, "127.0.0.1", 0)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        for name, asked in (("two", "run=two"), ("three", "compare=one&compare=three")):
+            tab.open(f"{address}#{asked}")
+            tab.wait(f"document.querySelector('.problem')?.textContent.startsWith(\"there is no run '{name}'\")")
+            make_run(tmp_path / name, 3, seed=1)
+            tab.wait("document.querySelector('.headline') && !document.querySelector('.problem')")
+        assert not tab.problems
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 def test_a_page_prints_with_all_its_figures_on_white(tab: Tab, full: Path, tmp_path: Path) -> None:
     tab.show(dark=True)
     tab.open(written(tmp_path, full))

@@ -12,7 +12,7 @@ from teamtr_lora.recipe import Recipe
 from teamtr_lora.report.figures import FIGURES
 from teamtr_lora.report.figures.comparison import COMPARING
 from teamtr_lora.report.figures.costs import phase_seconds
-from teamtr_lora.report.figures.drawing import Drawing, plain
+from teamtr_lora.report.figures.drawing import Drawing, log_axis, plain
 from teamtr_lora.report.figures.learning import accuracy, moving_mean
 from teamtr_lora.report.figures.steps import kl_against_delta
 from teamtr_lora.report.run_data import RunData, read_named_runs
@@ -26,6 +26,8 @@ def test_a_run_that_measured_everything_fills_every_figure(name: str, full_data:
     assert isinstance(drawn, Drawing), drawn
     values = [value for trace in drawn.traces for value in trace["y"] if value is not None]
     assert values and all(len(trace["x"]) == len(trace["y"]) for trace in drawn.traces)
+    shown = [trace for trace in drawn.traces if trace.get("hoverinfo") != "skip"]
+    assert shown and all(trace.get("hovertemplate") for trace in shown), "hovering tells the value"
     assert drawn.layout["yaxis"]["title"]["text"], "an axis says what it shows"
     assert figure.read.count(".") == 1 and figure.read.endswith("."), "one sentence says how to read it"
 
@@ -104,3 +106,9 @@ def test_the_command_writes_a_file(full: Path, tmp_path: Path, capsys: pytest.Ca
     assert str(out) in capsys.readouterr().out and out.read_bytes().startswith(b"<!doctype html>")
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "no run here" in capsys.readouterr().err
+
+
+def test_ticks_of_a_logarithmic_axis_have_room() -> None:
+    assert log_axis([{"y": [0.01, None, 0.9]}])["dtick"] == "D2"
+    assert log_axis([{"y": [1e-5, 0.01]}, {"y": [0.1]}])["dtick"] == 1 and log_axis([{"y": [1e-14, 1]}])["dtick"] == 3
+    assert log_axis([{"y": [None]}])["dtick"] == "D2"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from made_up_run import MARKUP, make_run
 
+import teamtr_lora
 from teamtr_lora.report.page import as_json, embedded, html_page, plotly_script, report_page, utf8
 from teamtr_lora.report.run_data import read_named_runs
 from teamtr_lora.report.sample import groups_of, sampled_transcripts, spread
@@ -59,6 +60,11 @@ def test_the_server_behind_a_live_page_is_the_only_one_it_may_ask() -> None:
 def test_half_a_surrogate_pair_survives() -> None:
     text = "a\udc80b</script>"
     assert json.loads(utf8(embedded({"x": text})).decode()) == {"x": text}
+
+
+def test_no_javascript_of_others_is_in_the_repository() -> None:
+    package = Path(teamtr_lora.__file__).parent
+    assert [file.name for file in package.rglob("*.js")] == ["page.js"] and (package / "report/page.js").stat().st_size < 50_000
 
 
 def test_json_has_no_infinity() -> None:

@@ -95,12 +95,20 @@ def test_it_only_reads(folder: Path, method: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/api/run?name=../one", "/api/run?name=/etc", "/api/nothing", "/etc/passwd", "/../x", "/api/run",
-     "/api/transcripts?name=one&file=../metrics", "/api/transcripts?name=one&file=/etc/passwd"],
+    ["/api/nothing", "/etc/passwd", "/../x", "/api/run", "/api/transcripts?name=one&file=../metrics",
+     "/api/transcripts?name=one&file=/etc/passwd"],
 )  # fmt: skip
 def test_only_what_the_folder_holds_is_told(folder: Path, path: str) -> None:
     with served(folder) as (ask, _):
         assert ask(path)[0] == 404
+
+
+@pytest.mark.parametrize("name", ["../one", "/etc", "two"])
+def test_a_run_that_is_not_in_the_folder_is_none(folder: Path, name: str) -> None:
+    with served(folder) as (ask, _):
+        for question in (f"run?name={name}", f"compare?name=one&name={name}", f"transcripts?name={name}&file=x"):
+            found = ask(f"/api/{question}")[1]
+            assert set(found) == {"error"} and f"there is no run {name!r}" in found["error"]
 
 
 def test_transcripts_come_as_they_are_asked_for(folder: Path) -> None:

@@ -49,7 +49,9 @@ def test_a_split_base_takes_less_memory_and_more_bytes() -> None:
 
 def test_times_are_those_of_the_busiest_process() -> None:
     recipe = load_recipe(RECIPE, [ITEMS])
-    speeds = Speeds("a test", rollout_seconds=0.1, update_seconds=0.2, start_seconds=5.0, tokens_per_message=12.0)
+    speeds = Speeds(
+        "a test", rollout_seconds=0.1, update_seconds=0.2, start_seconds=5.0, tokens_per_message=12.0, window_kept=1.0
+    )
     one, three = (make_plan(recipe, speeds, processes=count).expected_time for count in (1, 3))
     assert one is not None and three is not None
     assert three.rollouts_seconds == pytest.approx(one.rollouts_seconds * 16 / 47)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from teamtr_lora.cli.text.tables import known, print_table, table_of
-from teamtr_lora.common.consoles import Console
+from teamtr_lora.common.consoles import Console, print_hanging
 from teamtr_lora.study.diagnose import RunDiagnosis
 
 TITLES = {
@@ -54,7 +54,7 @@ def print_diagnosis(found: RunDiagnosis) -> None:
         if rows:
             print_table(console, _table(title, [_flat(row) for row in rows]))
             if name in MEANINGS:
-                console.print(f"  {MEANINGS[name]}", markup=False)
+                print_hanging(console, escape(f"  {MEANINGS[name]}"), indent=2)
     if found.token_shift:
         print_table(console, _token_shift(found.token_shift))
     for name in ("kl_spread", "clipping", "stability", "coordination", "order", "cost"):

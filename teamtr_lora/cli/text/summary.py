@@ -45,7 +45,9 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
     run = shlex.quote(summary.run_dir)
     console.print(f"run directory: {escape(summary.run_dir)}\n\nnext:")
     typed = program()
-    for line in (f"ask {run} {shlex.quote(example)}", f"report {run}", f"eval {run} --k 4"):
+    folder = shlex.quote(str(Path(summary.run_dir).parent))
+    view = "view" if folder == "runs" else f"view {folder}"
+    for line in (f"ask {run} {shlex.quote(example)}", view, f"report {run}", f"eval {run} --k 4"):
         console.print(f"  {typed} {escape(line)}", soft_wrap=True)  # a command that wraps cannot be copied
     if not Path("my-team").exists():
         console.print(f"  {typed} init my-team", soft_wrap=True)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from teamtr_lora.cli.text.tables import known, print_table, table_of, with_error
-from teamtr_lora.common.consoles import Console
+from teamtr_lora.common.consoles import Console, print_hanging
 from teamtr_lora.common.program import program
 from teamtr_lora.rollout.collector import Progress as ProgressCall
 from teamtr_lora.swap.compatibility import Check
@@ -63,7 +63,7 @@ def print_swap(report: SwapReport) -> None:
     if report.plan:
         console.print("this swap would:")
         for step in report.plan:
-            console.print(f"  {escape(step)}")
+            print_hanging(console, f"  {escape(step)}")
         return
     if report.alignment:
         _print_alignment(console, {report.agent: report.alignment})

@@ -24,7 +24,7 @@ def print_table(console: Console, table: Table) -> None:
     _, right, _, left = table.padding
     room = console.width - (left + right + 1) * len(table.columns) - 1
     texts = [[Text.from_markup(str(text)).plain for text in (column.header, *column.cells)] for column in table.columns]
-    words, lines = ([max(map(length, column)) for column in texts] for length in (longest_word, len))
+    words, lines = ([max(map(length, column)) for column in texts] for length in (_whole, len))
     if sum(words) <= room:
         for left_over, place in enumerate(sorted(range(len(words)), key=lambda i: lines[i] - words[i])):
             others = len(words) - left_over
@@ -42,6 +42,11 @@ def print_table(console: Console, table: Table) -> None:
     for cells in zip(*(column.cells for column in table.columns), strict=True):
         pairs = [f"{name} {cell}".strip() for name, cell in zip(names, cells, strict=True) if str(cell)]
         print_hanging(console, "  " + (", " if any(names) else "  ").join(pairs))
+
+
+def _whole(cell: str) -> int:
+    """The length of what may not be broken: a word, or an interval."""
+    return len(cell) if cell.startswith("[") else longest_word(cell)
 
 
 def known(value: float | None, form: str = ".4f") -> str:

@@ -6,6 +6,7 @@ A colour is a role such as `$accepted` or `$agent0`: the page knows what it look
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 from teamtr_lora.runs.metrics import UpdateRow
 
 Numbers = Sequence[float | None]
-LOG = {"type": "log", "tickformat": "~g", "dtick": "D2"}
 Z95 = 1.96
 FEW = 90  # marks of one kind that are drawn one by one
 DECISIONS = ("accepted", "shrunk", "rejected", "skipped")
@@ -43,6 +43,13 @@ class Figure:
 def plain(text: object) -> str:
     """Text from outside, for names and hovers: plotly takes some markup there."""
     return html.escape(str(text), quote=False)
+
+
+def log_axis(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """For what the traces show. Ticks at 1, 2 and 5 have room for two decades; beyond that they stand at powers of ten."""
+    shown = [math.log10(value) for trace in traces for value in trace["y"] if value]
+    decades = max(shown, default=0.0) - min(shown, default=0.0)
+    return {"type": "log", "tickformat": "~g", "dtick": "D2" if decades <= 2 else math.ceil(decades / 6)}
 
 
 def axes(x: str, y: str, **more: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from teamtr_lora.report.figures.drawing import (
     DECISIONS,
-    LOG,
     SYMBOLS,
     Drawing,
     Drawn,
@@ -16,6 +15,7 @@ from teamtr_lora.report.figures.drawing import (
     bars,
     errors,
     line,
+    log_axis,
     numbered,
     points,
     scattered,
@@ -51,7 +51,7 @@ def kl_against_delta(run: RunData) -> Drawn:
     taken = [row.alpha or 0.0 for _, row in measured]
     steps = bars("step length", places, taken, color="$muted", yaxis="y2", showlegend=False, hovertemplate="x%{y:.2f}")
     layout = two_panels("update", f"KL bound ({estimator})", "step length", share=0.2)
-    layout["yaxis"] |= LOG
+    layout["yaxis"] |= log_axis(traces)
     layout["yaxis2"] |= {"range": [0, 1.05 * max(1.0, *taken)], "tickvals": [0, 0.5, 1]}
     return Drawing([*traces, steps], layout)
 
@@ -69,7 +69,7 @@ def message_kl(run: RunData) -> Drawn:
     traces.append(line("largest", places, quantile["largest"], color="$agent1", mode="lines", hovertemplate="%{y:.2g}"))
     deltas = [delta for _, _, delta in spreads]
     traces.append(line("delta", places, deltas, color="$limit", dash="dash", mode="lines", hovertemplate="delta %{y:.3g}"))
-    return Drawing(traces, axes("update", "KL of single messages", yaxis=LOG))
+    return Drawing(traces, axes("update", "KL of single messages", yaxis=log_axis(traces)))
 
 
 def gain(run: RunData) -> Drawn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from teamtr_lora.report.figures.drawing import LOG, Drawing, Drawn, axes, bars, errors, line, plain
+from teamtr_lora.report.figures.drawing import Drawing, Drawn, axes, bars, errors, line, log_axis, plain
 from teamtr_lora.report.run_data import RunData
 
 
@@ -50,8 +50,8 @@ def alignment(run: RunData) -> Drawn:
                            hovertemplate="step %{x}: KL %{y:.3g}"))  # fmt: skip
         if row.delta_align:
             traces.append(line("radius of the alignment", [steps[0], steps[-1]], [row.delta_align] * 2, color="$limit",
-                               dash="dash", mode="lines", showlegend=not number))  # fmt: skip
-    layout = axes("step of the alignment", "KL(old || new), held out", yaxis=LOG)
+                               dash="dash", mode="lines", showlegend=not number, hovertemplate="radius %{y:.3g}"))  # fmt: skip
+    layout = axes("step of the alignment", "KL(old || new), held out", yaxis=log_axis(traces))
     return Drawing(traces, layout)
 
 

@@ -131,7 +131,7 @@ class Rewards:
         if value is None:
             return None
         try:
-            number = float(value)
+            number = math.nan if isinstance(value, str | bytes) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) <= LARGEST:  # also where it is no number

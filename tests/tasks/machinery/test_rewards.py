@@ -127,6 +127,7 @@ def raises(prompts: list[str], **_: Any) -> list[float]:
 BAD: list[tuple[str, Callable[..., Any], str]] = [
     ("raises", raises, "item-1"),
     ("nan", lambda **_: [0.0, math.nan, 1.0], "item-1"),
+    ("text", lambda **_: [0.0, "1", 1.0], "item-1"),
     ("infinite", lambda **_: [0.0, math.inf, 1.0], "item-1"),
     ("immense", lambda **_: [0.0, 1e300, 1.0], "item-1"),
     ("text", lambda **_: [0.0, "high", 1.0], "item-1"),
