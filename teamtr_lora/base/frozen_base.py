@@ -164,7 +164,12 @@ def load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # tokenizers raises plain Exception for a file that it cannot read
+        tokenizer.decode(tokenizer.encode(_PROBE_TEXT))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except (
+        BaseException
+    ) as error:  # tokenizers raises plain Exception for a bad file, and a panic, which is none, for a bad regex
         raise UserError(f"base.source: the tokenizer of '{source}' cannot be loaded: {one_line(error)}") from error
     if not tokenizer.chat_template:
         raise UserError(
@@ -282,12 +287,12 @@ def _read_config(folder: Path, source: str) -> PretrainedConfig:
 
 def _without_choices_of_code(config: PretrainedConfig) -> None:
     """Attention, experts and classes are ours to choose: a config.json can name kernels and classes of a hub repository, which
-    would be fetched and run."""
+    would be fetched and run. So is what a pass returns."""
     for name in getattr(config, "sub_configs", {}):
         inner: Any = getattr(config, name, None)
         if hasattr(inner, "sub_configs"):
             _without_choices_of_code(inner)
-    config._attn_implementation, config._experts_implementation = ATTENTION, None
+    config._attn_implementation, config._experts_implementation, config.return_dict = ATTENTION, None, True
     for name in _NAMES_CODE:
         if hasattr(config, name):
             delattr(config, name)

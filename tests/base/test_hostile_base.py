@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers.integrations.hub_kernels as hub_kernels
 from transformers.models.auto import auto_factory
 
@@ -49,6 +50,7 @@ def edit(folder: Path, **values: Any) -> None:
         {"auto_map": {"AutoConfig": "owned.Config", "AutoModelForCausalLM": "owned.Model"}},
         {"auto_map": {"AutoModelForCausalLM": "evil/repo--owned.Model"}, "custom_pipelines": {"x": {"impl": "owned.P"}}},
         {"use_kernels": True, "kernel_config": {"RMSNorm": "evil/kernels:RMSNorm"}},
+        {"return_dict": False},
     ],
 )
 def test_what_it_asks_for_is_not_what_it_gets(folder: Path, values: dict[str, Any]) -> None:
@@ -58,6 +60,7 @@ def test_what_it_asks_for_is_not_what_it_gets(folder: Path, values: dict[str, An
     base = load_base(str(folder), device="cpu")
     assert base.model.config._attn_implementation == "sdpa"  # type: ignore[union-attr]
     assert base.model.config._experts_implementation != "evil/experts"  # type: ignore[union-attr]
+    assert base.model(input_ids=torch.tensor([[1, 2]])).logits.shape[:2] == (1, 2)
     assert not hasattr(base.model.config, "auto_map") and not (folder / "ran").exists()
     load_tokenizer(folder, "x")
 
@@ -123,3 +126,19 @@ def test_no_tokenizer_at_all(folder: Path, text: str) -> None:
     (folder / "tokenizer.json").write_text(text)
     with pytest.raises(UserError, match="tokenizer"):
         load_tokenizer(folder, "x")
+
+
+SLOW_REGEX = {"type": "Split", "pattern": {"Regex": "(a|[^b]+)+$|(.*)*b"}, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [("tokenizer.json", {"pre_tokenizer": SLOW_REGEX}), ("tokenizer_config.json", {"model_max_length": "x"})],
+    ids=["a regular expression that gives up", "a length that is none"],
+)
+def test_a_tokenizer_that_cannot_read_a_sentence(folder: Path, file: str, values: dict[str, Any]) -> None:
+    """A library in Rust panics, which is no Exception of Python's."""
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | values))
+    with pytest.raises(UserError, match="tokenizer") as caught:
+        load_tokenizer(folder, "x")
+    assert "\n" not in str(caught.value)
