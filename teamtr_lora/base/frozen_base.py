@@ -347,10 +347,11 @@ def stored_end_ids(folder: Path, tokenizer: PreTrainedTokenizerBase, source: str
     """The ids that end a message, for those who do not load the model."""
     from transformers import GenerationConfig
 
-    try:
-        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except OSError:  # without the file, transformers takes them from the model's config too
-        generation = GenerationConfig.from_model_config(_read_config(folder, source))
+    with _loading(source):
+        try:
+            generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except OSError:  # without the file, transformers takes them from the model's config too
+            generation = GenerationConfig.from_model_config(_read_config(folder, source))
     return _eos_ids(tokenizer, generation.eos_token_id, source)
 
 
@@ -360,6 +361,10 @@ def _eos_ids(tokenizer: PreTrainedTokenizerBase, generation: Any, source: str) -
     ids = [token for token in (tokenizer.eos_token_id, *others) if token is not None]
     if not ids:
         raise UserError(f"base.source: the tokenizer of '{source}' has no eos_token; set it in tokenizer_config.json")
+    if not all(isinstance(token, int) for token in ids):
+        raise UserError(
+            f"base.source: '{source}' has eos_token_id={generation!r:.60} in its generation_config.json; give token ids"
+        )
     return tuple(dict.fromkeys(ids))
 
 

@@ -12,7 +12,7 @@ import torch
 import transformers.integrations.hub_kernels as hub_kernels
 from transformers.models.auto import auto_factory
 
-from teamtr_lora.base.frozen_base import base_facts, load_base, load_tokenizer
+from teamtr_lora.base.frozen_base import base_facts, load_base, load_tokenizer, stored_end_ids
 from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
 
@@ -142,3 +142,21 @@ def test_a_tokenizer_that_cannot_read_a_sentence(folder: Path, file: str, values
     with pytest.raises(UserError, match="tokenizer") as caught:
         load_tokenizer(folder, "x")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ids", [{"a": 1}, ["x"], "x", [[1]], 1.5])
+def test_ends_of_messages_that_are_no_tokens(folder: Path, ids: Any) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    for use in (lambda: load_base(str(folder), device="cpu"), lambda: stored_end_ids(folder, load_tokenizer(folder, "x"), "x")):
+        with pytest.raises(UserError) as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ['{"compile_config": {"backend": "x"}}', "[" * 100_000, '{"cache_config": 3, "num_beams": -1}'])
+def test_any_generation_config_is_one_line_or_none(folder: Path, text: str) -> None:
+    (folder / "generation_config.json").write_text(text)
+    try:
+        assert stored_end_ids(folder, load_tokenizer(folder, "x"), "x")
+    except UserError as error:
+        assert "\n" not in str(error)
