@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import, and commands that onl
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 ATTENTION = "sdpa"
-_NAMES_CODE = ("auto_map", "custom_pipelines")
+_NAMES_OTHERS = ("auto_map", "custom_pipelines", "transformers_weights")  # code, or other files than those that are hashed
 _MOST_LAYERS = 1000  # building more, even without weights, takes for ever
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -293,7 +293,7 @@ def _without_choices_of_code(config: PretrainedConfig) -> None:
         if hasattr(inner, "sub_configs"):
             _without_choices_of_code(inner)
     config._attn_implementation, config._experts_implementation, config.return_dict = ATTENTION, None, True
-    for name in _NAMES_CODE:
+    for name in _NAMES_OTHERS:
         if hasattr(config, name):
             delattr(config, name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers.integrations.hub_kernels as hub_kernels
+from safetensors.torch import load_file
 from transformers.models.auto import auto_factory
 
 from teamtr_lora.base.frozen_base import base_facts, load_base, load_tokenizer, stored_end_ids
@@ -160,3 +162,43 @@ def test_any_generation_config_is_one_line_or_none(folder: Path, text: str) -> N
         assert stored_end_ids(folder, load_tokenizer(folder, "x"), "x")
     except UserError as error:
         assert "\n" not in str(error)
+
+
+ELSEWHERE = [
+    "../outside.safetensors",
+    "/outside.safetensors",
+    "sub/w.safetensors",
+    "weights.bin",
+    "..",
+    5,
+    None,
+    ["w"],
+    "pipe.safetensors",
+]
+
+
+@pytest.mark.parametrize("name", ELSEWHERE, ids=map(str, ELSEWHERE))
+def test_an_index_names_safetensors_of_its_own_folder(folder: Path, name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is opened, and the hash of a base covers what is loaded."""
+    shutil.copy(folder / "model.safetensors", folder.parent / "outside.safetensors")
+    (folder / "sub").mkdir()
+    shutil.copy(folder / "model.safetensors", folder / "sub" / "w.safetensors")
+    os.mkfifo(folder / "pipe.safetensors")
+    tensors = load_file(folder / "model.safetensors")
+    torch.save(tensors, folder / "weights.bin")
+    (folder / "model.safetensors").rename(folder / "decoy.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("a pickle was opened"))
+    with pytest.raises(UserError, match="base.source") as caught:
+        load_base(str(folder), device="cpu")
+    assert "\n" not in str(caught.value)
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps(index | {"weight_map": dict.fromkeys(tensors, "decoy.safetensors")})
+    )
+    edit(folder, transformers_weights="sub/w.safetensors")
+    assert not hasattr(load_base(str(folder), device="cpu").model.config, "transformers_weights")
+    for text in ("[", "{}", "[" * 100_000, "5"):
+        (folder / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(UserError, match="index.json is damaged"):
+            load_base(str(folder), device="cpu")
