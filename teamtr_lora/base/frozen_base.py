@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import, and commands that onl
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 ATTENTION = "sdpa"
-_NAMES_CODE = ("auto_map", "custom_pipelines")
+_NAMES_OTHERS = ("auto_map", "custom_pipelines", "transformers_weights")  # code, or other files than those that are hashed
 _MOST_LAYERS = 1000  # building more, even without weights, takes for ever
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -164,7 +164,12 @@ def load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # tokenizers raises plain Exception for a file that it cannot read
+        tokenizer.decode(tokenizer.encode(_PROBE_TEXT))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except (
+        BaseException
+    ) as error:  # tokenizers raises plain Exception for a bad file, and a panic, which is none, for a bad regex
         raise UserError(f"base.source: the tokenizer of '{source}' cannot be loaded: {one_line(error)}") from error
     if not tokenizer.chat_template:
         raise UserError(
@@ -282,13 +287,13 @@ def _read_config(folder: Path, source: str) -> PretrainedConfig:
 
 def _without_choices_of_code(config: PretrainedConfig) -> None:
     """Attention, experts and classes are ours to choose: a config.json can name kernels and classes of a hub repository, which
-    would be fetched and run."""
+    would be fetched and run. So is what a pass returns."""
     for name in getattr(config, "sub_configs", {}):
         inner: Any = getattr(config, name, None)
         if hasattr(inner, "sub_configs"):
             _without_choices_of_code(inner)
-    config._attn_implementation, config._experts_implementation = ATTENTION, None
-    for name in _NAMES_CODE:
+    config._attn_implementation, config._experts_implementation, config.return_dict = ATTENTION, None, True
+    for name in _NAMES_OTHERS:
         if hasattr(config, name):
             delattr(config, name)
 
@@ -342,10 +347,11 @@ def stored_end_ids(folder: Path, tokenizer: PreTrainedTokenizerBase, source: str
     """The ids that end a message, for those who do not load the model."""
     from transformers import GenerationConfig
 
-    try:
-        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except OSError:  # without the file, transformers takes them from the model's config too
-        generation = GenerationConfig.from_model_config(_read_config(folder, source))
+    with _loading(source):
+        try:
+            generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except OSError:  # without the file, transformers takes them from the model's config too
+            generation = GenerationConfig.from_model_config(_read_config(folder, source))
     return _eos_ids(tokenizer, generation.eos_token_id, source)
 
 
@@ -355,6 +361,10 @@ def _eos_ids(tokenizer: PreTrainedTokenizerBase, generation: Any, source: str) -
     ids = [token for token in (tokenizer.eos_token_id, *others) if token is not None]
     if not ids:
         raise UserError(f"base.source: the tokenizer of '{source}' has no eos_token; set it in tokenizer_config.json")
+    if not all(isinstance(token, int) for token in ids):
+        raise UserError(
+            f"base.source: '{source}' has eos_token_id={generation!r:.60} in its generation_config.json; give token ids"
+        )
     return tuple(dict.fromkeys(ids))
 
 

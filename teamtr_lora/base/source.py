@@ -110,6 +110,8 @@ def check_folder(folder: Path, source: str) -> Path:
     if not (folder / "config.json").is_file():
         raise UserError(f"base.source: '{source}' has no config.json; give the folder that save_pretrained wrote")
     if any(folder.glob("*.safetensors")):
+        if missing := sorted(name for name in _indexed(folder, source) if not (folder / name).is_file()):
+            raise UserError(f"base.source: '{source}' lacks {missing[0]}; was the download cut short?")
         return folder
     if pickles := sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern)):
         raise UserError(
@@ -117,6 +119,20 @@ def check_folder(folder: Path, source: str) -> Path:
             "convert them with model.save_pretrained(folder), which writes safetensors"
         )
     raise UserError(f"base.source: '{source}' has no *.safetensors weights; was the download cut short?")
+
+
+def _indexed(folder: Path, source: str) -> set[str]:
+    """The files among which the weights are divided; empty where one holds them all. The index may name safetensors files of its
+    own folder only: any other would be read too, a pickle for instance, and no hash of the base would cover it."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        names = list(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else []
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"base.source: '{source}': {index.name} is damaged ({type(error).__name__})") from error
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(r"[^/\\\0]+\.safetensors", name):
+            raise UserError(f"base.source: '{source}': {index.name} names {name!r:.80}; give safetensors files of that folder")
+    return set(names)
 
 
 def one_line(error: BaseException, limit: int = 240) -> str:
@@ -184,8 +200,8 @@ def _cached_snapshot(repo: str, revision: str | None) -> Path | None:
         )
     except (OSError, ValueError):  # nothing of it, or a part, is here
         return None
-    folder, index = Path(found), Path(found) / "model.safetensors.index.json"
-    needed = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    folder = Path(found)
+    needed = _indexed(folder, repo) or {"model.safetensors"}
     return folder if all((folder / name).is_file() for name in needed) else None
 
 

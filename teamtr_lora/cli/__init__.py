@@ -90,7 +90,7 @@ def _main(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads our output any more
         return 0
-    except Exception as error:
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         if (wrong := _wrong_path(error)) and not args.debug:
             _complain(wrong)
             return 2
@@ -102,7 +102,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return 1
 
 
-def _wrong_path(error: Exception) -> str:
+def _wrong_path(error: BaseException) -> str:
     """One line about a path that the system takes no files at, wherever it was given; empty for any other error."""
     if isinstance(error, ValueError) and str(error).startswith("embedded null"):
         return "a path that was given holds a NUL character, which no file name can"

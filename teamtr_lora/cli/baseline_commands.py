@@ -42,7 +42,7 @@ def _baseline(args: argparse.Namespace) -> int | None:
     from teamtr_lora.training.live_view import LiveView
 
     out = Console(stderr=args.json)
-    out.print(f"teamtr-lora {__version__}: {args.algorithm} by TRL on {' '.join(recipes)}")
+    out.print(f"teamtr-lora {__version__}: {args.algorithm} by TRL on {' '.join(recipes)}", markup=False)
     view = LiveView(out)
     try:
         name = f"{run_name(recipes)}-{args.algorithm}"

@@ -75,7 +75,7 @@ def _train(args: argparse.Namespace) -> int | None:
     from teamtr_lora.training.trainer import TeamTRTrainer
 
     out = Console(stderr=args.json)
-    out.print(f"teamtr-lora {__version__}: {' '.join(recipes)}")
+    out.print(f"teamtr-lora {__version__}: {' '.join(recipes)}", markup=False)
     if args.resume and args.run_dir is not None and not args.run_dir.exists():  # no run yet, or killed before it wrote anything
         out.print(f"--resume: there is no run in {args.run_dir} yet; starting one", style="yellow", markup=False)
     trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[LiveView(out)])

@@ -87,6 +87,7 @@ class VisibleStream:
         self._kept = ""  # the beginning of a line that goes above a bar
         self._in_bar = False  # the line began with a carriage return: tqdm's bars are redrawn by these
         self._at_start = True
+        self._blank = 0  # empty lines above: what a bar below others may go up over
 
     def write(self, text: str) -> int:
         shown = visible(text)
@@ -95,17 +96,22 @@ class VisibleStream:
             for line in lines:
                 _live[-1](line)
             return len(text)
-        if shown != text:
-            shown = self._bar(text) or shown
-        self._put(shown)
+        bar = self._bar(text) if shown != text else ""
+        self._put(bar or shown)
         if text:
+            if not text.strip("\n") and (self._at_start or self._in_bar):
+                self._blank += len(text)
+            elif not bar:
+                self._blank = 0
             self._at_start = text.endswith("\n")
             self._in_bar = not self._at_start and (self._in_bar or text.startswith("\r"))
         return len(text)
 
     def _bar(self, text: str) -> str:
         """A bar that is drawn over itself, as it is. Nothing else is on such a line, so nothing else can be overwritten."""
-        if self._in_bar and _BAR_MOVES.fullmatch(text):
+        up = text.count("\x1b") - text.count("\n")
+        if self._in_bar and _BAR_MOVES.fullmatch(text) and up <= self._blank:
+            self._blank -= up
             return text
         return "\r" + visible(text[1:]) if text.startswith("\r") and (self._at_start or self._in_bar) else ""
 

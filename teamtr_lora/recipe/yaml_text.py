@@ -175,10 +175,10 @@ for _tag, _pattern, _first in _RESOLVERS:
     _Dumper.add_implicit_resolver(_tag, _pattern, list(_first))
 
 
-def parse(text: str, source: str) -> Any:
-    """The value of one YAML document; `source` names it in errors."""
+def parse(text: str, source: str, *, fast: bool = False) -> Any:
+    """The value of one YAML document; `source` names it in errors, which say less where the file is large or this is `fast`."""
     try:
-        return _Reader(yaml.parse(text, Loader=_FAST if len(text) > LARGE else yaml.SafeLoader)).document()
+        return _Reader(yaml.parse(text, Loader=_FAST if fast or len(text) > LARGE else yaml.SafeLoader)).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""

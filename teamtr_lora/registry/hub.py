@@ -120,13 +120,17 @@ def pull(repo: str, *, revision: str | None = None, name: str | None = None, roo
         facts = facts_of(sent) if missing else None
         for agent in missing:
             fetch_version(hub, remote, sent, agent, folder, facts)
+        new = not registry.team_folder(team.team).exists()
+        target = Registry(folder / ".new") if new else registry  # a new team is put together aside and comes in whole
         try:
             for agent in missing:
                 contents = {file: read_file(folder / agent / file, limit) for file, limit in VERSION_FILES.items()}
-                registry.adopt_adapter(contents, f"{hub.where}/{agent}", team.team)
+                target.adopt_adapter(contents, f"{hub.where}/{agent}", team.team)
             if status != "already here":
-                registry.adopt_team(manifest_bytes(team), f"{hub.where}/{TEAM_FILE}")
-        except BaseException:  # a full disk, an interrupt: adapters without their team would take its name
+                target.adopt_team(manifest_bytes(team), f"{hub.where}/{TEAM_FILE}")
+            if new:
+                registry.move_in(target, team.team)
+        except BaseException:  # a full disk, an interrupt: adapters without their team would keep their numbers
             registry.withdraw(team.team, {agent: team.agents[agent] for agent in missing})
             raise
     current = registry.numbers(team.team)[-1]

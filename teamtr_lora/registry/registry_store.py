@@ -30,6 +30,7 @@ from teamtr_lora.common.files import (
     dump_json,
     remove_temporaries,
     sha256,
+    sync_folder,
     write_folder_atomic,
 )
 from teamtr_lora.common.locks import locked
@@ -199,6 +200,13 @@ class Registry(RegistryReader):
             else:
                 create_atomic(path, data)
         return manifest
+
+    def move_in(self, staged: Registry, team: str) -> None:
+        """A team that is new here, in one step out of another registry on the same disk."""
+        folder = self.team_folder(team)
+        with self._writing(team), disk_errors(folder):
+            os.rename(staged.team_folder(team), folder)
+            sync_folder(self.root)
 
     def remove(
         self,

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
+from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, sha256, write_folder_atomic
 from teamtr_lora.runs.run_state import FORMAT, MANIFEST, STATE, TENSORS, CheckpointReader, RunState
 
@@ -49,12 +53,23 @@ class CheckpointStore(CheckpointReader):
     def load(self) -> tuple[RunState, dict[str, tuple[dict[str, Tensor], dict[str, Any]]]]:
         """The newest checkpoint, checked; also puts the random generators back."""
         state, body, contents = self._read(STATE, TENSORS)
-        tensors = load_safetensors(contents[TENSORS])
-        _restore_generators(tensors, body["python_random"])
-        optimizers = {
-            agent: (tensors_under(tensors, f"optimizer/{agent}/"), scalars) for agent, scalars in body["optimizers"].items()
-        }
+        with self.understood():
+            tensors = load_safetensors(contents[TENSORS])
+            _restore_generators(tensors, body["python_random"])
+            optimizers = {
+                agent: (tensors_under(tensors, f"optimizer/{agent}/"), scalars) for agent, scalars in body["optimizers"].items()
+            }
         return state, optimizers
+
+    @contextmanager
+    def understood(self) -> Iterator[None]:
+        """Around what puts the newest checkpoint back: hashes that fit do not say that a stranger's contents make sense."""
+        try:
+            yield
+        except (UserError, torch.OutOfMemoryError):
+            raise
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, SafetensorError) as error:
+            raise UserError(f"{self.steps()[-1]}: the checkpoint is damaged ({type(error).__name__}: {error})") from error
 
 
 def tensors_under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -7,17 +7,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.locks import held
+from teamtr_lora.recipe import yaml_text
 from teamtr_lora.runs import layout
 from teamtr_lora.runs.layout import is_baseline, is_run, read_own
 from teamtr_lora.runs.metrics import StageRow, has_rows, read_rows
 from teamtr_lora.runs.run_state import COUNTS, CheckpointReader, RunState
 
 State = Literal["starting", "training", "finished", "stopped", "damaged"]
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +117,9 @@ def _seconds_left(state: RunState, stages: int) -> float | None:
 def _planned_stages(run: Path) -> int:
     """Out of the recipe's text: to check all of a recipe takes some fifty times as long."""
     try:
-        data = yaml.load(read_own(run / layout.RECIPE) or b"", Loader=_YAML)  # a safe loader, in C where there is one
-        return int(data["training"]["stages"])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        text = (read_own(run / layout.RECIPE, yaml_text.MAX_BYTES) or b"").decode()
+        return int(yaml_text.parse(text, str(run / layout.RECIPE), fast=True)["training"]["stages"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{run / layout.RECIPE}: damaged ({type(error).__name__})") from error
 
 

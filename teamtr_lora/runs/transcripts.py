@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, FiniteFloat
+
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.runs.layout import EPISODES, MAX_METRICS_BYTES, OWN_NAMES, read_own, refuse_links
 from teamtr_lora.team import Episode
@@ -79,13 +81,34 @@ def transcript_files(run: Path) -> list[TranscriptFile]:
     return sorted(TranscriptFile(int(found[1]), int(found[2]), found[3], path.stem) for found, path in named if found)
 
 
+class _Message(BaseModel, strict=True):
+    agent: str
+    text: str
+    feedback: str | None = None
+    reward: FiniteFloat | None = None
+    pieces: list[str] | None = None
+    logprobs: list[float] | None = None
+    change: list[float] | None = None
+
+
+class _Record(BaseModel, strict=True):
+    """What readers of a record rely on."""
+
+    item: str
+    group: int
+    prompt: str
+    reward: FiniteFloat | None
+    advantage: FiniteFloat | None = None
+    messages: list[_Message]
+
+
 def read_transcripts(run: Path, name: str) -> Iterator[dict[str, Any]]:
     """The records of one of `transcript_files`, as `episode_record` made them."""
     path = run / EPISODES / f"{name}.jsonl"
     for number, line in enumerate((read_own(path, MAX_METRICS_BYTES) or b"").splitlines(), start=1):
         try:
             record = json.loads(line)
-            assert isinstance(record["messages"], list)
-        except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
+            _Record.model_validate(record)
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: line {number} is damaged ({type(error).__name__})") from error
         yield record

@@ -50,11 +50,11 @@ _PLAIN = """{%- set system = namespace(text='') -%}
 {%- for m in messages -%}
   {%- if m.role == 'system' and loop.first -%}{{ $open_system + m.content$trim_system }}
   {%- elif m.role == 'user' -%}
-    {%- if loop.first -%}{{ $open_first }}
-    {%- elif loop.index0 == 1 and messages[0].role == 'system' -%}{{ $after_system + system.text }}
-    {%- else -%}{{ $open_user }}
+    {%- if loop.first -%}{{ $open_first + m.content$trim_user + $close_first }}
+    {%- elif loop.index0 == 1 and messages[0].role == 'system' -%}
+      {{ $after_system + (system.text + m.content)$trim_user + $close_second }}
+    {%- else -%}{{ $open_user + m.content$trim_user + $close_user }}
     {%- endif -%}
-    {{ m.content$trim_user + $close_user }}
   {%- elif m.role == 'assistant' -%}{{ $open_agent + m.content + $close_agent }}
   {%- else -%}{{ raise_exception('a system turn may come first, then user and assistant') }}
   {%- endif -%}
@@ -78,7 +78,7 @@ class ChatPieces:
         if system_turn and not self._system_role:
             logger.warning("this base's chat template takes no system role: the system text opens the first user turn instead")
         opened, closed = self._text("opened"), self._text("closed")
-        if not opened.startswith(closed) or MARK not in closed:
+        if not opened.startswith(closed):
             self._refuse("its generation prompt is not a suffix of the conversation")
         self.agent_open = opened[len(closed) :]
         answered, asked_again = self._text("answered"), self._text("asked again")
@@ -89,6 +89,8 @@ class ChatPieces:
         _, found, self.user_open = before.partition("ok" + self.agent_close)
         if not found:
             self._refuse("a user turn after an answer changes the answer")
+        if closed.count(MARK) != 1 or _MARKS.search(self.agent_open + self.agent_close + self.user_open + self.user_close):
+            self._refuse("it does not write every content as it is, and once")
         self.end_ids = list(dict.fromkeys([*self._end_ids(), *also_ends]))
         self._turn_ids = self._structural_ids(self.prologue("s", "u") + asked_again)
 
@@ -106,24 +108,28 @@ class ChatPieces:
         """A chat template of ours that writes the same pieces. It loops over the messages and does nothing else, so a server can
         render what strangers ask by it, where the base's own could do whatever a program can."""
         open_first, close_first = self._text("closed").split(MARK)
-        pieces = {"open_first": open_first, "close_user": close_first, "open_user": self.user_open}
-        pieces |= {"open_agent": self.agent_open, "close_agent": self.agent_close, "open_system": "", "after_system": open_first}
+        pieces = {"open_system": "", "after_system": open_first, "close_second": close_first}
         if self._system_role:
-            pieces["open_system"], rest = self._text("with a system turn").split(MARK)
-            pieces["after_system"] = rest.split(SECOND_MARK)[0]
+            texts = _MARKS.split(self._text("with a system turn"))
+            pieces = dict(zip(("open_system", "after_system", "close_second"), texts[::2], strict=True))
+        pieces |= {"open_first": open_first, "close_first": close_first, "open_user": self.user_open}
+        pieces |= {"close_user": self.user_close, "open_agent": self.agent_open, "close_agent": self.agent_close}
         kind = _PLAIN if self._system_role else _PLAIN.replace(_SYSTEM_TURN, _SYSTEM_LATER)
-        trims = {"trim_user": self._trims("padded"), "trim_system": self._trims("padded system") if self._system_role else ""}
+        trims = {"trim_user": "".join(self._trims("padded"))}
+        trims["trim_system"] = "".join(self._trims("padded system")) if self._system_role else ""
         return Template(kind).substitute({name: _literal(text) for name, text in pieces.items()} | trims)
 
-    def _trims(self, padded: str) -> str:
-        return " | trim" if _PADDED.split(MARK)[0] + MARK not in self._text(padded) else ""
+    def _trims(self, padded: str) -> tuple[str, str]:
+        """What the template does to the white space at the two ends of a content, in Jinja's words: many take it off."""
+        text, (before, after) = self._text(padded), _PADDED.split(MARK)
+        return "" if before + MARK in text else ".lstrip()", "" if MARK + after in text else ".rstrip()"
 
     def _shaped(self, padded: str, content: str) -> str:
-        """The content as the template would write it: many take the white space off its ends."""
-        text, (before, after) = self._text(padded), _PADDED.split(MARK)
+        """The content as the template would write it."""
+        left, right = self._trims(padded)
         content = self.as_text(content)
-        content = content if before + MARK in text else content.lstrip()
-        return content if MARK + after in text else content.rstrip()
+        content = content.lstrip() if left else content
+        return content.rstrip() if right else content
 
     def as_text(self, content: str) -> str:
         """The content as `encode` must get it: unchanged, but what would be read as a token of the template is cut in two.
@@ -188,7 +194,8 @@ class ChatPieces:
         return (self._special | written | set(self.end_ids)) - unknown
 
     def _accepts_system(self) -> bool:
-        return all(MARK in (self._rendered[name][0] or "") for name in ("with a system turn", "padded system"))
+        texts = [self._rendered[name][0] or "" for name in ("with a system turn", "padded system")]
+        return all(_MARKS.findall(text) == [MARK, SECOND_MARK] for text in texts)
 
     def _text(self, name: str) -> str:
         text, why = self._rendered[name]

@@ -47,6 +47,7 @@ def main() -> int:
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
             text = environment.from_string(given["template"]).render(messages=messages, add_generation_prompt=opened, **names)
+            text.encode()  # half of a surrogate pair, which no tokenizer takes, is an error of the template's
         except MemoryError:
             return TOO_LARGE
         except Exception as error:

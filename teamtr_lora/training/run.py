@@ -62,8 +62,9 @@ class TrainingRun:
         if not engine.exact_resume:
             logger.warning("rollout.engine = %s: the resumed run may draw other tokens than one that never stopped", engine.name)
         load_versions(self.playable, self.state.versions, self.run_dir.adapters)
-        for agent, (tensors, scalars) in optimizers.items():
-            restore_state(self.updater.optimizers[agent], tensors, scalars)
+        with self.run_dir.checkpoints.understood():
+            for agent, (tensors, scalars) in optimizers.items():
+                restore_state(self.updater.optimizers[agent], tensors, scalars)
         self.updater.betas.update(self.state.betas)
         self.updater.radii.update(self.state.radii)
         self.updater.slopes.update(self.state.slopes)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers.integrations.hub_kernels as hub_kernels
+from safetensors.torch import load_file
 from transformers.models.auto import auto_factory
 
-from teamtr_lora.base.frozen_base import base_facts, load_base, load_tokenizer
+from teamtr_lora.base.frozen_base import base_facts, load_base, load_tokenizer, stored_end_ids
 from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
 
@@ -49,6 +52,7 @@ def edit(folder: Path, **values: Any) -> None:
         {"auto_map": {"AutoConfig": "owned.Config", "AutoModelForCausalLM": "owned.Model"}},
         {"auto_map": {"AutoModelForCausalLM": "evil/repo--owned.Model"}, "custom_pipelines": {"x": {"impl": "owned.P"}}},
         {"use_kernels": True, "kernel_config": {"RMSNorm": "evil/kernels:RMSNorm"}},
+        {"return_dict": False},
     ],
 )
 def test_what_it_asks_for_is_not_what_it_gets(folder: Path, values: dict[str, Any]) -> None:
@@ -58,6 +62,7 @@ def test_what_it_asks_for_is_not_what_it_gets(folder: Path, values: dict[str, An
     base = load_base(str(folder), device="cpu")
     assert base.model.config._attn_implementation == "sdpa"  # type: ignore[union-attr]
     assert base.model.config._experts_implementation != "evil/experts"  # type: ignore[union-attr]
+    assert base.model(input_ids=torch.tensor([[1, 2]])).logits.shape[:2] == (1, 2)
     assert not hasattr(base.model.config, "auto_map") and not (folder / "ran").exists()
     load_tokenizer(folder, "x")
 
@@ -123,3 +128,77 @@ def test_no_tokenizer_at_all(folder: Path, text: str) -> None:
     (folder / "tokenizer.json").write_text(text)
     with pytest.raises(UserError, match="tokenizer"):
         load_tokenizer(folder, "x")
+
+
+SLOW_REGEX = {"type": "Split", "pattern": {"Regex": "(a|[^b]+)+$|(.*)*b"}, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [("tokenizer.json", {"pre_tokenizer": SLOW_REGEX}), ("tokenizer_config.json", {"model_max_length": "x"})],
+    ids=["a regular expression that gives up", "a length that is none"],
+)
+def test_a_tokenizer_that_cannot_read_a_sentence(folder: Path, file: str, values: dict[str, Any]) -> None:
+    """A library in Rust panics, which is no Exception of Python's."""
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | values))
+    with pytest.raises(UserError, match="tokenizer") as caught:
+        load_tokenizer(folder, "x")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ids", [{"a": 1}, ["x"], "x", [[1]], 1.5])
+def test_ends_of_messages_that_are_no_tokens(folder: Path, ids: Any) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    for use in (lambda: load_base(str(folder), device="cpu"), lambda: stored_end_ids(folder, load_tokenizer(folder, "x"), "x")):
+        with pytest.raises(UserError) as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ['{"compile_config": {"backend": "x"}}', "[" * 100_000, '{"cache_config": 3, "num_beams": -1}'])
+def test_any_generation_config_is_one_line_or_none(folder: Path, text: str) -> None:
+    (folder / "generation_config.json").write_text(text)
+    try:
+        assert stored_end_ids(folder, load_tokenizer(folder, "x"), "x")
+    except UserError as error:
+        assert "\n" not in str(error)
+
+
+ELSEWHERE = [
+    "../outside.safetensors",
+    "/outside.safetensors",
+    "sub/w.safetensors",
+    "weights.bin",
+    "..",
+    5,
+    None,
+    ["w"],
+    "pipe.safetensors",
+]
+
+
+@pytest.mark.parametrize("name", ELSEWHERE, ids=map(str, ELSEWHERE))
+def test_an_index_names_safetensors_of_its_own_folder(folder: Path, name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is opened, and the hash of a base covers what is loaded."""
+    shutil.copy(folder / "model.safetensors", folder.parent / "outside.safetensors")
+    (folder / "sub").mkdir()
+    shutil.copy(folder / "model.safetensors", folder / "sub" / "w.safetensors")
+    os.mkfifo(folder / "pipe.safetensors")
+    tensors = load_file(folder / "model.safetensors")
+    torch.save(tensors, folder / "weights.bin")
+    (folder / "model.safetensors").rename(folder / "decoy.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("a pickle was opened"))
+    with pytest.raises(UserError, match="base.source") as caught:
+        load_base(str(folder), device="cpu")
+    assert "\n" not in str(caught.value)
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps(index | {"weight_map": dict.fromkeys(tensors, "decoy.safetensors")})
+    )
+    edit(folder, transformers_weights="sub/w.safetensors")
+    assert not hasattr(load_base(str(folder), device="cpu").model.config, "transformers_weights")
+    for text in ("[", "{}", "[" * 100_000, "5"):
+        (folder / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(UserError, match="index.json is damaged"):
+            load_base(str(folder), device="cpu")

@@ -138,6 +138,11 @@ def test_bars_are_redrawn_and_overwrite_nothing_else() -> None:
     for text in ("trusted", "\rowned", "\n", "\x1b[A", "owned", "\n"):
         stream.write(text)
     assert out.getvalue() == "trusted\\rowned\n\\x1b[Aowned\n"
+    out.truncate(0)
+    out.seek(0)
+    print("trusted", file=stream)  # type: ignore[call-overload]
+    print("\rowned", "\x1b[A", "\n\x1b[A\x1b[A", file=stream)  # type: ignore[call-overload]
+    assert out.getvalue() == "trusted\n\rowned \\x1b[A \n\\x1b[A\\x1b[A\n", "no line of others, by no combination of writes"
 
 
 def test_what_the_terminal_cannot_encode_is_escaped_too() -> None:

@@ -12,6 +12,7 @@ import torch
 from made_up_run import write_rows
 
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash, write_version
+from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json
 from teamtr_lora.recipe import Recipe, dump_recipe
@@ -83,6 +84,28 @@ def test_files_beside_the_recipe_are_found_from_anywhere(
     stored = team.load_recipe().model_dump()["task"]
     assert {key: stored[key] for key in files} == {key: str(tmp_path / name) for key, name in files.items()}
     assert stored["responder"]["script"] == str(tmp_path / "replies.jsonl") and stored["test_path"] == "nowhere.json"
+
+
+def test_the_dataset_whose_programs_the_task_runs_is_named(
+    run: Path, tmp_path: Path, recipe: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By import, and before a stranger's run is gone on with."""
+    monkeypatch.setenv("TEAMTR_LORA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TEAMTR_LORA_TRUST_PROGRAMS", raising=False)
+    told = Recipe.model_validate(recipe.model_dump() | {"task": {"name": "autologi", "path": "puzzles.jsonl"}})
+    (run / "recipe.yaml").write_text(dump_recipe(told))
+    notes = import_path(Registry(tmp_path / "adapters"), run, team="mine").notes
+    assert any("programs" in note and str(tmp_path / "puzzles.jsonl") in note and "--trust-programs" in note for note in notes)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for command in (
+        ["train", str(run), "--resume"],
+        ["eval", str(run)],
+        ["swap", str(run), "--agent", "planner", "--with", "fresh"],
+    ):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert str(tmp_path / "puzzles.jsonl") in error and "--trust-programs" in error and error.count("\n") == 1
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_metrics_of_an_earlier_team_are_not_the_teams(run: Path, tmp_path: Path) -> None:

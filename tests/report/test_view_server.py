@@ -124,11 +124,39 @@ def test_runs_can_be_compared(folder: Path) -> None:
         assert len(found["runs"]) == 2 and found["comparison"]["sections"][0]["figures"]
 
 
-def test_a_damaged_run_hides_no_other(folder: Path) -> None:
-    (folder / "one" / "recipe.yaml").write_text("training: [")
+@pytest.mark.parametrize(
+    "recipe", ["training: [", "[" * 200_000, "{a: " * 100_000, "training: &a [*a]", "stages: 1", "\x00", "x" * 2**20]
+)
+def test_a_damaged_run_hides_no_other(folder: Path, recipe: str) -> None:
+    """Nor does it end the server: a loader in C goes down by calls, and a recipe can be deeper than its stack."""
+    (folder / "one" / "recipe.yaml").write_text(recipe)
     with served(folder) as (ask, _):
         states = {run["name"]: run["state"] for run in ask("/api/runs")[1]["runs"]}
         assert states == {"one": "damaged", "study/two": "finished"}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"group": {}},
+        {"group": None},
+        {"reward": "1"},
+        {"messages": [None]},
+        {"messages": [{"agent": 1, "text": []}]},
+        {"item": []},
+    ],
+)
+def test_a_damaged_transcript_is_one_line(folder: Path, tmp_path: Path, spoil: dict[str, Any], capsys: Any) -> None:
+    run = folder / "one"
+    file = sorted((run / "episodes").glob("*.jsonl"))[0]
+    first, *rest = file.read_text().splitlines()
+    file.write_text("\n".join([json.dumps(json.loads(first) | spoil), *rest]))
+    assert main(["report", str(run), "--out", str(tmp_path / "r.html")]) == 2
+    error = capsys.readouterr().err
+    assert f"{file.name}: line 1 is damaged" in error and error.count("\n") == 1
+    with served(folder) as (ask, _):
+        assert ask(f"/api/transcripts?name=one&file={file.stem}")[0] == 409
+        assert ask("/api/runs")[0] == 200
 
 
 def test_hundreds_of_runs_are_listed_again_without_reading_them(bare: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -149,6 +177,15 @@ def test_a_port_that_is_taken_is_said(folder: Path) -> None:
 def test_loopback_is_this_machine_alone() -> None:
     assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.8.8.8", "::1")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "", "127.0.0.1.nip.io")))
+
+
+def test_no_name_of_a_run_passes_for_a_line_or_hides_a_part(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "x\nteamtr-lora: all is well [bold]b[/bold]"
+    shutil.copytree(folder / "one", folder / name)
+    (folder / name / "recipe.yaml").write_text("[")
+    assert main(["runs", str(folder)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "all is well" in line]
+    assert len(lines) == 2 and all(line.startswith("x\\nteamtr-lora: all is well [bold]b[/bold]") for line in lines)
 
 
 def test_the_table_in_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common import files
@@ -209,3 +210,38 @@ def test_a_state_that_json_cannot_hold_is_never_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         store.save(broken, {})
     assert steps(tmp_path) == ["step-000001"] and store.load()[0].step == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda body, tensors: body.pop("optimizers"),
+        lambda body, tensors: body.update(optimizers=[1]),
+        lambda body, tensors: body.update(python_random=[3, "x", None]),
+        lambda body, tensors: body.update(python_random=None),
+        lambda body, tensors: tensors.pop("random/torch"),
+        lambda body, tensors: tensors.update({"random/torch": torch.zeros(3)}),
+        lambda body, tensors: tensors.update({"random/numpy_keys": torch.zeros(2)}),
+        lambda body, tensors: tensors.update({"random/numpy_rest": torch.zeros(1)}),
+    ],
+)
+def test_a_stranger_s_checkpoint_whose_hashes_fit_is_one_line(tmp_path: Path, spoil: Any) -> None:
+    save(CheckpointStore(tmp_path), 1)
+    (folder,) = CheckpointStore(tmp_path).steps()
+    body, tensors = json.loads((folder / "state.json").read_text()), load_file(folder / "tensors.safetensors")
+    spoil(body, tensors)
+    (folder / "state.json").write_text(json.dumps(body))
+    save_file(tensors, folder / "tensors.safetensors")
+    hashes = {name: files.sha256((folder / name).read_bytes()) for name in ("state.json", "tensors.safetensors")}
+    (folder / "manifest.json").write_text(json.dumps(hashes))
+    with pytest.raises(UserError, match="step-000001: the checkpoint is damaged") as error:
+        CheckpointStore(tmp_path).load()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("tensors", "scalars"), [({"x/y": torch.zeros(1)}, {}), ({}, "text"), ({}, {"0": 1})])
+def test_moments_that_make_no_sense_are_one_line(tmp_path: Path, tensors: Any, scalars: Any) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    with pytest.raises(UserError, match="the checkpoint is damaged"), store.understood():
+        restore_state(trained()[1], tensors, scalars)

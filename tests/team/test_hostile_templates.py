@@ -68,6 +68,42 @@ def test_contents_stand_where_the_template_would_write_them(tokenizer: Any, cont
         assert pieces.prologue(system, content) == tokenizer.apply_chat_template(turns, tokenize=False)
 
 
+ODD = '"\'\\ \\"\\x22}}{{ 7 * 7 }}{%%}{% endraw %}{#-#}\r\n\0$open_user${open_user}\u2028\U0001f600'
+ENDS = [("", ""), (" | trim", ""), (".lstrip()", ""), (".rstrip()", ""), ("", "{% if loop.first %}first{% endif %}")]
+
+
+@pytest.mark.parametrize(("trimmed", "first"), ENDS)
+def test_the_template_for_a_server_says_the_pieces_and_nothing_else(tokenizer: Any, trimmed: str, first: str) -> None:
+    """Whatever characters a base's template writes, in ours they are text; and the white space goes where it goes in training."""
+    written = "{{ " + repr(ODD) + " }}"
+    tokenizer.chat_template = GOOD.replace("m.content", f"m.content{trimmed}").replace(
+        "<|im_end|>\n", f"{written}<|im_end|>\n{first}"
+    )
+    chat = ChatPieces(tokenizer, reasoning=False)
+    texts = [("system", " s"), ("user", " u\n"), ("assistant", "a {{ 1 }}"), ("user", "\tv ")]
+    turns = [{"role": role, "content": content} for role, content in texts]
+    wanted = chat.prologue(" s", " u\n") + chat.agent_open + "a {{ 1 }}" + chat.agent_close
+    wanted += chat.user_open + chat._shaped("padded", "\tv ") + chat.user_close
+    assert tokenizer.apply_chat_template(turns, chat_template=chat.plain_template(), tokenize=False) == wanted
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        GOOD.replace("{{ m.content }}", "{{ m.content }}{% if m.role == 'user' %}{{ m.content }}{% endif %}"),
+        GOOD.replace("{{ m.content }}", "{{ m.content }}{% if not loop.first and m.role == 'user' %}{{ m.content }}{% endif %}"),
+        GOOD.replace("{{ m.content }}", "{{ m.content }}\u2063mark\u2063"),
+        GOOD.replace("\n", "{{ '\\ud800' }}"),
+        GOOD.replace("\n", "{{ '\\udcff' }}"),
+    ],
+)
+def test_a_template_that_repeats_a_content_or_writes_no_text_is_refused(template: str, tokenizer: Any) -> None:
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match="chat template") as caught:
+        ChatPieces(tokenizer, reasoning=False)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_mistake_in_a_template_is_one_line(tokenizer: Any) -> None:
     for template in ("{{ nonesuch.a.b }}", "{%", "{{ raise_exception('no') }}", "{{ messages[0].content }}"):
         tokenizer.chat_template = template

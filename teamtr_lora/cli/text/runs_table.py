@@ -10,6 +10,7 @@ from rich.table import Table
 from teamtr_lora.cli.text.tables import print_table
 from teamtr_lora.common.consoles import Console
 from teamtr_lora.common.quantities import clock, short
+from teamtr_lora.common.visible import visible_line
 
 _COLOURS = {"training": "cyan", "starting": "cyan", "finished": "green", "stopped": "yellow", "damaged": "red"}
 
@@ -31,12 +32,12 @@ def print_runs(found: dict[str, Any]) -> None:
         state = f"[{_COLOURS[run['state']]}]{run['state']}[/]"
         ends = [_percent(run[end]) for end in ("accuracy_before", "accuracy_now")]
         tokens, left = short(run["sampled_tokens"]), "-" if run["seconds_left"] is None else clock(run["seconds_left"])
-        table.add_row(escape(run["name"]), state, f"{run['stage']}/{run['stages']}", *ends, decisions, tokens, left)
+        table.add_row(escape(visible_line(run["name"])), state, f"{run['stage']}/{run['stages']}", *ends, decisions, tokens, left)
     print_table(console, table)
     console.print("decisions: accepted whole / shrunk / rejected / skipped", style="dim", highlight=False)
     for run in found["runs"]:
         if run["problem"]:
-            console.print(f"{escape(run['name'])}: {escape(run['problem'])}", soft_wrap=True)
+            console.print(escape(f"{visible_line(run['name'])}: {run['problem']}"), soft_wrap=True)
 
 
 def _percent(share: float | None) -> str:

@@ -25,7 +25,7 @@ from threading import Thread
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.trust import TRUST_PROGRAMS, UNPROTECTED
-from teamtr_lora.tasks.machinery.sandbox_child import BREACH, NONCE_BYTES, UNSEALED
+from teamtr_lora.tasks.machinery.sandbox_child import BREACH, NONCE_BYTES
 
 COMMAND = [sys.executable, "-s", "-S", "-P", "-W", "ignore", str(Path(__file__).with_name("sandbox_start.py"))]
 # no variable of the trainer's but where libraries are; and the same order of sets, and so the same verdict, every time
@@ -87,7 +87,7 @@ def _ask_server(request: bytes, names: Sequence[str], limits: Limits) -> Outcome
         server.stop()
         return None
     _idle.append(server)
-    if status == UNSEALED:
+    if status == -signal.SIGUSR1:  # the filter was refused to this one process
         raise UserError(_REFUSED)
     if status == -signal.SIGALRM:
         return Outcome(problem=f"the program took longer than {limits.wall_seconds:g} s")

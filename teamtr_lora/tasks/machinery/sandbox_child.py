@@ -30,7 +30,7 @@ HIDDEN = ["_strptime", "locale", "collections.abc", "encodings.idna"]  # what th
 # Audit events of honest programs. `import` is not among them: what a program may import is loaded before.
 HARMLESS = {"compile", "exec", "object.__getattr__", "object.__setattr__", "object.__delattr__", "builtins.id"}
 HARMLESS |= {"sys._getframe", "sys._getframemodulename", "sys.unraisablehook", "time.sleep", "cpython.run_string"}
-BREACH, UNSEALED = 77, 78  # exit status: the program reached for something it must not have; the filter was refused
+BREACH = 77  # exit status: the program reached for something it must not have
 NONCE_BYTES = 16
 STACK_BYTES = 16 * 2**20
 

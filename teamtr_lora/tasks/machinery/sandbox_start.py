@@ -27,7 +27,7 @@ sys.path.remove(HERE)
 
 libc = ctypes.CDLL(None, use_errno=True)
 LIMITS = struct.Struct("ddd")  # seconds by the clock, seconds of a processor, bytes of memory
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x04000000, 0x08000000, 0x10000000
 CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 MS_REC_PRIVATE, MS_LOCKED_DOWN, MNT_DETACH = 0x44000, 0x0F, 2  # read only, no devices, no programs, no set-user-id
@@ -106,6 +106,8 @@ def filter_works() -> bool:
 def run_child(connection: int, limits: tuple[float, float, float], seal: Any, server: int) -> None:
     """In the process of one program. The alarm and the limits cannot be changed again under the filter."""
     die_with(server)
+    if sys.platform == "linux":  # or a crash would start the system's own program for crashes, outside and with its rights
+        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     os.dup2(connection, 0)
     os.closerange(1, 64)
     clock_seconds, cpu_seconds, memory = limits
@@ -141,8 +143,9 @@ def serve(seal: Any) -> None:
 
 def main(parent: int, unprotected: bool) -> None:
     die_with(parent)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # both are inherited, and the alarm must end a program
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # both are inherited, and these signals must end a process
+    for number in (signal.SIGALRM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
     sandbox_child.prepare()
     if LINUX:
         enter_namespaces()
@@ -157,7 +160,8 @@ def main(parent: int, unprotected: bool) -> None:
 
     def seal() -> None:
         if walled and not install_filter():
-            os._exit(sandbox_child.UNSEALED)
+            os.kill(os.getpid(), signal.SIGUSR1)  # no program can end like this, so none can say that there is no filter
+            os._exit(1)
         for name in [name for name in sys.modules if any(own in name for own in OWN_MODULES)]:
             del sys.modules[name]
 

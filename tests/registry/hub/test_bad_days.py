@@ -199,22 +199,24 @@ def test_kill_during_push(hub: Any, store: Any, files: Any, identity: Identity, 
     assert len(hub.commits(REPO)) == 1 and pull(REPO, root=tmp_path / "b").status == "new"
 
 
-def test_kill_between_adapters_and_team(hub: Any, pushed: dict[str, bytes], tmp_path: Path) -> None:
-    there = Registry(tmp_path / "b")
-    hub.add(REPO, pushed)
+@pytest.mark.parametrize("step", ["adopt_team", "move_in"])
+def test_kill_between_adapters_and_team(
+    hub: Any, store: Any, files: Any, pushed: dict[str, bytes], identity: Identity, tmp_path: Path, step: str
+) -> None:
+    """A new team comes in whole or not at all, so that half of another one cannot keep its name."""
+    there, other = Registry(tmp_path / "b"), store(tmp_path / "a", identity, seed=7)
+    push("pair", REPO, root=other.root)
 
     def run() -> None:
-        Registry.adopt_team = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        setattr(Registry, step, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         pull(REPO, root=there.root)
 
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
     process.join(30)
-    assert process.exitcode == -signal.SIGKILL and there.teams() == [] and there.verify() == []
-    assert len(there.versions("pair", "solver")) == 1
-    hub.sent.clear()
+    assert process.exitcode == -signal.SIGKILL and files(there.root) == {} and there.teams() == there.verify() == []
+    hub.add(REPO, dict(pushed))
     assert pull(REPO, root=there.root).status == "new" and there.verify() == []
-    assert not [name for _, name, _ in hub.sent if name.endswith(WEIGHTS)], "what was checked and stored is not fetched again"
 
 
 @pytest.mark.parametrize("pattern", ["GET /.*/team.json", "GET /storage", "GET /.*/solver/README.md"])

@@ -165,6 +165,27 @@ def test_without_a_filter_nothing_runs_unless_the_user_says_so(
         run_checks(good, ["check"], "[1]")
 
 
+def test_no_exit_status_of_a_program_speaks_for_the_sandbox(
+    weakly: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may end as it likes: that is its own failed item, never an error that stops the run or asks for less safety."""
+    weakly("raw,unshare")
+    leave = "import collections\ndef check(x): collections._sys._getframe(1).f_globals['_leave'](x)"
+    for status in range(256):
+        assert not run_checks(leave, ["check"], str(status)).accepted, status
+    monkeypatch.setattr(sandbox._Server, "status", lambda *_: -signal.SIGUSR1)
+    with pytest.raises(UserError, match="no seccomp filter"):
+        run_checks(leave, ["check"], "0")
+
+
+def test_a_crash_starts_no_program_of_the_system(weakly: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel hands the memory of a process that crashed to the system's handler, unless the process is not dumpable."""
+    monkeypatch.setenv("TEAMTR_LORA_TRUST_PROGRAMS", "unprotected")
+    weakly("raw,seccomp")
+    dumpable = "libc.syscall(167 if x == 'aarch64' else 157, 3, 0, 0, 0, 0)"
+    assert run_checks(f"def check(x): return {dumpable} == 0", ["check"], repr(os.uname().machine)).accepted
+
+
 def test_landlock_closes_files_where_the_filter_is_missing(
     weakly: Callable[[str], None], outside: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
