@@ -136,14 +136,8 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
 
 
 def _team(recipe: Recipe, folder: Path, facts: BaseFacts) -> Team:
-    custom = _unasked if recipe.team.router.callable else None
     tokenizer = load_tokenizer(folder, recipe.base.source)
-    return build_team(recipe.team, tokenizer, base_context_tokens=facts.context_tokens, custom_router=custom)
-
-
-def _unasked(messages: Any, agents: Any) -> str:
-    """Stands in for the user's own router, whose file a plan need not run: nobody speaks."""
-    raise RuntimeError("a plan plays no episode")
+    return build_team(recipe.team, tokenizer, base_context_tokens=facts.context_tokens)
 
 
 def _prompt_tokens(recipe: Recipe, team: Team) -> int:
