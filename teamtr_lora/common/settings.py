@@ -111,3 +111,10 @@ def _within(word: str, name: str, slips: int) -> bool:
         return max(len(word), len(name)) <= slips
     swapped = len(name) > 1 and word[:2] == name[1::-1] and _within(word[2:], name[2:], slips - 1)
     return swapped or any(_within(word[a:], name[b:], slips - 1) for a, b in ((1, 0), (0, 1), (1, 1)))
+
+
+def meant(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """How an error about an unknown name ends: with the one that is most like it, or with all there are (or `otherwise`)."""
+    names = list(known)
+    like = nearest(word, names)
+    return f"did you mean {like!r}?" if like else otherwise or f"it has {', '.join(names) or 'none'}"

@@ -15,7 +15,7 @@ import torch
 
 from teamtr_lora.common.code_paths import raised, user_code
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.settings import nearest
+from teamtr_lora.common.settings import meant
 from teamtr_lora.rollout.own_answers import credit_own_answers
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
 from teamtr_lora.tasks.machinery.background import as_future
@@ -275,8 +275,7 @@ def _credit(team: Team, episode: Episode, credit: Mapping[str, float] | None) ->
         )
     for agent in credit or ():
         if agent not in team.names:
-            like = nearest(str(agent), team.names)
-            fix = f"did you mean {like!r}?" if like else f"the agents are {', '.join(team.names)}"
+            fix = meant(str(agent), team.names)
             raise UserError(f"item {episode.item_id!r}: the task gave credit to {agent!r}, who is no agent of the team; {fix}")
     return None if credit is None else {agent: _number(episode, f"credit for {agent}", n) for agent, n in credit.items()}
 
