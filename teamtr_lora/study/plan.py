@@ -161,7 +161,7 @@ def _turn_tokens(team: Team) -> int:
 
 def _adapter_parameters(lora: Any, facts: BaseFacts) -> int:
     wanted = lora.targets
-    chosen = [m for m in facts.linears if wanted == "all-linear" or m.name in wanted or m.name.rpartition(".")[2] in wanted]
+    chosen = facts.targeted(wanted)
     if not chosen:
         names = ", ".join(sorted({m.name.rpartition(".")[2] for m in facts.linears}))
         raise UserError(f"team.agents: lora.targets = {wanted!r} names no linear layer of this base; it has {names}")
