@@ -21,7 +21,7 @@ from typing import Any
 from teamtr_lora.base.frozen_base import load_tokenizer
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.rollout.adapter_upload import Receive, Scope, Send
+from teamtr_lora.rollout.adapter_upload import Receive, Scope, Send, send_json
 from teamtr_lora.rollout.sampler import Request, SamplingParams, derive_seed
 from teamtr_lora.rollout.server_client import completion_body
 from teamtr_lora.tasks import AskedTask, Item
@@ -101,7 +101,7 @@ class TeamModel:
             card = {"id": self.name, "object": "model", "created": int(time.time()), "owned_by": "teamtr-lora"}
             listed["data"].append(card | {"root": self.name, "parent": self._base, "max_model_len": self._context})
             body = json.dumps(listed).encode()
-        await _send(send, inner.status, body)
+        await send_json(send, inner.status, body)
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _whole_body(receive)
@@ -256,7 +256,7 @@ class _Reply:
             message = {"role": "assistant", "content": answer, "reasoning": said, "reasoning_content": said}
             choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
             whole = {**self._head("chat.completion"), "choices": [choice], "usage": usage}
-            await _send(self._send, 200, json.dumps(whole).encode())
+            await send_json(self._send, 200, whole)
             return
         await self._chunk({"content": answer})
         await self._chunk({}, finish)
@@ -268,7 +268,7 @@ class _Reply:
         if self._begun:
             await self._send({"type": "http.response.body", "body": b"data: " + body + b"\n\ndata: [DONE]\n\n"})
         else:
-            await _send(self._send, status, body)
+            await send_json(self._send, status, body)
 
     async def _chunk(self, delta: dict[str, str], finish: str | None = None) -> None:
         if not self._begun:
@@ -367,9 +367,3 @@ def _again(body: bytes | None, receive: Receive) -> Receive:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _send(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
