@@ -182,7 +182,7 @@ def test_what_the_first_process_carries_out_is_played_by_all(
         if command == "swap":
             shutil.copytree(alone, run)
             argv = ["swap", str(run), "--agent", "solver", "--with", "fresh:rank=2"]
-            argv += ["--probe-contexts", "16", "--items", "12", "--delta-align", "0.003"]
+            argv += ["--probe-contexts", "16", "--items", "12", "--delta-align", "0.001"]
         assert ended(started(server, *[argv] * ranks)) == [0] * ranks
         found.append(rows(run))
     assert found[0] == found[1]
