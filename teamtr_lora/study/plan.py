@@ -148,8 +148,7 @@ def _prompt_tokens(recipe: Recipe, team: Team) -> int:
         task = recipe.task.for_items(recipe.folder)
         task.check_agents(team.names, team.router.max_messages)
         task.check_router(team.router)
-        items = task.items("train")
-        prompts = [items[i].prompt for i in range(SAMPLE_ITEMS if items.size is None else min(SAMPLE_ITEMS, items.size))]
+        prompts = [item.prompt for item in task.first_items("train", SAMPLE_ITEMS)]
     return max(len(team.protocol.begin(prompt).prompt_for(team.names[0])) for prompt in prompts)
 
 

@@ -127,9 +127,8 @@ class _Rebase(Session):
     def _early_strings(self) -> list[str]:
         protocol = self.recipe.team.protocol
         texts = [protocol.system or "", *(agent.role for agent in self.recipe.team.agents)]
-        items = self.task.items("train")
-        count = EARLY_STRINGS if items.size is None else min(EARLY_STRINGS, items.size)
-        return [text for text in [*texts, *(items[i].prompt for i in range(count))] if text]
+        texts += [item.prompt for item in self.task.first_items("train", EARLY_STRINGS)]
+        return list(filter(None, texts))
 
     def _loras(self, facts: BaseFacts, checks: list[Check]) -> dict[str, LoraSection]:
         loras = {}
