@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +80,10 @@ class BaseFacts:
     parameters: int  # a tied head counts once
     stored_quantization: str  # none, or 4bit / 8bit when the files are quantised already
     linears: tuple[LinearShape, ...]
+
+    def targeted(self, targets: str | Sequence[str]) -> list[LinearShape]:
+        """The linear layers that a recipe's lora.targets mean: all, or those of these names or last parts of names."""
+        return [x for x in self.linears if isinstance(targets, str) or {x.name, x.name.rpartition(".")[2]} & {*targets}]
 
 
 def load_base(

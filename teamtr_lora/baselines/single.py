@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import meant
 from teamtr_lora.recipe import AgentSection, Recipe
 from teamtr_lora.team import most_messages
 
@@ -32,7 +33,7 @@ def single_agent_recipe(recipe: Recipe, name: str | None = None) -> Recipe:
     rollouts, items = recipe.stage_budget()
     chosen = agents[0] if name is None else next((agent for agent in agents if agent.name == name), None)
     if chosen is None:
-        raise UserError(f"--agent {name}: no agent has this name; the agents are {', '.join(a.name for a in agents)}")
+        raise UserError(f"--agent {name}: the team has no such agent; {meant(str(name), [a.name for a in agents])}")
     jobs = "; ".join(dict.fromkeys(agent.role for agent in agents if agent.role))
     kind = recipe.team.router.kind
     data = recipe.model_dump()

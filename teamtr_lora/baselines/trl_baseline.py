@@ -11,7 +11,7 @@ import importlib.util
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,7 @@ def _train(
     callbacks: Sequence[TrainerCallback],
     started: float,
 ) -> TrainSummary:
-    playable = open_recipe(single)
-    try:
+    with closing(open_recipe(single)) as playable:
         _check_devices(playable)
         run_dir = RunDir(path)
         with run_dir.lock():
@@ -96,8 +95,6 @@ def _train(
                 )
                 run.train(algorithm)
             return summary(path, single, state)
-    finally:
-        playable.close()
 
 
 def _trl_version() -> str:

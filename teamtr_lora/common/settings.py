@@ -1,7 +1,7 @@
 """What settings are made of: the strict base class of every section, the texts that sections share, and rules between keys.
 
 A section is a pydantic model that the user writes as YAML or as keyword arguments. Sections live beside the code they configure,
-so this module imports nothing of ours.
+so this module imports nothing of theirs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from teamtr_lora.common.errors import UserError
 
 SAFE_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
 DEVICE = r"^(auto|cpu|cuda(:[0-9]+)?)$"
@@ -56,6 +58,14 @@ class OnThisMachine:
     """
 
     what: Literal["file", "choice", "path or name"]
+
+
+def api_key(variable: str, key: str) -> str:
+    """The API key in an environment variable, empty for none; `key` is the recipe's that names the variable."""
+    found = os.environ.get(variable, "").strip()
+    if not (found.isascii() and found.isprintable()):
+        raise UserError(f"{key}: what {variable} holds is no API key (odd characters)")
+    return found
 
 
 Mistake = tuple[tuple[str | int, ...], Any, str, str]
@@ -111,3 +121,10 @@ def _within(word: str, name: str, slips: int) -> bool:
         return max(len(word), len(name)) <= slips
     swapped = len(name) > 1 and word[:2] == name[1::-1] and _within(word[2:], name[2:], slips - 1)
     return swapped or any(_within(word[a:], name[b:], slips - 1) for a, b in ((1, 0), (0, 1), (1, 1)))
+
+
+def meant(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """How an error about an unknown name ends: with the one that is most like it, or with all there are (or `otherwise`)."""
+    names = list(known)
+    like = nearest(word, names)
+    return f"did you mean {like!r}?" if like else otherwise or f"it has {', '.join(names) or 'none'}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,14 +80,10 @@ def _on_engine(stored: StoredTeam, engine: str) -> StoredTeam:
 def opened(stored: StoredTeam) -> Iterator[tuple[Recipe, PlayableTeam]]:
     """A stored team, ready to play."""
     recipe = stored.recipe
-    with fits(recipe):
-        playable = open_recipe(recipe)
-        try:
-            if stored.versions:
-                load_versions(playable, stored.versions, stored.adapters)
-            yield recipe, playable
-        finally:
-            playable.close()
+    with fits(recipe), closing(open_recipe(recipe)) as playable:
+        if stored.versions:
+            load_versions(playable, stored.versions, stored.adapters)
+        yield recipe, playable
 
 
 def evaluate_team(source: str | Path, options: EvalOptions | None = None, progress: Progress | None = None) -> EvaluationResult:

@@ -51,11 +51,11 @@ class Evaluation:
 
 
 def evaluation_items(task: Task, split: Split, count: int) -> list[Item]:
-    """The first `count` items of a split (all of a smaller one): the same ones every time."""
-    items = task.items(split)
-    if items.size == 0:
+    """The items that a team is measured on."""
+    items = task.first_items(split, count)
+    if not items:
         raise UserError(f"the {split} split is empty")
-    return [items[i] for i in range(count if items.size is None else min(count, items.size))]
+    return items
 
 
 def evaluate(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import meant
 from teamtr_lora.evaluation.inference import STEP_BY_STEP, Played, Policy, SelfConsistency, Tree, TreeOfThoughts, answers_once
 from teamtr_lora.recipe import AgentSection, Recipe, RouterSection, TeamSection
 from teamtr_lora.registry.stored import StoredTeam
@@ -37,7 +38,7 @@ def resolve_baseline(options: BaselineOptions, recipe: Recipe, task: Task) -> di
     """The baseline's settings in full; raises UserError where the task cannot be played by it."""
     names = [agent.name for agent in recipe.team.agents]
     if options.agent is not None and options.agent not in names:
-        raise UserError(f"--agent {options.agent}: the team has no such agent; it has {', '.join(names)}")
+        raise UserError(f"--agent {options.agent}: the team has no such agent; {meant(options.agent, names)}")
     spoken = most_messages(recipe.team)
     messages = _messages(task, options.agent or "solver", spoken)
     settings: dict[str, Any] = {"kind": options.kind, "agent": options.agent, "messages": messages}
@@ -76,8 +77,7 @@ def open_baseline(stored: StoredTeam, settings: dict[str, Any], task: Task, purp
     """The baseline that `settings` describe, on the base of a stored team."""
     policy, recipe = settings["policy"], stored.recipe
     team = solo_team(recipe.team, policy["agent"], policy["messages"])
-    solver = open_team(recipe.base, team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
-    try:
+    with closing(open_team(recipe.base, team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)) as solver:
         if version := stored.versions.get(policy["agent"]):
             load_versions(solver, {version.agent: version}, stored.adapters)
         temperature, messages = settings["temperature"], policy["messages"]
@@ -88,8 +88,6 @@ def open_baseline(stored: StoredTeam, settings: dict[str, Any], task: Task, purp
         tokens = max(1, policy["tokens"] // messages // policy.get("votes", 1))
         chain = Played(solver, task, temperature=temperature, max_message_tokens=tokens, purpose=purpose)
         yield SelfConsistency(chain, policy["votes"]) if policy["kind"] == "self_consistency" else chain
-    finally:
-        solver.close()
 
 
 def solo_team(section: TeamSection, agent: str | None, messages: int) -> TeamSection:

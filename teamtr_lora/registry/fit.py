@@ -146,8 +146,7 @@ def check_targets(carried: Iterable[str], wanted: LoraSection, facts: BaseFacts 
 
 def modules_of(targets: str | list[str], facts: BaseFacts) -> list[str]:
     """The base's modules that a recipe's lora.targets mean."""
-    names = [linear.name for linear in facts.linears]
-    return [name for name in names if targets == "all-linear" or name in targets or name.rpartition(".")[2] in targets]
+    return [linear.name for linear in facts.targeted(targets)]
 
 
 def check_lora(have: PlainLora | LoraSection, wanted: LoraSection, where: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import meant
 from teamtr_lora.registry.reader import RegistryReader
 from teamtr_lora.registry.registry_store import Registry
 
@@ -58,7 +59,7 @@ def describe(
         }
     names = registry.versions(team, agent)
     if not names:
-        raise UserError(f"{root / team}: no agent {agent!r} here; it has {', '.join(registry.agents(team)) or 'none'}")
+        raise UserError(f"{root / team}: no agent {agent!r} here; {meant(agent, registry.agents(team))}")
     rows = []
     for name in names:
         described = registry.manifest(team, agent, name).model_dump(mode="json")

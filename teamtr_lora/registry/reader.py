@@ -14,7 +14,7 @@ from teamtr_lora.base.lora_config import PlainLora, read_lora_config
 from teamtr_lora.base.versions import CONFIG, MANIFEST, VERSION_NAME, WEIGHTS, version_number
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
-from teamtr_lora.common.settings import PATTERN_WORDS, SAFE_NAME, nearest
+from teamtr_lora.common.settings import PATTERN_WORDS, SAFE_NAME, meant
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.fit import check_lora, open_contents
 from teamtr_lora.registry.identity import protocol_hash
@@ -46,10 +46,7 @@ class RegistryReader:
         """A version of a team; without a number the current one."""
         numbers = self.numbers(name)
         if not numbers:
-            known = self.teams()
-            like = nearest(name, known)
-            hint = f"did you mean {like!r}?" if like else f"it has {', '.join(known) or 'none'}"
-            raise UserError(f"{self.root}: no team {name!r} here; {hint}")
+            raise UserError(f"{self.root}: no team {name!r} here; {meant(name, self.teams())}")
         if number is not None and number not in numbers:
             raise UserError(f"{self.root / name}: no team version {number}; it has {', '.join(map(str, numbers))}")
         path = self.team_folder(name) / team_file(number or numbers[-1])

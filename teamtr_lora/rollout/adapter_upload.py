@@ -77,7 +77,7 @@ class RequireKey:
                     raise _RefusedError(403, "a web page may not change which adapters are loaded")
             await self._handle(scope, receive, send)
         except _RefusedError as refused:
-            await _send_json(send, refused.status, {"error": str(refused)})
+            await send_json(send, refused.status, {"error": str(refused)})
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
@@ -111,7 +111,7 @@ class AdapterUpload(RequireKey):
             answer = await self._answer(scope, receive, path.removeprefix(PATH).removeprefix("/"))
         except OSError as error:
             raise _RefusedError(507, f"the adapter cannot be stored: {error.strerror or type(error).__name__}") from error
-        await _send_json(send, 200, answer)
+        await send_json(send, 200, answer)
 
     async def _answer(self, scope: Scope, receive: Receive, name: str) -> dict[str, Any]:
         headers = _headers(scope)
@@ -214,8 +214,9 @@ def _headers(scope: Scope) -> dict[str, str]:
     return {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
 
 
-async def _send_json(send: Send, status: int, answer: dict[str, Any]) -> None:
-    body = json.dumps(answer).encode()
+async def send_json(send: Send, status: int, answer: dict[str, Any] | bytes) -> None:
+    """Answers a request; bytes are JSON already."""
+    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

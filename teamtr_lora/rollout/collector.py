@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 
 from teamtr_lora.common.code_paths import raised, user_code
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.settings import nearest
+from teamtr_lora.common.settings import meant
 from teamtr_lora.rollout.own_answers import credit_own_answers
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
 from teamtr_lora.tasks.machinery.background import as_future
@@ -258,11 +257,6 @@ def _returned(item: str, where: str, value: Any, wanted: str) -> UserError:
     return UserError(f"item {item!r}: {where} returned {value!r:.60}; it must return {wanted}, or a future or coroutine of one")
 
 
-def _read(task: Task, episode: Episode, message: Message) -> str | None:
-    """The answer of one message, as a majority over episodes would count it."""
-    return task.vote(replace(episode, messages=[message]))
-
-
 def _number(episode: Episode, what: str, value: Any) -> float:
     try:
         number = float(value)
@@ -281,8 +275,7 @@ def _credit(team: Team, episode: Episode, credit: Mapping[str, float] | None) ->
         )
     for agent in credit or ():
         if agent not in team.names:
-            like = nearest(str(agent), team.names)
-            fix = f"did you mean {like!r}?" if like else f"the agents are {', '.join(team.names)}"
+            fix = meant(str(agent), team.names)
             raise UserError(f"item {episode.item_id!r}: the task gave credit to {agent!r}, who is no agent of the team; {fix}")
     return None if credit is None else {agent: _number(episode, f"credit for {agent}", n) for agent, n in credit.items()}
 
@@ -291,7 +284,7 @@ def _settle(team: Team, task: Task, players: list[_Player]) -> None:
     """Adds terminal rewards and credit for the answers that the router chooses, scoring all episodes in one call."""
     episodes = [player.episode for player in players]
     for episode in episodes:
-        episode.answer_turn = team.router.answer_turn(episode.messages, partial(_read, task, episode))
+        episode.answer_turn = team.answer_turn(episode, task.vote)
     answered = [episode.as_answered() for episode in episodes]
     with _of_the_task(task, episodes[0].item_id if episodes else ""):
         rewards, credits = list(task.score(answered)), list(task.credit(answered))

@@ -17,7 +17,6 @@ from teamtr_lora.base.memory import memory_phase, phase_of
 from teamtr_lora.base.sharding import splits
 from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import AdapterVersion, read_version
-from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.ranks import Ranks, process_ranks
 from teamtr_lora.recipe import BaseSection, LoraSection, Recipe, RolloutSection, TeamSection
@@ -137,6 +136,7 @@ def open_recipe(recipe: Recipe, extra: Mapping[str, LoraSection] | None = None) 
     return open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder, extra=extra, shard=shard)
 
 
+@memory_phase("loading")
 def open_team(
     base_section: BaseSection,
     team_section: TeamSection,
@@ -149,8 +149,31 @@ def open_team(
 ) -> PlayableTeam:
     """Loads the base and puts a fresh adapter on it for every agent. `folder` is where the recipe was found. `extra` adapters are
     put on the same base beside the team's, such as one that is to replace an agent's. `shard`: the recipe's training.shard."""
-    with memory_phase("loading"):
-        return _open_team(base_section, team_section, rollout, seed=seed, folder=folder, extra=extra, shard=shard)
+    started, ranks = time.monotonic(), process_ranks()
+    device = resolve_device(base_section.device)
+    begin_engine(rollout, device, resolve_dtype(base_section.precision, device))
+    base = _open_base(base_section, team_section, rollout, folder, shard)
+    loaded = time.monotonic()
+    team = build_team(team_section, base.tokenizer, base_context_tokens=base.context_tokens, code=folder, end_ids=base.eos_ids)
+    specs = {agent.name: agent.lora for agent in team_section.agents} | dict(extra or {})
+    bank = AdapterBank(base.model, specs, base_name=base_section.source, seed=seed)
+    adapted = time.monotonic()
+    sampler: Sampler | None = None
+    for mine in ranks.take_turns() if ranks.shared_gpu else (True,):  # an engine measures the memory that others leave it
+        if mine:
+            sampler = open_sampler(base, bank, rollout, context_tokens=team.context_tokens)
+    assert sampler is not None
+    seconds = {"base": loaded - started, "adapters": adapted - loaded, "engine": time.monotonic() - adapted}
+    engine = ENGINES[rollout.engine]
+    dealer = Dealer(ranks, fixed_lots=engine.exact_resume and base.device.type == "cpu", alone=engine.by_url)
+    training = Ranks() if ranks.helping else ranks
+    playable = PlayableTeam(base, bank, team, sampler, dealer, seconds | sampler.start_seconds(), training)
+    try:
+        playable.publish_all()
+    except BaseException:
+        playable.close()
+        raise
+    return playable
 
 
 def _open_base(base: BaseSection, team: TeamSection, rollout: RolloutSection, folder: Path, shard: str) -> FrozenBase:
@@ -173,47 +196,6 @@ def _is_split(base: BaseSection, rollout: RolloutSection, shard: str, source: st
     taken = rollout.vllm.memory_share * (total or 0) if ENGINES[rollout.engine].memory == "copy" else 0
     facts, value = base_facts(resolve(source, base.revision)), resolve_dtype(base.precision, device).itemsize
     return splits(shard, facts, over=over, value=value, device_bytes=total, engine_bytes=int(taken))
-
-
-def _open_team(
-    base_section: BaseSection,
-    team_section: TeamSection,
-    rollout: RolloutSection,
-    *,
-    seed: int,
-    folder: Path,
-    extra: Mapping[str, LoraSection] | None,
-    shard: str,
-) -> PlayableTeam:
-    started, ranks = time.monotonic(), process_ranks()
-    device = resolve_device(base_section.device)
-    begin_engine(rollout, device, resolve_dtype(base_section.precision, device))
-    base = _open_base(base_section, team_section, rollout, folder, shard)
-    loaded = time.monotonic()
-    router = team_section.router
-    custom = load_callable(router.callable, key="team.router.callable", folder=folder) if router.callable else None
-    team = build_team(
-        team_section, base.tokenizer, base_context_tokens=base.context_tokens, custom_router=custom, end_ids=base.eos_ids
-    )
-    specs = {agent.name: agent.lora for agent in team_section.agents} | dict(extra or {})
-    bank = AdapterBank(base.model, specs, base_name=base_section.source, seed=seed)
-    adapted = time.monotonic()
-    sampler: Sampler | None = None
-    for mine in ranks.take_turns() if ranks.shared_gpu else (True,):  # an engine measures the memory that others leave it
-        if mine:
-            sampler = open_sampler(base, bank, rollout, context_tokens=team.context_tokens)
-    assert sampler is not None
-    seconds = {"base": loaded - started, "adapters": adapted - loaded, "engine": time.monotonic() - adapted}
-    engine = ENGINES[rollout.engine]
-    dealer = Dealer(ranks, fixed_lots=engine.exact_resume and base.device.type == "cpu", alone=engine.by_url)
-    training = Ranks() if ranks.helping else ranks
-    playable = PlayableTeam(base, bank, team, sampler, dealer, seconds | sampler.start_seconds(), training)
-    try:
-        playable.publish_all()
-    except BaseException:
-        playable.close()
-        raise
-    return playable
 
 
 def load_versions(playable: PlayableTeam, versions: Mapping[str, AdapterVersion], root: Path) -> None:

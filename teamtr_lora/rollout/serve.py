@@ -95,7 +95,7 @@ def plan_launch(team: ServedTeam, options: ServeOptions) -> Launch:
     agents = [agent.name for agent in recipe.team.agents]
     name = recipe.base.source + ("-base" if recipe.base.source in agents else "")
     # refuses what cannot carry the team, and a template that does not end
-    built = build_team(recipe.team, tokenizer, base_context_tokens=facts.context_tokens, custom_router=lambda **_: None)
+    built = build_team(recipe.team, tokenizer, base_context_tokens=facts.context_tokens)
     context = built.context_tokens
     # One slot stays empty: on a CPU, vLLM applies whatever is in the last slot to tokens without an adapter. Uploads need a slot
     # for each agent, and one for the version that replaces another.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
 import time
@@ -166,13 +165,6 @@ def read_json(raw: bytes) -> Any:
         return json.loads(raw)
     except ValueError:
         return None
-
-
-def api_key(variable: str) -> str:
-    key = os.environ.get(variable, "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise UserError(f"rollout.server.api_key_variable: what {variable} holds is no API key (odd characters)")
-    return key
 
 
 def completion_body(request: Request, model: str) -> dict[str, Any]:

@@ -14,19 +14,17 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from teamtr_lora.base.frozen_base import load_tokenizer
-from teamtr_lora.common.code_paths import load_callable
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.rollout.adapter_upload import Receive, Scope, Send
+from teamtr_lora.rollout.adapter_upload import Receive, Scope, Send, send_json
 from teamtr_lora.rollout.sampler import Request, SamplingParams, derive_seed
 from teamtr_lora.rollout.server_client import completion_body
-from teamtr_lora.tasks import AskedTask, Item, Task
+from teamtr_lora.tasks import AskedTask, Item
 from teamtr_lora.team import Episode, Message, Team, build_team
 
 TEAM = "TEAMTR_LORA_TEAM"  # environment variable: what `served_team` made
@@ -103,7 +101,7 @@ class TeamModel:
             card = {"id": self.name, "object": "model", "created": int(time.time()), "owned_by": "teamtr-lora"}
             listed["data"].append(card | {"root": self.name, "parent": self._base, "max_model_len": self._context})
             body = json.dumps(listed).encode()
-        await _send(send, inner.status, body)
+        await send_json(send, inner.status, body)
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _whole_body(receive)
@@ -155,8 +153,7 @@ class TeamModel:
                 Message(agent=agent, turn=turn, prompt_ids=prompt, token_ids=token_ids, sampler_logprobs=[], version="",
                         finish="length" if finish == "length" else "stop", text=text)
             )  # fmt: skip
-        task = AskedTask(reader)
-        episode.answer_turn = team.router.answer_turn(episode.messages, partial(_read, task, episode))
+        episode.answer_turn = team.answer_turn(episode, AskedTask(reader).vote)
         await reply.finish(reader.team_answer(episode), episode)
 
     async def _message(self, scope: Scope, request: Request, reply: _Reply) -> tuple[list[int], str]:
@@ -182,13 +179,9 @@ class TeamModel:
     def _ready(self) -> Team:
         """The team's protocol, made when it is first asked."""
         if self._team is None:
-            section, router = self._recipe.team, self._recipe.team.router
-            custom = None
-            if router.callable:
-                custom = load_callable(router.callable, key="team.router.callable", folder=self._recipe_folder)
-            tokenizer = load_tokenizer(self._folder, self._base)
+            tokenizer, code = load_tokenizer(self._folder, self._base), self._recipe_folder
             self._team = build_team(
-                section, tokenizer, base_context_tokens=self._context, custom_router=custom, end_ids=self._end_ids
+                self._recipe.team, tokenizer, base_context_tokens=self._context, code=code, end_ids=self._end_ids
             )
         return self._team
 
@@ -215,10 +208,6 @@ class TeamModel:
             stream=bool(asked.get("stream")),
             usage_at_end=bool(options.get("include_usage")) if isinstance(options, dict) else False,
         )
-
-
-def _read(task: Task, episode: Episode, message: Message) -> str | None:
-    return task.vote(replace(episode, messages=[message]))
 
 
 def _question(messages: Any) -> str:
@@ -267,7 +256,7 @@ class _Reply:
             message = {"role": "assistant", "content": answer, "reasoning": said, "reasoning_content": said}
             choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
             whole = {**self._head("chat.completion"), "choices": [choice], "usage": usage}
-            await _send(self._send, 200, json.dumps(whole).encode())
+            await send_json(self._send, 200, whole)
             return
         await self._chunk({"content": answer})
         await self._chunk({}, finish)
@@ -279,7 +268,7 @@ class _Reply:
         if self._begun:
             await self._send({"type": "http.response.body", "body": b"data: " + body + b"\n\ndata: [DONE]\n\n"})
         else:
-            await _send(self._send, status, body)
+            await send_json(self._send, status, body)
 
     async def _chunk(self, delta: dict[str, str], finish: str | None = None) -> None:
         if not self._begun:
@@ -378,9 +367,3 @@ def _again(body: bytes | None, receive: Receive) -> Receive:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _send(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

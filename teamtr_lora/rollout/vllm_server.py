@@ -28,6 +28,7 @@ from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase
 from teamtr_lora.base.versions import AdapterVersion, version_folder, write_version
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.settings import api_key
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.adapter_upload import CONFIG_KEY, PATH, config_for_upload
 from teamtr_lora.rollout.sampler import Completion, Published, Request, SamplerBase
@@ -35,7 +36,6 @@ from teamtr_lora.rollout.server_client import (
     Server,
     ServerFailedError,
     UnreachableError,
-    api_key,
     check_server,
     completion_body,
     read_completion,
@@ -65,7 +65,7 @@ class ServerSampler(SamplerBase):
     def __init__(self, base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *, context_tokens: int) -> None:
         super().__init__("vllm_server", bank, vocab_size=base.vocab_size, context_tokens=context_tokens)
         section = rollout.server
-        key = api_key(section.api_key_variable)
+        key = api_key(section.api_key_variable, "rollout.server.api_key_variable")
         self._timeout = section.timeout_seconds
         self._server = partial(Server, key=key)
         self._servers = [self._server(url, self._timeout) for url in dict.fromkeys(url.rstrip("/") for url in section.urls)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class _Reading(BaseModel):
+class Row(BaseModel):
+    """Strict, as the rows of a run may come from anywhere."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class SpreadReading(_Reading):
+class SpreadReading(Row):
     """How a quantity is spread."""
 
     p50: float = Field(description="median, in the quantity's own unit")
@@ -18,14 +20,14 @@ class SpreadReading(_Reading):
     largest: float = Field(description="maximum")
 
 
-class MonitorReading(_Reading):
+class MonitorReading(Row):
     """One KL estimator on random parts of the token positions (app:exp:klcal)."""
 
     deviations: list[float] = Field(description="|part - all| / delta of each random part")
     flips: int | None = Field(description="parts on the other side of delta; null where all of it is not within 0.8 to 1.2 delta")
 
 
-class ExcessReading(_Reading):
+class ExcessReading(Row):
     """A distance and what two samples of one policy would show; the difference is the signal, and may be negative."""
 
     value: float = Field(
@@ -39,7 +41,7 @@ class ExcessReading(_Reading):
     )
 
 
-class UpdateDiagnostics(_Reading):
+class UpdateDiagnostics(Row):
     """What an update's own numbers tell, on its held-out messages, at the alpha that the row's `kl` is of."""
 
     kl_messages: SpreadReading | None = Field(description="exact KL of each message, nats; null where nothing was measured")
@@ -55,7 +57,7 @@ class UpdateDiagnostics(_Reading):
     )
 
 
-class GapReading(_Reading):
+class GapReading(Row):
     """Gap_i: the surrogate of the accepted candidate on stage-start episodes minus on the current team's (raw reward)."""
 
     value: float = Field(description="mean |stale - fresh| over random halves of the items, one half a side")
@@ -66,7 +68,7 @@ class GapReading(_Reading):
     fresh: float = Field(description="surrogate on episodes of the team as it was before the update")
 
 
-class TokenShiftReading(_Reading):
+class TokenShiftReading(Row):
     """Mean token probability by rank before the update; the last entry is the rest of the vocabulary."""
 
     step: float = Field(description="in units of the step that was taken")
@@ -76,7 +78,7 @@ class TokenShiftReading(_Reading):
     flip_rate: float = Field(description="share of positions whose most probable token changed")
 
 
-class FisherReading(_Reading):
+class FisherReading(Row):
     """thm:info-lower-stage's quantities of one update, from per-message gradients (training/fisher.py)."""
 
     messages: int = Field(description="whose gradients were taken")
@@ -89,7 +91,7 @@ class FisherReading(_Reading):
     measured_kl: float = Field(description="what the gate measured for the same step, nats a message")
 
 
-class ProbeReading(_Reading):
+class ProbeReading(Row):
     """An update seen from episodes that nobody learned from, by the stage's first team and by the team as it was."""
 
     episodes: int = Field(description="played for this reading, by the team as it was before the update")

@@ -10,12 +10,12 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from teamtr_lora.base.adapter_files import parse_json
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
-from teamtr_lora.runs.diagnostic_rows import ProbeReading, UpdateDiagnostics
+from teamtr_lora.runs.diagnostic_rows import ProbeReading, Row, UpdateDiagnostics
 from teamtr_lora.runs.layout import MAX_METRICS_BYTES, METRICS, OWN_NAMES, append_synced, read_own, refuse_links
 
 CHECKSUM = "checksum"  # the last field of every row, over all before it: finds damage, and is no signature
@@ -23,11 +23,7 @@ TIME_FIELDS = ("seconds", "start_seconds", "tokens_per_second", "idle_share", "t
 _BEFORE = f',"{CHECKSUM}":"'.encode()
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class KLReading(_Row):
+class KLReading(Row):
     """One estimator on the held-out messages, in the recipe's reduction; null where it is not finite."""
 
     mean: float | None = Field(description="over held-out messages, nats per message or per token as trust_region.reduction says")
@@ -37,7 +33,7 @@ class KLReading(_Row):
     )
 
 
-class CertificateTerms(_Row):
+class CertificateTerms(Row):
     """What the certificate needs to know of an accepted update, from held-out episodes, in raw reward units."""
 
     surrogate: float = Field(description="L: mean over episodes of sum (w - 1) * (discounted return - the group's others' mean)")
@@ -66,12 +62,12 @@ class CertificateTerms(_Row):
     )
 
 
-class _Measure(_Row):
+class _Measure(Row):
     value: float
     standard_error: float | None = None
 
 
-class _Evaluation(_Row):
+class _Evaluation(Row):
     """What readers of rows take from an evaluation; it has more, and what a task leaves out is not there."""
 
     model_config = ConfigDict(extra="allow")
@@ -98,7 +94,7 @@ def _checked(evaluation: dict[str, Any]) -> dict[str, Any]:
 Evaluated = Annotated[dict[str, Any], AfterValidator(_checked)]
 
 
-class UpdateRow(_Row):
+class UpdateRow(Row):
     kind: Literal["update"] = Field(default="update", description="which row this is")
     stage: int = Field(description="1-based")
     update: int = Field(description="1-based position in the stage's order")
@@ -184,7 +180,7 @@ class UpdateRow(_Row):
     time: float = Field(description="Unix time")
 
 
-class StageRow(_Row):
+class StageRow(Row):
     kind: Literal["stage"] = Field(default="stage", description="which row this is")
     stage: int = Field(description="0 is the team before training")
     order: list[str] = Field(description="agents in the order they were updated")
@@ -217,7 +213,7 @@ class StageRow(_Row):
     time: float = Field(description="Unix time")
 
 
-class SwapRow(_Row):
+class SwapRow(Row):
     """An agent was replaced (or a replacement undone) between two stages. The step itself is not certified (prop:pnp)."""
 
     kind: Literal["swap"] = Field(default="swap", description="which row this is")

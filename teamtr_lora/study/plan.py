@@ -136,14 +136,8 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
 
 
 def _team(recipe: Recipe, folder: Path, facts: BaseFacts) -> Team:
-    custom = _unasked if recipe.team.router.callable else None
     tokenizer = load_tokenizer(folder, recipe.base.source)
-    return build_team(recipe.team, tokenizer, base_context_tokens=facts.context_tokens, custom_router=custom)
-
-
-def _unasked(messages: Any, agents: Any) -> str:
-    """Stands in for the user's own router, whose file a plan need not run: nobody speaks."""
-    raise RuntimeError("a plan plays no episode")
+    return build_team(recipe.team, tokenizer, base_context_tokens=facts.context_tokens)
 
 
 def _prompt_tokens(recipe: Recipe, team: Team) -> int:
@@ -154,8 +148,7 @@ def _prompt_tokens(recipe: Recipe, team: Team) -> int:
         task = recipe.task.for_items(recipe.folder)
         task.check_agents(team.names, team.router.max_messages)
         task.check_router(team.router)
-        items = task.items("train")
-        prompts = [items[i].prompt for i in range(SAMPLE_ITEMS if items.size is None else min(SAMPLE_ITEMS, items.size))]
+        prompts = [item.prompt for item in task.first_items("train", SAMPLE_ITEMS)]
     return max(len(team.protocol.begin(prompt).prompt_for(team.names[0])) for prompt in prompts)
 
 
@@ -167,7 +160,7 @@ def _turn_tokens(team: Team) -> int:
 
 def _adapter_parameters(lora: Any, facts: BaseFacts) -> int:
     wanted = lora.targets
-    chosen = [m for m in facts.linears if wanted == "all-linear" or m.name in wanted or m.name.rpartition(".")[2] in wanted]
+    chosen = facts.targeted(wanted)
     if not chosen:
         names = ", ".join(sorted({m.name.rpartition(".")[2] for m in facts.linears}))
         raise UserError(f"team.agents: lora.targets = {wanted!r} names no linear layer of this base; it has {names}")

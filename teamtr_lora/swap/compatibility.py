@@ -102,8 +102,7 @@ def lora_checks(old: LoraSection, new: LoraSection, facts: BaseFacts) -> list[Ch
 
 
 def _rank(old: LoraSection, new: LoraSection, facts: BaseFacts) -> Check:
-    adapted = [x for x in facts.linears if _is_target(new, x.name)]
-    narrow = min((min(x.in_features, x.out_features) for x in adapted), default=new.rank)
+    narrow = min((min(x.in_features, x.out_features) for x in facts.targeted(new.targets)), default=new.rank)
     fix = f"larger than a layer is wide; use at most {narrow}" if new.rank > narrow else ""
     said = [f"{lora.rank} (alpha {lora.alpha:g}{', rslora' if lora.rslora else ''})" for lora in (old, new)]
     return Check("rank", said[0], said[1], "fail" if fix else "ok", fix=fix)
@@ -129,10 +128,6 @@ def _engine(recipe: Recipe, agent: str, new: LoraSection) -> Check:
     found = problems(data)
     fix = f"{found[0].wrong}; {found[0].fix}" if found else ""
     return Check("engine", recipe.rollout.engine, f"{kind} of rank {new.rank}", "fail" if fix else "ok", fix=fix)
-
-
-def _is_target(lora: LoraSection, name: str) -> bool:
-    return isinstance(lora.targets, str) or name in lora.targets or name.rpartition(".")[2] in lora.targets
 
 
 def protocol_checks(recipe: Recipe, incoming: Incoming | None) -> list[Check]:

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -127,9 +127,8 @@ class _Rebase(Session):
     def _early_strings(self) -> list[str]:
         protocol = self.recipe.team.protocol
         texts = [protocol.system or "", *(agent.role for agent in self.recipe.team.agents)]
-        items = self.task.items("train")
-        count = EARLY_STRINGS if items.size is None else min(EARLY_STRINGS, items.size)
-        return [text for text in [*texts, *(items[i].prompt for i in range(count))] if text]
+        texts += [item.prompt for item in self.task.first_items("train", EARLY_STRINGS)]
+        return list(filter(None, texts))
 
     def _loras(self, facts: BaseFacts, checks: list[Check]) -> dict[str, LoraSection]:
         loras = {}
@@ -151,8 +150,7 @@ class _Rebase(Session):
     def _leave_old_base(self, checks: list[Check]) -> tuple[Probe, TeamScore, dict[str, list[Teacher]]]:
         """The probe, the old team's accuracy, and all that its policies are remembered by; the old base then goes."""
         self.listener.phase("loading the old base")
-        playable = open_recipe(self.recipe)
-        try:
+        with closing(open_recipe(self.recipe)) as playable:
             load_versions(playable, self.held.versions, self.held.adapters)
             probe = self.probe(playable, self.agents, ids=self._shared_ids)
             new = load_tokenizer(resolve(_local(self.options.base), None), self.options.base)
@@ -164,8 +162,6 @@ class _Rebase(Session):
             self._same_contexts = tokenizer.chat_template == new.chat_template
             before = self.score("before", playable, self.recipe)
             return probe, before, {agent: self._teachers(playable, probe, agent) for agent in self.agents}
-        finally:
-            playable.close()
 
     def _teachers(self, playable: PlayableTeam, probe: Probe, agent: str) -> list[Teacher]:
         """One a minibatch of the half to learn from, then one for the half that is held out."""
@@ -181,8 +177,7 @@ class _Rebase(Session):
         self, probe: Probe, before: TeamScore, teachers: dict[str, list[Teacher]], checks: list[Check]
     ) -> RebaseReport:
         self.listener.phase("loading the new base")
-        playable = open_recipe(self.new_recipe)
-        try:
+        with closing(open_recipe(self.new_recipe)) as playable:
             direct = self.score("direct", playable, self.new_recipe)
             alignments = {}
             again = Probe(replayed(probe.episodes, playable.team.protocol))
@@ -192,8 +187,6 @@ class _Rebase(Session):
             aligned = self.score("aligned", playable, self.new_recipe)
             self._tensors = {a: {n: t.cpu().clone() for n, t in playable.bank.tensors(a).items()} for a in self.agents}
             self._configs = {agent: playable.bank.config(agent) for agent in self.agents}
-        finally:
-            playable.close()
         scores = (before, direct, aligned)
         return RebaseReport(
             team=self.where,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import content_hash, version_names
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
-from teamtr_lora.common.settings import nearest
+from teamtr_lora.common.settings import meant
 from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.identity import identify_folder
@@ -70,20 +70,14 @@ class _Swap(Session):
         _ = self.task  # what is wrong with it shows before a base is loaded
         incoming, fitting = self._look()
         self.work.begin({**request, "from": version_names(self.held.versions), "contents": self._contents(incoming)})
-        playable = self._open(fitting)
-        try:
+        with closing(self._open(fitting)) as playable:
             return self._carry_out(playable, incoming, fitting)
-        finally:
-            playable.close()
 
     def plan(self) -> SwapReport:
         incoming, fitting = self._look()
         if incoming.tokenizer is not None:
-            playable = self._open(fitting)
-            try:
+            with closing(self._open(fitting)) as playable:
                 self._compare_tokens(playable, incoming, fitting, self.probe(playable, [self.agent], keep=False))
-            finally:
-                playable.close()
         else:
             fitting.checks.append(token_check(incoming, None, self.identity, ()))
             self.listener.checks(fitting.checks)
@@ -119,8 +113,7 @@ class _Swap(Session):
     def _open(self, fitting: Fitting) -> PlayableTeam:
         self.listener.phase("loading the base")
         assert fitting.lora is not None
-        recipe = self.recipe
-        playable = open_recipe(recipe, {self.candidate: fitting.lora})
+        playable = open_recipe(self.recipe, {self.candidate: fitting.lora})
         try:
             load_versions(playable, self.held.versions, self.held.adapters)
             if fitting.tensors is not None:
@@ -259,8 +252,7 @@ class _Swap(Session):
 def _known_agent(recipe: Recipe, agent: str) -> str:
     names = [a.name for a in recipe.team.agents]
     if agent not in names:
-        like = nearest(agent, names)
-        raise UserError(f"--agent {agent!r}: " + (f"did you mean {like!r}?" if like else f"the team has {', '.join(names)}"))
+        raise UserError(f"--agent {agent}: the team has no such agent; {meant(agent, names)}")
     return agent
 
 

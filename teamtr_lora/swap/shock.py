@@ -13,7 +13,6 @@ from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.collector import Progress
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.tasks import Task
-from teamtr_lora.team import Episode
 
 
 @dataclass(frozen=True)
@@ -57,14 +56,7 @@ def score_team(
     if stand_in:
         playable.publish(playable.bank.commit(stand_in[1]))
     episodes = playable.play(task, plan, progress, stand_in=dict([stand_in]) if stand_in else None)
-    evaluation = summarise(episodes, task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
+    measures = summarise(episodes, task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
     discount = message_discount(recipe.training.discount, playable.team.router.max_messages)
-    return _scored(episodes, with_return(evaluation, episodes, discount))
-
-
-def _scored(episodes: list[Episode], evaluation: dict[str, Any]) -> TeamScore:
-    by_item: dict[int, list[bool]] = {}
-    for episode in episodes:
-        by_item.setdefault(episode.group, []).append(episode.success)
-    rates = [sum(successes) / len(successes) for successes in by_item.values()]
-    return TeamScore(evaluation["avg_at_k"], evaluation["standard_error"], rates, evaluation)
+    evaluation = with_return(measures, episodes, discount)
+    return TeamScore(evaluation["avg_at_k"], evaluation["standard_error"], evaluation["by_item"], evaluation)

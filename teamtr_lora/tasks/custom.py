@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from teamtr_lora.common.code_paths import load_callable, raised, user_code
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.settings import TASK_PATH, nearest, refuse
+from teamtr_lora.common.settings import TASK_PATH, meant, refuse
 from teamtr_lora.tasks.machinery.task import Item, Split, Task
 from teamtr_lora.tasks.machinery.task_settings import TaskSettings
 
@@ -123,8 +123,7 @@ def _check_settings(function: Callable[..., Any], settings: Mapping[str, Any]) -
     strange = next((setting for setting in settings if setting not in known and not any_name), None)
     name, takes = getattr(function, "__name__", "it"), f"it takes {', '.join(known) or 'none'}"
     if strange is not None:
-        like = nearest(strange, known)
-        fix = f"did you mean {like!r}?" if like else takes
+        fix = meant(strange, known, takes)
         raise UserError(f"task.settings.{strange} = {settings[strange]!r}: {name} has no such setting; {fix}")
     if lacking:
         raise UserError(f"task.settings: {name} cannot be called without {', '.join(lacking)}; {takes}")

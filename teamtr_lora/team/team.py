@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from teamtr_lora.common.code_paths import load_callable
+from teamtr_lora.team.episode import Episode
 from teamtr_lora.team.protocol import TeamProtocol, check_prefix_stability
 from teamtr_lora.team.router import Router, build_router
 
@@ -19,26 +22,25 @@ class Team:
     on_overflow: str
     own_answer_share: float = 0.0  # of an agent's reward: what its own last message would have got as the team's answer
 
+    def answer_turn(self, episode: Episode, vote: Callable[[Episode], str | None]) -> int | None:
+        """The message that is the team's answer; `vote` is the task's, and reads the answer of an episode."""
+        return self.router.answer_turn(episode.messages, lambda message: vote(replace(episode, messages=[message])))
+
 
 def most_messages(settings: Any) -> int:
     """The most messages that an episode of this team can have."""
-    # How many messages a custom router allows does not depend on whom it chooses, so that any function will do here.
-    return _router(settings, custom=lambda **_: None).max_messages
+    return _router(settings, None).max_messages
 
 
 def build_team(
-    settings: Any,
-    tokenizer: Any,
-    *,
-    base_context_tokens: int,
-    custom_router: Callable[..., str | None] | None = None,
-    end_ids: Sequence[int] = (),
+    settings: Any, tokenizer: Any, *, base_context_tokens: int, code: Path | None = None, end_ids: Sequence[int] = ()
 ) -> Team:
     """Builds the team of a recipe's team section, and refuses before any training a protocol that this tokenizer cannot carry.
 
-    `end_ids`: tokens that end a message for this base, beside the one that its chat template ends a turn with.
+    `code`: the folder in which a router of the user's own is looked for; None where nobody will play, so that its file need not
+    run. `end_ids`: tokens that end a message for this base, beside the one that its chat template ends a turn with.
     """
-    router, protocol = _router(settings, custom_router), settings.protocol
+    router, protocol = _router(settings, code), settings.protocol
     carried = TeamProtocol(
         tokenizer,
         {agent.name: agent.role for agent in settings.agents},
@@ -60,8 +62,11 @@ def build_team(
     )
 
 
-def _router(settings: Any, custom: Callable[..., str | None] | None) -> Router:
+def _router(settings: Any, code: Path | None) -> Router:
     router = settings.router
+    custom = None
+    if router.callable:  # how many messages it allows does not depend on whom it chooses: any function tells that
+        custom = load_callable(router.callable, key="team.router.callable", folder=code) if code else lambda **_: None
     return build_router(
         router.kind,
         [agent.name for agent in settings.agents],

@@ -132,7 +132,7 @@ def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     ranks = _Group(torch.distributed.FileStore(str(folder / "store"), 2), rank, 2)
     ranks.make_global()
-    for precision in ("fp32", "bf16", "fp16"):
+    for precision in ("fp32", "bf16"):  # fp16 is below, bit for bit
         compare(rank, precision)
     compare(rank, "fp32", fused=True)
     bank_module.can_fuse = lambda *_: False

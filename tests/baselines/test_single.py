@@ -66,7 +66,7 @@ def test_the_chosen_agents_adapter_and_everybodys_roles() -> None:
     assert (agent.name, agent.role) == ("solver", "ones; tens; hundreds")
     assert agent.lora == team.team.agents[1].lora
     assert single_agent_recipe(team).team.agents[0].lora == team.team.agents[0].lora
-    with pytest.raises(UserError, match=r"--agent nobody: no agent has this name; the agents are planner, solver, checker"):
+    with pytest.raises(UserError, match=r"--agent nobody: the team has no such agent; it has planner, solver, checker"):
         single_agent_recipe(team, "nobody")
 
 

@@ -1,4 +1,4 @@
-"""The embedded base: small, stock, able and imperfect. (That vLLM serves it: tests/rollout/test_vllm_engine.py.)"""
+"""The embedded base: small, stock, and indifferent to names. (How able it is: test_quickstart.py.)"""
 
 from __future__ import annotations
 
@@ -22,14 +22,6 @@ def test_is_at_most_six_megabytes_and_a_stock_architecture() -> None:
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
 
 
-def test_the_untrained_team_is_right_between_30_and_60_percent_of_the_time() -> None:
-    trainer = TeamTRTrainer.from_recipe(load_recipe(ROOT / "recipes" / "quickstart.yaml"))
-    evaluation = trainer.evaluate(items=256, k=1)
-    assert evaluation.temperature == 1.0
-    assert 0.30 <= evaluation.avg_at_k <= 0.60
-    assert evaluation.coordination is not None and evaluation.coordination.value == evaluation.avg_at_k
-
-
 def test_agents_may_be_called_anything() -> None:
     """Twenty random names of one to three tokens, in teams of four: as good as with the usual names."""
     pieces = [piece for piece in AutoTokenizer.from_pretrained(resolve("nano")).get_vocab() if re.fullmatch("[a-z]+", piece)]
@@ -43,7 +35,7 @@ def test_agents_may_be_called_anything() -> None:
         roles = ("ones", "tens", "hundreds", "thousands")
         agents = [{"name": name, "role": role} for name, role in zip(team, roles, strict=True)]
         recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml", [f"team.agents={json.dumps(agents)}", "task.digits=4"])
-        return TeamTRTrainer.from_recipe(recipe).evaluate(items=128, k=1).avg_at_k
+        return TeamTRTrainer.from_recipe(recipe).evaluate(items=64, k=1).avg_at_k
 
     usual = accuracy(["planner", "solver", "checker", "writer"])
     for place in range(0, 20, 4):

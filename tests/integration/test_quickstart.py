@@ -57,6 +57,14 @@ def test_the_team_learns(trained: tuple[Path, dict[str, Any], int, int]) -> None
     assert len(rows) == 6 and not any(row.out_of_region for row in rows)
 
 
+def test_the_untrained_team_is_right_between_30_and_60_percent_of_the_time(
+    trained: tuple[Path, dict[str, Any], int, int],
+) -> None:
+    before = next(row.evaluation for row in read_rows(trained[0]) if isinstance(row, StageRow))
+    assert before is not None and before["temperature"] == 1.0 and 0.30 <= before["avg_at_k"] <= 0.60
+    assert before["coordination"]["value"] == before["avg_at_k"], "the sum is right where every column is"
+
+
 def test_the_estimate_is_within_a_quarter_of_the_peak(trained: tuple[Path, dict[str, Any], int, int]) -> None:
     _, _, estimate, peak = trained
     assert 0.75 * peak <= estimate <= 1.25 * peak, f"estimated {estimate / 2**20:.0f} MiB, measured {peak / 2**20:.0f} MiB"

@@ -249,7 +249,6 @@ class Handler(BaseHTTPRequestHandler):
             (rf"POST /api/models/{REPO}/commit/([^/]+)", self.commit),
             (rf"(?:HEAD|GET) /{REPO}/resolve/([^/]+)/(.+)", self.resolve),
             (r"(?:HEAD|GET) /storage/(\w{64})", self.stored),
-            (r"GET /mark/(\w+)", self.mark),
         ]
         for pattern, run in routes:
             if match := re.fullmatch(pattern, f"{self.command} {self.path}"):
@@ -278,10 +277,6 @@ class Handler(BaseHTTPRequestHandler):
         if not found:
             raise RefusedError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return found
-
-    def mark(self, _: bytes, phase: str) -> Any:
-        self.server.phase = phase
-        return {}
 
     def create(self, body: bytes) -> Any:
         asked, user = json.loads(body), self.user()

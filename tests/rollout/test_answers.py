@@ -148,33 +148,19 @@ def test_who_is_answered_speaks_while_the_others_still_wait(make_team: Callable[
     assert episodes[0].feedback == ["at last", "ok", "ok", "ok"] and all(len(e.messages) == 4 for e in episodes)
 
 
-def test_an_opening_that_fails_forgets_the_others(make_team: Callable[..., Team]) -> None:
-    team = make_team(["a", "b"])
-    openings: list[Future[Any]] = []
-
-    def ask(make: Callable[[], Any]) -> Any:
-        openings.append(Future())
-        if len(openings) == 12:
-            openings[0].set_exception(UserError("gone"))
-        return openings[-1]
-
-    with pytest.raises(UserError, match="gone"):
-        play(team, Talk(ask), Echo(team), plan(), VERSIONS)  # type: ignore[arg-type]
-    assert [opening.cancelled() for opening in openings] == [False] + [True] * 11
-
-
-def test_an_answer_that_fails_stops_the_play_and_forgets_the_rest(make_team: Callable[..., Team]) -> None:
+@pytest.mark.parametrize(("opening", "failing"), [(True, 0), (False, 3)], ids=["opening", "answer"])
+def test_what_fails_stops_the_play_and_forgets_the_rest(make_team: Callable[..., Team], opening: bool, failing: int) -> None:
     team = make_team(["a", "b"])
     waiting: list[Future[Any]] = []
 
     def ask(make: Callable[[], Any]) -> Any:
-        if isinstance(made := make(), str):
+        if not opening and isinstance(made := make(), str):
             return made
         waiting.append(Future())
         if len(waiting) == 12:
-            waiting[3].set_exception(UserError("task.responder.url = 'x': gone"))
+            waiting[failing].set_exception(UserError("task.responder.url = 'x': gone"))
         return waiting[-1]
 
     with pytest.raises(UserError, match="gone"):
         play(team, Talk(ask), Echo(team), plan(), VERSIONS)  # type: ignore[arg-type]
-    assert [future.cancelled() for future in waiting] == [n != 3 for n in range(12)]
+    assert [future.cancelled() for future in waiting] == [n != failing for n in range(12)]

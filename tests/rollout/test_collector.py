@@ -345,7 +345,7 @@ def test_without_credit_every_agent_has_the_teams_reward(make_team: MakeTeam) ->
 @pytest.mark.parametrize(
     ("pay", "said"),
     [
-        ([(0.0, {"aa": 1.0})], "gave credit to 'aa', who is no agent of the team; the agents are a, b"),
+        ([(0.0, {"aa": 1.0})], "gave credit to 'aa', who is no agent of the team; it has a, b"),
         ([(float("nan"), None)], "gave a reward of nan; it must be a finite number"),
         ([(0.0, {"b": "much"})], "gave a credit for b of 'much'; it must be a finite number"),
         ([], "Paid raised IndexError: list index out of range (test_collector.py line "),

@@ -16,8 +16,8 @@ from made_up_run import plain_rows, write_rows
 
 from teamtr_lora.cli import main
 
-SMALL = ["training.stages=2", "rollout.items_per_stage=8", "rollout.episodes_per_item=4", "training.inner_epochs=2",
-         "evaluation.items=16", "evaluation.every_stages=1", "diagnostics.probe_every_stages=2", "diagnostics.probe_items=4",
+SMALL = ["training.stages=2", "rollout.items_per_stage=6", "rollout.episodes_per_item=4", "training.inner_epochs=1",
+         "evaluation.items=8", "evaluation.every_stages=1", "diagnostics.probe_every_stages=2", "diagnostics.probe_items=4",
          "diagnostics.probe_episodes_per_item=2", "diagnostics.fisher_messages=8"]  # fmt: skip
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
 
@@ -195,7 +195,7 @@ def test_diagnose_reads_the_tables_from_the_run_alone(run: Path, capsys: Any) ->
     assert [row["estimator"] for row in report["kl_estimators"]] == ["exact", "k3", "k1"]
     accuracy = [row["evaluation"]["avg_at_k"] for row in rows if row["kind"] == "stage"]
     assert report["stability"]["deviation"] == pytest.approx(np.diff(accuracy).std(ddof=1))
-    assert report["cost"]["rollout_episodes"] == 2 * 3 * 32 and report["cost"]["probe_episodes"] == 3 * 8
+    assert report["cost"]["rollout_episodes"] == 2 * 3 * 24 and report["cost"]["probe_episodes"] == 3 * 8
     assert report["cost"]["seconds"]["probe"] > 0 and report["cost"]["diagnostics_share"] > 0
     assert "coordination" in report["coordination"]
     assert main(["diagnose", str(run)]) == 0
@@ -341,7 +341,7 @@ def test_diagnose_with_numbers_chosen_by_hand(edited: Any, capsys: Any) -> None:
     assert zeta["share of the penalty, if it were charged"] == pytest.approx(3 * 1.8 / (3 * 1.8 + penalty))
     assert all(row["largest_gain"] == pytest.approx(2 * 0.2) and row["measured_gain"] == 0.1 for row in report["local_gain"])
     cost = report["cost"]
-    assert cost["rollout_tokens"] == 4 * 100 and cost["probe_tokens"] == 6 * 50 and cost["rollout_episodes"] == 4 * 32
+    assert cost["rollout_tokens"] == 4 * 100 and cost["probe_tokens"] == 6 * 50 and cost["rollout_episodes"] == 4 * 24
     assert cost["diagnostics_share"] == pytest.approx(0.1) and cost["probe_share"] == pytest.approx(0.5)
 
 

@@ -16,7 +16,7 @@ from teamtr_lora.training.trainer import TeamTRTrainer
 SMALL = """
 base: {{source: {base}, device: cpu}}
 team: {{agents: [{{name: ones, lora: {{rank: 2}}}}, {{name: tens, lora: {{rank: 2}}}}]}}
-task: {{name: column_sum, digits: 2, credit: columns}}
+task: {{name: dataset, path: rows.jsonl, reward: "rewards:even", test_fraction: 0.3}}
 rollout: {{items_per_stage: 8, episodes_per_item: 4, max_message_tokens: 4}}
 training: {{stages: 2, inner_epochs: 2, min_informative_groups: 1, stop_after_idle_stages: 0}}
 trust_region: {{delta: 0.5}}
@@ -32,8 +32,7 @@ def recipe(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "def even(completions, **_):\n    return [sum(b % 2 for b in c.encode()) / (len(c.encode()) or 1) for c in completions]\n"
     )
     file.with_name("rows.jsonl").write_text("".join(json.dumps({"prompt": f"q{n}"}) + "\n" for n in range(80)))
-    text = SMALL.format(base=tiny_base).replace("name: column_sum, digits: 2, credit: columns", "{name: dataset}"[1:-1])
-    file.write_text(text.replace("name: dataset", "name: dataset, path: rows.jsonl, reward: 'rewards:even', test_fraction: 0.3"))
+    file.write_text(SMALL.format(base=tiny_base))
     return file
 
 

@@ -16,15 +16,17 @@ from teamtr_lora.team.chat import ChatPieces
 GOOD = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 GOOD += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-EXPLODES = {
-    "nested loops": LOOP,
-    "loops that write": "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxx{% endfor %}{% endfor %}",
+LARGE = {
     "doubling": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
     "repetition": "{{ 'x' * 9999999999 }}",
     "padding": "{{ 'x'|center(9999999999) }}",
     "format": "{{ '%09999999999d'|format(1) }}",
-    "a power": "{{ 9 ** (9 ** 9) }}",
     "a list": "{{ ([0] * 99999999)|length }}{{ ([[0]] * 999999999)|length }}",
+}
+ENDLESS = {
+    "nested loops": LOOP,
+    "loops that write": "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxx{% endfor %}{% endfor %}",
+    "a power": "{{ 9 ** (9 ** 9) }}",
     "recursion": "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{% for a in range(9999) %}" + LOOP + "{% endfor %}{{ f(1) }}",
     "only with a system turn": "{% if messages[0].role == 'system' %}" + LOOP + "{% endif %}",
     "only when answered": "{% if messages|length > 1 %}" + LOOP + "{% endif %}",
@@ -32,19 +34,29 @@ EXPLODES = {
 }
 
 
+def refusal(tokenizer: Any, template: str) -> str:
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match="chat template") as caught:
+        ChatPieces(tokenizer, reasoning=False)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 @pytest.fixture
 def tokenizer(tiny_base: Path) -> Any:
     return AutoTokenizer.from_pretrained(tiny_base)
 
 
-@pytest.mark.parametrize("template", EXPLODES.values(), ids=EXPLODES)
-def test_it_ends_in_one_line(template: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("teamtr_lora.team.template_limits.TRIAL_SECONDS", 3.0)
-    tokenizer.chat_template = template + GOOD
-    started = time.monotonic()
-    with pytest.raises(UserError, match="chat template") as caught:
-        ChatPieces(tokenizer, reasoning=False)
-    assert "\n" not in str(caught.value) and time.monotonic() - started < 30
+@pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_without_an_end_is_ended(template: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("teamtr_lora.team.template_limits.TRIAL_SECONDS", 1.0)
+    started, said = time.monotonic(), refusal(tokenizer, template + GOOD)
+    assert "was not finished after" in said and time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("template", LARGE.values(), ids=LARGE)
+def test_a_template_does_not_fill_the_memory(template: str, tokenizer: Any) -> None:
+    assert "was not finished" not in refusal(tokenizer, template + GOOD)
 
 
 def test_no_text_from_outside_reaches_the_template(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +118,4 @@ def test_a_template_that_repeats_a_content_or_writes_no_text_is_refused(template
 
 def test_a_mistake_in_a_template_is_one_line(tokenizer: Any) -> None:
     for template in ("{{ nonesuch.a.b }}", "{%", "{{ raise_exception('no') }}", "{{ messages[0].content }}"):
-        tokenizer.chat_template = template
-        with pytest.raises(UserError, match="chat template") as caught:
-            ChatPieces(tokenizer, reasoning=False)
-        assert "\n" not in str(caught.value)
+        refusal(tokenizer, template)

@@ -84,10 +84,6 @@ class VllmSampler(SamplerBase):
         self._done.clear()
         self.failed = None
 
-    def registered(self) -> set[int]:
-        """LoRA ids the engine holds: the live versions, and superseded ones that still sample."""
-        return set(self.parts.engine.list_loras())
-
     def _accept(self, ticket: int, request: Request) -> None:
         published = self._live[request.agent]
         self._new.append((ticket, request))

@@ -7,7 +7,6 @@ plays on.
 from __future__ import annotations
 
 import json
-import os
 import queue
 import random
 import re
@@ -23,10 +22,10 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.settings import SERVER_URL, ApiKeyVariable, DataFile, OnThisMachine, Section, Text, refuse
+from teamtr_lora.common.settings import SERVER_URL, ApiKeyVariable, DataFile, OnThisMachine, Section, Text, api_key, refuse
 from teamtr_lora.tasks.machinery.bench import BenchTask
 from teamtr_lora.tasks.machinery.data_files import read_rows
-from teamtr_lora.tasks.machinery.task_settings import ItemSource
+from teamtr_lora.tasks.machinery.task_settings import ItemSource, beside
 from teamtr_lora.team.protocol import without_reasoning
 
 T = TypeVar("T")
@@ -140,7 +139,7 @@ class Endpoint(Responder):
         assert section.url is not None
         self._section, self._model = section, section.model
         self._where = f"task.responder.url = {section.url!r}"
-        self._key = _api_key(section.api_key_variable)
+        self._key = api_key(section.api_key_variable, "task.responder.api_key_variable")
         try:
             parts = urlsplit(section.url)
             self._connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
@@ -274,7 +273,7 @@ def build_responder(section: ResponderSettings, folder: Path) -> Responder:
         return Endpoint(section)
     if section.script is None:
         return Silent()
-    rows = read_rows(folder / Path(section.script).expanduser(), "task.responder.script")
+    rows = read_rows(beside(folder, section.script), "task.responder.script")
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get("reply"), str) or not isinstance(row.get("when", ""), str):
             raise UserError(f"task.responder.script = {section.script!r}: row {number} is no {{when, reply}} of texts")
@@ -284,10 +283,3 @@ def build_responder(section: ResponderSettings, folder: Path) -> Responder:
 def _scripted_reply(rows: Sequence[Mapping[str, Any]], turns: Sequence[Turn]) -> str:
     said = turns[-1]["content"].casefold() if turns else ""
     return next((str(row["reply"]) for row in rows if str(row.get("when", "")).casefold() in said), "")
-
-
-def _api_key(variable: str) -> str:
-    key = os.environ.get(variable, "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise UserError(f"task.responder.api_key_variable: what {variable} holds is no API key (odd characters)")
-    return key

@@ -65,8 +65,7 @@ def score_file(settings: TaskSettings, items: Path, responses: Path) -> Scores:
 
 def sample_items(settings: TaskSettings, split: Split, count: int) -> list[Item]:
     """The first items of a split; `path` among the settings is relative to the working folder."""
-    items = settings.for_items(Path.cwd()).items(split)
-    return [items[i] for i in range(count if items.size is None else min(count, items.size))]
+    return settings.for_items(Path.cwd()).first_items(split, count)
 
 
 def play(task: Task, item: Item, turns: Sequence[str]) -> Episode:

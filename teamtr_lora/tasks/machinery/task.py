@@ -180,6 +180,11 @@ class Task:
         """The problems of a split: the same ones, in the same order, at every call."""
         raise TypeError(f"{type(self).__name__} defines no items")
 
+    def first_items(self, split: Split, count: int) -> list[Item]:
+        """The first `count` items of a split, or all of a smaller one: the same ones every time."""
+        items = self.items(split)
+        return [items[place] for place in range(count if items.size is None else min(count, items.size))]
+
     def open(self, item: Item) -> Interaction:
         """What answers the team in one episode on this item."""
         return Interaction(item)

@@ -150,5 +150,5 @@ class ItemsOrGenerated(ItemSource):
 
 
 def beside(folder: Path, path: str) -> Path:
-    given = Path(path).expanduser()
-    return given if given.is_absolute() else folder / given
+    """A file that a recipe in `folder` names."""
+    return folder / Path(path).expanduser()

@@ -156,7 +156,7 @@ def test_fifty_publishes_and_never_a_stale_token(sampler: Any, bank: Any, refere
         assert got.logprobs == pytest.approx(wanted.logprobs, abs=1e-3)
         assert all(np.abs(np.subtract(got.logprobs, before)).max() > 0.01 for before in seen), "the version changed nothing"
         seen.append(got.logprobs)
-        assert len(sampler.registered()) == len(SPECS)
+        assert len(sampler.parts.engine.list_loras()) == len(SPECS)
         used.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     assert used[-1] - used[9] < 2**15, "32 MiB at most for forty more versions of it"  # in KiB, the peak
 
@@ -169,7 +169,7 @@ def test_a_version_superseded_while_it_samples_finishes_under_its_own_name(sampl
     sampler._step()  # the prompt and the first token; the rest follows after the publish
     new = move(bank, "narrow", 0.3, 7)
     sampler.publish(new)
-    assert len(sampler.registered()) == len(SPECS) + 1
+    assert len(sampler.parts.engine.list_loras()) == len(SPECS) + 1
     fresh = sampler.submit(asked)
     done: dict[int, Completion] = {}
     while len(done) < 2:
@@ -177,7 +177,7 @@ def test_a_version_superseded_while_it_samples_finishes_under_its_own_name(sampl
     assert (done[ticket].version, done[fresh].version) == (old.name, new.name)
     assert done[ticket].token_ids == expected.token_ids
     assert done[fresh].token_ids == reference([asked])[0].token_ids
-    assert len(sampler.registered()) == len(SPECS)
+    assert len(sampler.parts.engine.list_loras()) == len(SPECS)
 
 
 @installed

@@ -88,7 +88,7 @@ def test_another_agents_infinity_stays_its_own() -> None:
 SLOTS, RANK, WIDTH = 4, 8, 64
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def vllm_layers() -> Iterator[Any]:
     """vLLM's linear layers, which want its process groups, made as an engine that starts makes them."""
     pytest.importorskip("vllm", reason="vLLM is not installed")

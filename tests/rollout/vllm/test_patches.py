@@ -209,7 +209,7 @@ def test_each_patch_alone_says_what_the_transformers_engine_says(base: FrozenBas
         sampler.publish(version)
         reference.publish(version)
         assert_same(run(sampler, greedy()), run(reference, greedy()))  # nothing of the version before is left
-        assert len(sampler.registered()) == len(SPECS)
+        assert len(sampler.parts.engine.list_loras()) == len(SPECS)
     finally:
         sampler.close()
 
@@ -235,7 +235,7 @@ def test_without_patches_all_works_on_the_public_interface(base: FrozenBase, ban
         while ticket not in {done.ticket for done in sampler.poll()}:
             pass
         assert_same(run(sampler, greedy()), run(reference, greedy()))
-        assert len(list(folder.iterdir())) == len(sampler.registered()) == len(SPECS), "superseded versions are gone"
+        assert len(list(folder.iterdir())) == len(sampler.parts.engine.list_loras()) == len(SPECS), "superseded versions are gone"
     finally:
         sampler.close()
     assert not folder.exists()
