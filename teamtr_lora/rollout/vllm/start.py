@@ -55,7 +55,6 @@ def start_engine(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, *
     try:
         return _start(base, bank, rollout, context_tokens, lora)
     except BaseException:
-        gc.unfreeze()
         _one_engine.release()
         raise
 
@@ -131,8 +130,6 @@ def _start(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, context
         if on_gpu and base.dtype == torch.float32:
             _check_fp32(options, any(patch.name == "lora_layers" for patch in patches))
     made_group = not torch.distributed.is_initialized()
-    gc.collect()
-    gc.freeze()  # vLLM collects garbage again and again while it starts: not among the libraries' millions of objects
     try:
         with ExitStack() as around:
             for patch in patches:
