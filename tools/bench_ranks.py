@@ -3,9 +3,6 @@
     python tools/bench_ranks.py                                   # the quickstart, 1 and 2 processes
     python tools/bench_ranks.py --ranks 1 2 4 rollout.items_per_stage=64
 
-Micro-batches have 512 tokens: of the 1,024 that a CPU takes by default, a pass of the quickstart has so few that a process waits.
-One process is not slower by that.
-
 Prints the seconds of the stage (rollouts, updates, records and checkpoints), the ratio to the first, the share of the time that a
 process waited for others, and whether the adapters are the same. The machine needs a free core a process.
 """
@@ -43,7 +40,7 @@ def main() -> None:
 def stage(run_dir: Path, recipe: Path, ranks: int, overrides: list[str]) -> tuple[list[UpdateRow], float]:
     """The first stage's updates, and the seconds between the evaluation before it and the last of them."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    settings = ["training.stages=1", "evaluation.items=8", "base.device=cpu", "training.tokens_per_microbatch=512", *overrides]
+    settings = ["training.stages=1", "evaluation.items=8", "base.device=cpu", *overrides]
     command = [sys.executable, *launcher, "-m", "teamtr_lora", "train", str(recipe), *settings, "--run-dir", str(run_dir)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
     rows = read_rows(run_dir)
