@@ -155,7 +155,7 @@ def test_a_damaged_transcript_is_one_line(folder: Path, tmp_path: Path, spoil: d
     error = capsys.readouterr().err
     assert f"{file.name}: line 1 is damaged" in error and error.count("\n") == 1
     with served(folder) as (ask, _):
-        assert ask(f"/api/transcripts?name=one&file={file.stem}")[0] == 409
+        assert "line 1 is damaged" in ask(f"/api/transcripts?name=one&file={file.stem}")[1]["error"]
         assert ask("/api/runs")[0] == 200
 
 
