@@ -33,8 +33,8 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs first: a file that starts last must not be the one that takes minutes."""
-    items.sort(key=lambda item: "integration" not in item.path.parts)
+    """Whole runs and the whole program first: a file that starts last must not be the one that takes minutes."""
+    items.sort(key=lambda item: item.path.parent.name not in ("integration", "tests"))
 
 
 VOCAB = 272  # more rows than the tokenizer has tokens, as real bases have
