@@ -14,8 +14,9 @@ from teamtr_lora.common.ranks import Ranks, _Group
 from teamtr_lora.team import agent_sequences
 from teamtr_lora.training.batches import MessageBatch, message_batch
 from teamtr_lora.training.gate import gate_pass, read_candidate
-from teamtr_lora.training.optimize import Learner, Minibatch, accumulate
+from teamtr_lora.training.optimize import Learner, Minibatch, _step, accumulate
 from teamtr_lora.training.scoring import Scorer, keep_current, message_log_ratios, sampler_gap
+from teamtr_lora.training.update import AgentUpdater
 
 
 def passes(playable: Any, config: Any, ranks: Ranks, batch: MessageBatch) -> list[Any]:
@@ -83,3 +84,13 @@ def test_ranks_that_share_the_micro_batches_find_what_one_finds(
     for other in found:
         for one, two in zip(alone, other, strict=True):
             assert torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two
+
+
+def test_a_process_without_a_micro_batch_can_take_the_others_step(make_team, config) -> None:
+    """In half precision gradients are scaled: it has scaled none itself, and divides the others' sum by the same factor."""
+    playable = make_team(precision="fp16")
+    updater, agent = AgentUpdater(playable, config()), playable.team.names[0]
+    with updater._learning(agent, lambda: None) as learner:
+        for parameter in learner.parameters:
+            parameter.grad = torch.full_like(parameter, 2.0**12)
+        assert _step(learner, 0.1) == pytest.approx(sum(p.numel() for p in learner.parameters) ** 0.5)
