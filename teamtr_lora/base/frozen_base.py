@@ -171,9 +171,7 @@ def load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
         tokenizer.decode(tokenizer.encode(_PROBE_TEXT))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except (
-        BaseException
-    ) as error:  # tokenizers raises plain Exception for a bad file, and a panic, which is none, for a bad regex
+    except BaseException as error:  # a panic of the Rust library, for a bad regex say, is no Exception
         raise UserError(f"base.source: the tokenizer of '{source}' cannot be loaded: {one_line(error)}") from error
     if not tokenizer.chat_template:
         raise UserError(
