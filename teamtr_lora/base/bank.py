@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from teamtr_lora.base.fused_lora import can_fuse, fused
+from teamtr_lora.base.fused_lora import can_fuse, can_widen, fused
+from teamtr_lora.base.precision import float32_products
 from teamtr_lora.base.versions import AdapterVersion, content_hash
 from teamtr_lora.common.errors import UserError
 
@@ -123,6 +124,18 @@ class AdapterBank:
             for parameter in parameters:
                 parameter.requires_grad_(False)
                 parameter.grad = None
+
+    @property
+    def can_widen(self) -> bool:
+        """Whether the active agent's policy has the quick passes of `wide`."""
+        return bool(self._active) and can_widen(self.model, _peft_name(self._active))
+
+    @contextmanager
+    def wide(self, *, compiled: bool) -> Iterator[None]:
+        """Passes of the active agent without gradients, in float32 but for the inputs of products."""
+        layers = fused(self.model, _peft_name(self._active), compiled=compiled, wide=True)
+        with torch.no_grad(), float32_products(tf32=True), layers:
+            yield
 
     @property
     def can_mix(self) -> bool:

@@ -5,8 +5,9 @@ and multiplies them in strict float32. That moves several times the memory of th
 stay in half precision and all products run on tensor cores with float32 accumulation. The float32 master weights enter as the sum
 of two half-precision parts, so that a step smaller than half precision can resolve still changes the policy that is trained.
 
-Used for training passes on a GPU only. Strict passes, sampling and exported weights go through PEFT's own modules, which
-`fused` puts back.
+Used on a GPU only, for training passes and, `wide`, for the gate's quick ones: there only the inputs of products are rounded to
+half precision, whose 11 bits are those of TF32 at twice its speed; what comes out of a product and all between them is float32.
+Strict passes, sampling and exported weights go through PEFT's own modules, which `fused` puts back.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def _scaled(left: Tensor, right: Tensor, factor: float) -> Tensor:
 # One node of the compiled graph each way: inside, products are added in place, where the compiler would copy first.
 _OPS = torch.library.Library("teamtr_lora", "FRAGMENT")
 _OPS.define("lora(Tensor x, Tensor weight, Tensor? bias, Tensor a, Tensor b, float scaling) -> (Tensor, Tensor)")
+_OPS.define("wide_lora(Tensor x, Tensor weight, Tensor? bias, Tensor? a, Tensor? b, float scaling) -> Tensor")
 _OPS.define(
     "lora_backward(Tensor grad, Tensor x, Tensor weight, Tensor inner, Tensor a, Tensor b, float scaling)"
     " -> (Tensor, Tensor, Tensor)"
@@ -79,13 +81,30 @@ def _lora_backward(
     return grad_x, grad_a, grad_b
 
 
+def _wide_lora(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor | None, b: Tensor | None, scaling: float) -> Tensor:
+    """A float32 layer of a half-precision `x`. `a` has the same parts, `b` is the factor itself; without them, no adapter."""
+    y = _wide(x, weight.t())
+    if bias is not None:
+        y += bias
+    if a is not None and b is not None:
+        high, low, _ = _wide(x, a.t()).chunk(3, dim=1)
+        y.addmm_(high + low, b.t(), alpha=scaling / A_SCALE)
+    return y
+
+
 _OPS.impl("lora", _lora, "CompositeExplicitAutograd")
+_OPS.impl("wide_lora", _wide_lora, "CompositeExplicitAutograd")
 _OPS.impl("lora_backward", _lora_backward, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("teamtr_lora::lora", lib=_OPS)
 def _(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], a.shape[0])
+
+
+@torch.library.register_fake("teamtr_lora::wide_lora", lib=_OPS)
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor | None, b: Tensor | None, scaling: float) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32)
 
 
 @torch.library.register_fake("teamtr_lora::lora_backward", lib=_OPS)
@@ -143,6 +162,31 @@ class FusedLora(nn.Module):
         return y
 
 
+class WideLora(FusedLora):
+    """The same without gradients, float32 in and out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.layer.weight, self.layer.bias
+        return _wide_layer(x, weight, bias, self.a_parts, self.b, self.scaling)
+
+
+class WideLinear(nn.Module):
+    """A frozen linear layer without an adapter, float32 in and out."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _wide_layer(x, self.layer.weight, self.layer.bias, None, None, 0.0)
+
+
+def _wide_layer(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor | None, b: Tensor | None, scaling: float) -> Tensor:
+    x_ND = x.reshape(-1, x.shape[-1]).to(weight.dtype)
+    y: Tensor = torch.ops.teamtr_lora.wide_lora(x_ND, weight, bias, a, b, scaling)
+    return y.view(*x.shape[:-1], -1)
+
+
 @torch.no_grad()
 def refresh(modules: list[FusedLora]) -> None:
     """Makes the parts of factors that a step has changed, of all of one shape together: thousands of launches would take time."""
@@ -172,8 +216,20 @@ def can_fuse(model: nn.Module, adapter: str) -> bool:
     )
 
 
+def can_widen(model: nn.Module, adapter: str) -> bool:
+    """Whether a `wide` pass fits: float16 linear layers, whose inputs bf16 would round to 8 bits, and norms that multiply a
+    float32 input by their stored weights."""
+    return can_fuse(model, adapter) and all(
+        parameter.dtype == torch.float16 if isinstance(module, nn.Linear) else "RMSNorm" in type(module).__name__
+        for layer in decoder_layers(model)
+        for module in layer.modules()
+        for parameter in module.parameters(recurse=False)
+        if parameter.dtype in HALF_DTYPES
+    )
+
+
 @contextmanager
-def fused(model: nn.Module, adapter: str, *, compiled: bool) -> Iterator[None]:
+def fused(model: nn.Module, adapter: str, *, compiled: bool, wide: bool = False) -> Iterator[None]:
     """While active, the modules of `adapter` are fused ones, and decoder layers run compiled where `compiled` says so.
 
     All layers, and all adapters of one rank, share one compiled graph: their weights are inputs of it.
@@ -185,12 +241,20 @@ def fused(model: nn.Module, adapter: str, *, compiled: bool) -> Iterator[None]:
         ours = []
         for parent, name, module in places:
             a, b = module.lora_A[adapter].weight, module.lora_B[adapter].weight
-            ours.append(FusedLora(module.base_layer, a, b, module.scaling[adapter]))
+            ours.append((WideLora if wide else FusedLora)(module.base_layer, a, b, module.scaling[adapter]))
             parent._modules[name] = ours[-1]
+        if wide:
+            bare = [place for layer in layers for place in _bare(layer)]
+            places += bare
+            for parent, name, module in bare:
+                parent._modules[name] = WideLinear(getattr(module, "base_layer", module))
         causal_lm: Any = model.get_base_model()  # type: ignore[operator]
+        embeddings = causal_lm.get_input_embeddings()
         hooks.append(causal_lm.base_model.register_forward_pre_hook(lambda *_: refresh(ours)))
-        if compiled:  # the first layer's input asks for a gradient as the others' do, so that it shares their graph
-            hooks.append(causal_lm.get_input_embeddings().register_forward_hook(_ask_for_gradient))
+        if wide:
+            hooks.append(embeddings.register_forward_hook(lambda *found: found[-1].float()))
+        elif compiled:  # the first layer's input asks for a gradient as the others' do, so that it shares their graph
+            hooks.append(embeddings.register_forward_hook(_ask_for_gradient))
         for layer in layers if compiled else ():
             layer.forward = torch.compile(layer.forward, dynamic=True)
         # Sizes vary from batch to batch, and two that happen to be equal once need not be so again. Scales and scalings do not
@@ -218,3 +282,12 @@ def _adapted(model: nn.Module, adapter: str) -> list[tuple[nn.Module, str, Any]]
         for name, module in parent._modules.items()
         if module is not None and adapter in getattr(module, "lora_A", {})
     ]
+
+
+def _bare(parent: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+    """The same of every linear layer without that adapter, whether or not another one is on it."""
+    for name, module in parent._modules.items():
+        if type(module) is nn.Linear or hasattr(module, "base_layer"):
+            yield parent, name, module
+        elif module is not None and not isinstance(module, FusedLora):
+            yield from _bare(module)

@@ -38,22 +38,18 @@ def strict_fp32(model: nn.Module, *, tf32: bool = False) -> Iterator[None]:
     """While active, a no-grad forward of `model` is fp32 arithmetic (TF32 products if `tf32`) on the stored weights.
 
     Works on plain and on PEFT-wrapped models; fp32 adapter weights are used as they are. On leaving, every parameter
-    has its own storage and dtype back, bit for bit, whatever was raised inside. With `tf32`, where speed is what is asked for,
-    adapters are added to their layers' outputs in place.
+    has its own storage and dtype back, bit for bit, whatever was raised inside.
     """
     if torch.is_grad_enabled():
         raise RuntimeError("strict_fp32 swaps the stored weights during a forward: use it under torch.no_grad()")
     layers = decoder_layers(model)
     with ExitStack() as stack:
-        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        stack.enter_context(float32_products(tf32=tf32))
         stack.enter_context(torch.autocast(next(model.parameters()).device.type, enabled=False))
         stack.callback(layers[0].register_forward_pre_hook(_check_modes).remove)
         for module in model.modules():
             if dequantise := _dequantiser(module):
                 stack.callback(_replace_forward(module, partial(_fp32_linear, module, dequantise)))
-            elif tf32 and hasattr(module, "lora_A") and isinstance(module.base_layer, nn.Linear):
-                stack.callback(_replace_forward(module, partial(_adapted_in_place, module)))
         for module, tensors in _upcast_together(model, layers):
             if type(module) is nn.Embedding:
                 # A lookup does no arithmetic: casting the rows that were looked up equals casting the whole table.
@@ -64,6 +60,17 @@ def strict_fp32(model: nn.Module, *, tf32: bool = False) -> Iterator[None]:
             stack.callback(module.register_forward_pre_hook(upcast.begin).remove)
             stack.callback(module.register_forward_hook(upcast.end, always_call=True).remove)
         yield
+
+
+@contextmanager
+def float32_products(*, tf32: bool) -> Iterator[None]:
+    """While active, products of float32 matrices on a GPU are strict ones, or TF32's."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -205,19 +212,6 @@ def _replace_forward(module: nn.Module, forward: Callable[..., Tensor]) -> Calla
 def _fp32_linear(module: Any, dequantise: Callable[[], Tensor], x: Tensor) -> Tensor:
     """A quantised linear as a plain fp32 one."""
     return functional.linear(x.float(), dequantise(), None if module.bias is None else module.bias.float())
-
-
-def _adapted_in_place(module: Any, x: Tensor, **others: Any) -> Tensor:
-    """PEFT scales the adapter's output and adds it to the layer's in passes of their own over the activations. What is not one
-    plain LoRA it computes itself."""
-    active = [name for name in module.active_adapters if name in module.lora_A]
-    if len(active) != 1 or module.merged or module.disable_adapters or active[0] in module.lora_magnitude_vector or others:
-        return type(module).forward(module, x, **others)
-    y: Tensor = module.base_layer(x)
-    inner = functional.linear(x, module.lora_A[active[0]].weight)
-    factor = module.lora_B[active[0]].weight.t()
-    y.view(-1, y.shape[-1]).addmm_(inner.view(-1, inner.shape[-1]), factor, alpha=module.scaling[active[0]])
-    return y
 
 
 def _dequantiser(module: nn.Module) -> Callable[[], Tensor] | None:

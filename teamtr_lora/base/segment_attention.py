@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from teamtr_lora.base.precision import HALF_DTYPES, has_sliding_window
 
@@ -110,14 +109,11 @@ def _attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """[B, heads, tokens, width] -> [B, tokens, heads, width], called by transformers' layers; with segments B is 1."""
+    if query.is_cuda and query.dtype == torch.float32:  # flash kernels are of half precision, whose 11 bits are those of TF32
+        query, key, value = query.half(), key.half(), value.half()
     if segments is None:
-        from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        if query.dtype == torch.float32:  # torch's fused kernels for it know no keys that several heads share
-            groups, causal = query.shape[1] // key.shape[1], attention_mask is None
-            key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-            out = scaled_dot_product_attention(query, key, value, attention_mask, is_causal=causal, scale=scaling)
-            return out.transpose(1, 2), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
     q, k, v = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
     out = _OverSegments.apply(q, k, v, scaling, *segments)

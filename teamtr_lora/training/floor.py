@@ -55,7 +55,7 @@ def measure_floors(
     gate = strict[0]
     if region.gate_precision != "fp32" and scorer.has_tf32:
         with gate_pass(scorer, tf32=True):
-            coarse = floor_here(batch)
+            coarse = floor_here(as_trained if scorer.quick else batch)
         scorer.tf32 = region.gate_precision == "tf32" or MARGIN * coarse <= least_radius(region)
         gate = coarse if scorer.tf32 else gate
     with scorer.training(agent), torch.no_grad():

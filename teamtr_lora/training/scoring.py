@@ -52,7 +52,7 @@ class Scorer:
         tokens_per_microbatch: int = DEFAULT_TOKENS,
         ranks: Ranks | None = None,
     ) -> None:
-        self._compiled, self._training, self.ranks = compiled, False, ranks or Ranks()
+        self._compiled, self._training, self._wide, self.ranks = compiled, False, False, ranks or Ranks()
         self.tokens_per_microbatch = tokens_per_microbatch
         self._bank, self._temperature, self._chunk, self.tf32 = bank, temperature, head_chunk_tokens, tf32
         self._split = base.split
@@ -107,11 +107,23 @@ class Scorer:
             finally:
                 self._training = False
 
+    @property
+    def quick(self) -> bool:
+        """Whether TF32 passes of the active agent go through fused layers, and take rows that lie end to end."""
+        return self.takes_segments and self._bank.can_widen
+
     @contextmanager
     def strict(self, *, tf32: bool) -> Iterator[None]:
+        if tf32 and self.quick:
+            with attending_over_segments(self._model), self._bank.wide(compiled=self._compiled):
+                self._wide = True
+                try:
+                    yield
+                finally:
+                    self._wide = False
+            return
         stored = self._head
-        quick = attending_over_segments(self._model) if tf32 and self.takes_segments else nullcontext()
-        with quick, strict_fp32(self._bank.model, tf32=tf32):
+        with strict_fp32(self._bank.model, tf32=tf32):
             self._head = stored.float()  # one float32 head for the whole pass
             try:
                 yield
@@ -121,15 +133,16 @@ class Scorer:
     def hidden(self, batch: Microbatch) -> Tensor:
         """[N, D]: the last hidden state at each position that predicts a message token."""
         rows = batch.rows
-        if rows.segments is not None and not self._training:
-            raise RuntimeError("rows that lie end to end are for training passes only")
+        if rows.segments is not None and not (self._training or self._wide):
+            raise RuntimeError("rows that lie end to end are for training passes and quick ones")
         given = {} if rows.segments is None else {"segments": rows.segments}
         hidden_B_T_D = self._bank.decoder(
             input_ids=rows.ids_B_T, position_ids=rows.position_B_T, attention_mask=rows.mask(), use_cache=False, **given
         ).last_hidden_state
         # Messages that share a row share the position before their first token. Indexing would add up their gradients in an
         # order that depends on threads; an embedding adds them in the order of N, so that a run can be repeated bit by bit.
-        return embedding(batch.place_N, hidden_B_T_D.flatten(0, 1))
+        hidden_ND = embedding(batch.place_N, hidden_B_T_D.flatten(0, 1))
+        return hidden_ND.to(self._head.dtype) if self._wide else hidden_ND  # the head's input, rounded as those of other products
 
     def score_and_keep(self, batch: Microbatch, current: Kept | None = None) -> tuple[TokenScores, Kept]:
         """The scores of the adapter as it is now, and what later passes need to measure from this policy."""

@@ -124,6 +124,7 @@ class AgentUpdater:
     def update(self, agent: str, material: Material, split_seed: int) -> UpdateOutcome:
         """Maximises the surrogate for `agent` on `material`, and keeps as much of the step as the trust region allows."""
         bank, clock = self._playable.bank, _PhaseClock()
+        bank.activate(agent)
         advantages = self._advantages(agent, material)
         split = self._split(agent, material, advantages, split_seed)
         if split is None:
@@ -207,9 +208,9 @@ class AgentUpdater:
         read = first_of_groups(newest, judge, most)
         read_E = np.isin(np.arange(len(material.episodes)), sorted(read))
         judged = [sequence for sequence in sequences if read_E[sequence.position]]
-        judging = Judging(
-            batch=self._batch(judged, judge, advantage_E, judging_E), groups=judge, weight_E=judging_E, read_E=read_E
-        )
+        quick = self.scorer.tf32 and self.scorer.quick
+        batch = self._batch(judged, judge, advantage_E, judging_E, segments=quick)
+        judging = Judging(batch=batch, groups=judge, weight_E=judging_E, read_E=read_E)
         enough = len(fit_groups) >= training.min_informative_groups and bool(mixed & judge)
         return Split(fit, judging) if fit and judging.batch.messages and enough else None
 

@@ -11,17 +11,30 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from teamtr_lora.base.fused_lora import A_SCALE, B_SCALE, FusedLora, can_fuse, fused, refresh, two_parts
+from teamtr_lora.base import fused_lora
+from teamtr_lora.base.fused_lora import (
+    A_SCALE,
+    B_SCALE,
+    FusedLora,
+    WideLinear,
+    WideLora,
+    can_fuse,
+    can_widen,
+    fused,
+    refresh,
+    two_parts,
+)
+from teamtr_lora.base.precision import float32_products
 from teamtr_lora.base.segment_attention import Segments, attending_over_segments
 
 ADAPTER = "agent_a"
 
 
-def tiny(dtype: torch.dtype, device: str = "cpu") -> nn.Module:
+def tiny(dtype: torch.dtype, device: str = "cpu", targets: str | list[str] = "all-linear") -> nn.Module:
     torch.manual_seed(1)
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
     config = Qwen3Config(vocab_size=300, num_attention_heads=4, num_key_value_heads=2, **sizes)
-    model = get_peft_model(Qwen3ForCausalLM(config), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"), ADAPTER)
+    model = get_peft_model(Qwen3ForCausalLM(config), LoraConfig(r=4, lora_alpha=8, target_modules=targets), ADAPTER)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.05)
@@ -124,14 +137,50 @@ def test_two_half_precision_parts_keep_twice_the_bits(dtype: torch.dtype, scale:
     assert bool((apart <= weight.abs() * 2.0**-bits + smallest / scale).all())
 
 
-def test_all_layers_sizes_and_steps_share_one_compiled_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
+def test_a_wide_pass_rounds_only_what_goes_into_a_product(targets: str | list[str], device: str) -> None:
+    """Against float64 on the same stored weights, beside a pass in half precision. Another agent has adapters elsewhere."""
+    ids = torch.randint(0, 300, (3, 33), device=device)
+    model = tiny(torch.float16, device, targets)
+    model.add_adapter("other", LoraConfig(r=2, target_modules=["o_proj", "up_proj"]))  # type: ignore[operator]
+    decoder: Any = model.get_base_model().model  # type: ignore[operator]
+    before = [*model.named_modules()]
+    with torch.no_grad():
+        exact = tiny(torch.float16, device, targets).double().get_base_model().model(input_ids=ids).last_hidden_state  # type: ignore[operator]
+        with fused(model, ADAPTER, compiled=False):
+            half = decoder(input_ids=ids, use_cache=False).last_hidden_state
+        with float32_products(tf32=True), fused(model, ADAPTER, compiled=False, wide=True):
+            found = decoder(input_ids=ids, use_cache=False).last_hidden_state
+            assert isinstance(decoder.layers[0].mlp.gate_proj, WideLora if targets == "all-linear" else WideLinear)
+    assert [*model.named_modules()] == before
+    assert found.dtype == torch.float32
+    noise, coarse = ((each - exact).norm() / exact.norm() for each in (found, half))
+    assert float(noise) < 4e-4 and float(noise) < 0.7 * float(coarse)
+    peft = model.get_base_model().model(input_ids=ids).last_hidden_state  # type: ignore[operator]
+    assert peft.dtype == torch.float16, "nothing of the wide pass stays"
+
+
+def test_where_a_wide_pass_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_lora, "can_fuse", lambda *_: True)
+    assert can_widen(tiny(torch.float16), ADAPTER) and not can_widen(tiny(torch.bfloat16), ADAPTER)
+    model = tiny(torch.float16)
+    model.get_base_model().model.layers[1].input_layernorm = nn.LayerNorm(64).half()  # type: ignore[operator]
+    assert not can_widen(model, ADAPTER), "its norm does not take a float32 input"
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_all_layers_sizes_and_steps_share_one_compiled_graph(monkeypatch: pytest.MonkeyPatch, wide: bool) -> None:
     """Each further graph of a large base would take half a minute to compile."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     torch._dynamo.reset()
     counters.clear()
-    model = tiny(torch.float32)
+    model = tiny(torch.float16 if wide else torch.float32)
     decoder: Any = model.get_base_model()  # type: ignore[operator]
-    with attending_over_segments(decoder), fused(model, ADAPTER, compiled=True):
+    with attending_over_segments(decoder), fused(model, ADAPTER, compiled=True, wide=wide), torch.set_grad_enabled(not wide):
         for openings, lone, rests in ([5, 7], [3], [7, 8]), ([5], [6, 4], [9]), ([4, 4, 4], [], [4, 4, 4]):
             parts = [*openings, *lone, *rests]
             starts = [torch.tensor([0, *torch.tensor(each).cumsum(0)], dtype=torch.int32) for each in (parts, openings, rests)]
@@ -140,7 +189,7 @@ def test_all_layers_sizes_and_steps_share_one_compiled_graph(monkeypatch: pytest
             )
             ids = torch.randint(0, 300, (1, sum(parts)))
             hidden = decoder.model(input_ids=ids, position_ids=ids % 9, segments=segments, use_cache=False).last_hidden_state
-            hidden.sum().backward()
+            hidden.sum().backward() if not wide else None
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     parameter.add_(0.01) if "lora_" in name else None

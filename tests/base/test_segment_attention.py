@@ -80,13 +80,6 @@ def test_a_model_gives_every_sequence_the_hidden_states_that_it_has_alone(kind: 
             torch.testing.assert_close(hidden_T_D[places], alone, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(padded, hidden_T_D[sequences[1]], rtol=1e-6, atol=1e-6)
     assert model.config._attn_implementation == "sdpa" and not takes_segments(model)
-    ids_B_T, mask = torch.randint(0, 300, (3, 12)), torch.ones(12, 12, dtype=torch.bool).tril()
-    mask[8:, 4:8] = False
-    for given in (None, mask.expand(3, 1, 12, 12)):  # float32, as the gate's passes are
-        with torch.no_grad():
-            usual = model.float().model(input_ids=ids_B_T, attention_mask=given).last_hidden_state
-            with attending_over_segments(model):
-                torch.testing.assert_close(model.model(input_ids=ids_B_T, attention_mask=given).last_hidden_state, usual)
 
 
 def test_kernels_that_do_not_fit_are_found_before_they_are_used(
