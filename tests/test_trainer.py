@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora import RecipeError, TeamSpec, TeamTRConfig, TeamTRTrainer, UserError, load_recipe
 from teamtr_lora.recipe import AgentSection, TrainingSection
+from teamtr_lora.runs.checkpoint import CheckpointStore
 from teamtr_lora.runs.metrics import StageRow, UpdateRow, read_rows
+from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.runs.stored_run import load_run_recipe
 from teamtr_lora.study.certify import certify_run
+from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
 
 ROWS = [{"prompt": f"question {n}", "answer": n} for n in range(12)]
@@ -174,6 +178,64 @@ def test_several_rewards_are_summed_and_conversations_are_trls(team: dict[str, A
     trainer = TeamTRTrainer(team, [think, spy], config(), rows, rows)
     assert trainer.evaluate(items=4, k=1).mean_reward == pytest.approx(0.25)
     assert kinds == {list}
+
+
+class Saved(TrainerCallback):
+    """What is on the disk when a checkpoint is said to be there."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int]] = []
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        run = RunDir(Path(args.output_dir))
+        self.found.append((run.checkpoints.load()[0].step, len(run.checkpoints.steps())))
+
+
+def test_a_checkpoint_is_written_while_the_next_rollout_is_played(
+    team: dict[str, Any], config: Callable[..., TeamTRConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow disk holds up the update after it, not the rollout; whoever listens for a checkpoint finds it; and a disk that
+    fails ends the run at the next update."""
+    order: list[str] = []
+    played, writes, roll_out, update = threading.Event(), CheckpointStore._write, TrainingRun.roll_out, TrainingRun.update
+
+    def rolling_out(*args: Any) -> Any:
+        rollout = roll_out(*args)
+        order.append("played")
+        played.set()
+        return rollout
+
+    def writing_slowly(*args: Any) -> None:
+        if order.count("written") < 2:  # later ones have no rollout after them
+            assert played.wait(20)
+            played.clear()
+        writes(*args)
+        order.append("written")
+
+    def updating(*args: Any) -> Any:
+        outcome = update(*args)
+        order.append("updated")
+        return outcome
+
+    monkeypatch.setattr(TrainingRun, "roll_out", rolling_out)
+    monkeypatch.setattr(TrainingRun, "update", updating)
+    monkeypatch.setattr(CheckpointStore, "_write", writing_slowly)
+    TeamTRTrainer(team, even, config(), ROWS, ROWS).train()
+    assert order == ["played", "written", "updated", "played", "written", "updated", "written", "written"]
+    saved = Saved()
+    monkeypatch.setattr(CheckpointStore, "_write", writes)
+    TeamTRTrainer(team, even, config(output_dir=str(Path(config().output_dir) / "heard")), ROWS, ROWS, callbacks=[saved]).train()
+    assert saved.found == [(1, 1), (2, 2), (3, 2), (4, 2)]
+
+    def full(*_: Any) -> None:
+        raise UserError("no space left to write")
+
+    monkeypatch.setattr(CheckpointStore, "_write", full)
+    order.clear()
+    with pytest.raises(UserError, match="no space left"):
+        TeamTRTrainer(team, even, config(output_dir=str(Path(config().output_dir) / "full")), ROWS, ROWS).train()
+    assert order == ["played"], "the first update waits for the checkpoint before it, and finds that it failed"
+    assert not (Path(config().output_dir) / "full").exists(), "a start that failed leaves nothing"
 
 
 def test_callbacks_are_called_at_the_natural_points(team: dict[str, Any], config: Callable[..., TeamTRConfig]) -> None:

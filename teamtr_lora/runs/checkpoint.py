@@ -1,4 +1,4 @@
-"""Checkpoints: after every update, atomic, hash-checked. A killed run loses at most the update it was in.
+"""Checkpoints: after every update, atomic, hash-checked. A killed run loses at most one update.
 
     checkpoint/step-000012/state.json          where the run is, and everything that is no tensor
                           /tensors.safetensors  optimizer moments and generator states
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,20 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, sha256, write_folder_atomic
 from teamtr_lora.runs.run_state import FORMAT, MANIFEST, STATE, TENSORS, CheckpointReader, RunState
 
+Optimizers = dict[str, tuple[dict[str, Tensor], dict[str, Any]]]  # by agent: tensors and scalars
+
 KEPT = 2  # a second one, so that a damaged newest checkpoint costs one update and not the run
 
 
 class CheckpointStore(CheckpointReader):
     """Writes checkpoints, and reads all of the newest one."""
 
-    def save(self, state: RunState, optimizers: dict[str, tuple[dict[str, Tensor], dict[str, Any]]]) -> None:
-        """`optimizers`: each agent's moments and its scalars. Of the older checkpoints all but the last are removed."""
+    def save(self, state: RunState, optimizers: Optimizers) -> None:
+        self.prepared(state, optimizers)()
+
+    def prepared(self, state: RunState, optimizers: Optimizers) -> Callable[[], None]:
+        """A function that writes the checkpoint of now, whenever it is called. `optimizers`: each agent's moments, which nobody
+        changes, and its scalars. Of the older checkpoints all but the last are removed."""
         tensors = {f"optimizer/{agent}/{name}": t for agent, (parts, _) in optimizers.items() for name, t in parts.items()}
         tensors |= _generator_tensors()
         body = {
@@ -41,16 +48,19 @@ class CheckpointStore(CheckpointReader):
             "optimizers": {agent: scalars for agent, (_, scalars) in optimizers.items()},
             "python_random": _to_lists(random.getstate()),
         }
-        contents = {STATE: dump_json(body).encode(), TENSORS: save_safetensors(tensors)}
+        return partial(self._write, f"step-{state.step:06d}", dump_json(body).encode(), tensors)
+
+    def _write(self, name: str, body: bytes, tensors: dict[str, Tensor]) -> None:
+        contents = {STATE: body, TENSORS: save_safetensors(tensors)}
         contents[MANIFEST] = dump_json({name: sha256(data) for name, data in contents.items()}).encode()
-        folder = self._folder / f"step-{state.step:06d}"
+        folder = self._folder / name
         if folder.exists():  # left by a kill between rename and what follows; the same step is written again
             shutil.rmtree(folder)
         write_folder_atomic(folder, contents)
         for old in self.steps()[:-KEPT]:
             shutil.rmtree(old)
 
-    def load(self) -> tuple[RunState, dict[str, tuple[dict[str, Tensor], dict[str, Any]]]]:
+    def load(self) -> tuple[RunState, Optimizers]:
         """The newest checkpoint, checked; also puts the random generators back."""
         state, body, contents = self._read(STATE, TENSORS)
         with self.understood():

@@ -85,6 +85,10 @@ class Events:
                 ) from error
             self.control = result if isinstance(result, TrainerControl) else self.control
 
+    def heard(self, event: str) -> bool:
+        """Whether a callback does something then."""
+        return any(getattr(type(callback), event) is not getattr(TrainerCallback, event) for callback in self._callbacks)
+
     def log(self, row: dict[str, Any]) -> None:
         self.state.log_history.append(row)
         self.fire("on_log", logs=row)

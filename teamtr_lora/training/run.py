@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
-from teamtr_lora.base.versions import write_version
+from teamtr_lora.base.versions import AdapterVersion, write_version
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.evaluation.returns import with_return
 from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.rollout.playable import load_versions
 from teamtr_lora.rollout.sampler import derive_seed
+from teamtr_lora.runs.checkpoint import Optimizers
 from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.tasks import Item
 from teamtr_lora.team import Episode
@@ -41,6 +44,9 @@ class TrainingRun:
         self.diagnostics = RunDiagnostics(context, self.updater)
         self._recorder = Recorder(context, self.diagnostics, self.updater.discount)
         self._last_played: list[Episode] = []
+        self._moments: Optimizers = {}  # as the last checkpoint has them, less those updated since
+        self._disk = ThreadPoolExecutor(1)
+        self._saving: Future[None] | None = None
         self._clock = time.monotonic() if context.started is None else context.started
         self.task.check_agents(self.agents, self.playable.team.router.max_messages)
         self.task.check_router(self.playable.team.router)
@@ -137,6 +143,8 @@ class TrainingRun:
         self.diagnostics.before_update(self.state, agent, stage, place, lambda: self.rollouts.probe_items(self.state))
         self.events.progress("update", 0, 1, 0)
         seed = derive_seed(self.config.seed, "holdout", stage, agent)
+        self._settle()
+        self._moments.pop(agent, None)
         with self.playable.training_memory():
             material = self.rollouts.material(rollout, self.updater.discount)
             outcome = self.updater.update(agent, material, seed)
@@ -187,13 +195,16 @@ class TrainingRun:
             self.events.control.should_training_stop = True
 
     def end(self) -> None:
+        self._settle()
         self.variants.publishing.catch_up(self.playable)
         self.events.fire("on_train_end")
         for tracker in self.context.accelerator.trackers:
             tracker.finish()  # not end_training: that would also end the process group of a vLLM in this process
 
     def checkpoint(self) -> None:
-        """The commit point: until this returns, the update just made does not exist for a resumed run."""
+        """The commit point. What a resumed run goes on from is copied now and written while the next rollout is played: until
+        that is done, the update just made does not exist for a resumed run, and the next one does not begin."""
+        self._settle()
         state = self.state
         state.step += 1
         state.versions = self.playable.adapter_versions()
@@ -206,10 +217,29 @@ class TrainingRun:
         state.seconds += self._since_checkpoint()
         self._clock = time.monotonic()
         if self.ranks.first:
-            self.run_dir.checkpoints.save(state, {agent: flatten_state(o) for agent, o in self.updater.optimizers.items()})
-            self._tidy()
-            self.run_dir.write_team(state.versions, state.loras)
+            for agent in self.agents:
+                if agent not in self._moments:
+                    self._moments[agent] = flatten_state(self.updater.optimizers[agent])
+            write = self.run_dir.checkpoints.prepared(state, self._moments)
+            self._saving = self._disk.submit(self._save, write, dict(state.versions), dict(state.loras))
+        if self.events.heard("on_save"):
+            self._settle()
         self.events.fire("on_save")
+
+    def _save(self, write: Callable[[], None], versions: dict[str, AdapterVersion], loras: dict[str, dict[str, Any]]) -> None:
+        write()
+        self._tidy()
+        self.run_dir.write_team(versions, loras)
+
+    def _settle(self) -> None:
+        """Waits until the last checkpoint is on the disk."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.result()
+
+    def close(self) -> None:
+        """However the run has ended, what it has begun to write is written before another process may go on with it."""
+        self._disk.shutdown()
 
     def _tidy(self) -> None:
         """Removes the rollouts that no checkpoint names any more, also those that a kill has left."""

@@ -7,6 +7,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, Self, TypeVar
@@ -286,9 +287,10 @@ class TeamTRTrainer:
                 started=started,
             )
             self.run = TrainingRun(context)
-            if ranks.broadcast(run_dir.checkpoints.exists()):
-                self.run.resume()
-            train(self.run)
+            with closing(self.run):
+                if ranks.broadcast(run_dir.checkpoints.exists()):
+                    self.run.resume()
+                train(self.run)
         except BaseException:
             self._broken_off = run_dir if run_dir.checkpoints.exists() else None
             if new and self._broken_off is None:

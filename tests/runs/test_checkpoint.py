@@ -61,9 +61,16 @@ def steps(folder: Path) -> list[str]:
 
 
 def test_the_state_comes_back_exactly(tmp_path: Path) -> None:
-    save(CheckpointStore(tmp_path), 4)
+    """As it was when the checkpoint was prepared, whatever has happened since."""
+    now = state_at(4)
+    write = CheckpointStore(tmp_path).prepared(now, {"left": flatten_state(trained()[1]), "right": ({}, {})})
+    now.step, now.stage = 5, 9
+    now.betas["left"], now.counts["updates"] = 1.0, 0
+    torch.rand(1)
+    drawn = torch.get_rng_state()
+    write()
     state, optimizers = CheckpointStore(tmp_path).load()
-    assert state == state_at(4)
+    assert state == state_at(4) and not torch.equal(torch.get_rng_state(), drawn)
     assert optimizers["right"] == ({}, {})
     parameters, original = trained()
     fresh = build_optimizer(TrainingSection(learning_rate=0.01), parameters)
