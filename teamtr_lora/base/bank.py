@@ -64,6 +64,7 @@ class AdapterBank:
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
         self._active = ""
+        self._widens: dict[str, bool] = {}
         self._checkpointing = False
         self._versions = {agent: self._version(agent, 0) for agent in specs}
 
@@ -128,7 +129,9 @@ class AdapterBank:
     @property
     def can_widen(self) -> bool:
         """Whether the active agent's policy has the quick passes of `wide`."""
-        return bool(self._active) and can_widen(self.model, _peft_name(self._active))
+        if self._active not in self._widens:  # looking at every module takes longer than a layer's pass
+            self._widens[self._active] = bool(self._active) and can_widen(self.model, _peft_name(self._active))
+        return self._widens[self._active]
 
     @contextmanager
     def wide(self, *, compiled: bool) -> Iterator[None]:

@@ -159,7 +159,7 @@ def test_a_wide_pass_rounds_only_what_goes_into_a_product(targets: str | list[st
     assert [*model.named_modules()] == before
     assert found.dtype == torch.float32
     noise, coarse = ((each - exact).norm() / exact.norm() for each in (found, half))
-    assert float(noise) < 4e-4 and float(noise) < 0.7 * float(coarse)
+    assert float(noise) < 6e-4 and float(noise) < 0.7 * float(coarse)
     peft = model.get_base_model().model(input_ids=ids).last_hidden_state  # type: ignore[operator]
     assert peft.dtype == torch.float16, "nothing of the wide pass stays"
 
