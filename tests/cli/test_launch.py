@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from teamtr_lora.cli import main
 from teamtr_lora.cli.launch import on_every_gpu
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.ranks import process_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
@@ -38,17 +40,27 @@ def test_gpus_that_are_not_there_are_refused(
 
 @pytest.mark.parametrize(
     ("visible", "gpus", "device", "processes"),
-    [(0, None, "auto", 0), (8, None, "auto", 8), (8, 3, "cuda", 3), (8, 1, "auto", 0), (8, None, "cuda:1", 0)],
+    [(8, None, "auto", 8), (8, 3, "cuda", 3), (8, 1, "auto", 0), (8, None, "cuda:1", 0), (0, None, "cuda", 0)]
+    + [(0, None, "auto", 4), (8, None, "cpu", 4), (0, 1, "auto", 0), (0, 1, "cpu", 0)],
 )
-def test_a_process_is_started_for_every_gpu(
-    monkeypatch: pytest.MonkeyPatch, visible: int, gpus: int | None, device: str, processes: int
+@pytest.mark.parametrize("set_by_user", [False, True])
+def test_a_process_is_started_for_every_gpu_or_core(
+    monkeypatch: pytest.MonkeyPatch, visible: int, gpus: int | None, device: str, processes: int, set_by_user: bool
 ) -> None:
+    """On a CPU, whoever sets the number of threads wants one process."""
+    monkeypatch.setattr(process_ranks(), "even_threads", False)
+    for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "2")
+        if not set_by_user:
+            monkeypatch.delenv(name)
+    processes = 0 if set_by_user and processes == 4 else processes
     started: list[tuple[list[str], int]] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr("teamtr_lora.cli.launch._launch", lambda argv, count: started.append((argv, count)) or 0)
-    ended = on_every_gpu(argparse.Namespace(gpus=gpus, command="train", argv=["train", "x"]), device)
+    ended = on_every_gpu(argparse.Namespace(gpus=gpus, command="train", argv=["train", "x"]), device, on_cpu=lambda: 4)
     assert started == ([(["train", "x"], processes)] if processes else [])
-    assert ended == (0 if processes else None)
+    assert ended == (0 if processes else None) and process_ranks().even_threads is not set_by_user
+    assert os.environ.get("OMP_NUM_THREADS") == ("2" if set_by_user else "1" if processes == 4 else None)
 
 
 def test_a_command_for_one_process_refuses_a_launcher(

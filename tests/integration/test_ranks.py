@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 from teamtr_lora.runs.metrics import TIME_FIELDS
+from teamtr_lora.training.cpu_processes import cores
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -49,7 +51,7 @@ def work(environment: dict[str, str], argv: list[str], errors: Path | None) -> N
     from teamtr_lora.cli import main
     from teamtr_lora.rollout import dealing
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     if argv[-1] == SKEWED:
         from teamtr_lora.training import optimize
 
@@ -69,7 +71,9 @@ def server() -> ForkServerContext:
     return context
 
 
-def started(server: ForkServerContext, *argvs: list[str], errors: Path | None = None) -> list[ForkServerProcess]:
+def started(
+    server: ForkServerContext, *argvs: list[str], errors: Path | None = None, threads: int = 1
+) -> list[ForkServerProcess]:
     """A process for each of `argvs`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -77,7 +81,7 @@ def started(server: ForkServerContext, *argvs: list[str], errors: Path | None = 
     found = []
     for rank, argv in enumerate(argvs):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(argvs))}
-        environment = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        environment = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": str(threads)}
         found.append(server.Process(target=work, args=(environment, argv, errors)))
         found[-1].start()
     return found
@@ -123,7 +127,8 @@ def test_the_number_of_processes_changes_nothing_but_times(
 def test_killed_ranks_end_the_others_and_any_number_of_them_goes_on(
     server: ForkServerContext, alone: Path, tmp_path: Path
 ) -> None:
-    """Three ranks, of which the last is killed; then two, of which the first is; then one. In the end it is the same run."""
+    """Three ranks, of which the last is killed; then two, of which the first is; then one, which has more threads. In the end it
+    is the same run: it goes on with its own number of threads, by which torch rounds."""
     run, resumed = tmp_path / "run", train(tmp_path / "run", "--resume")
     for ranks, victim, steps in ((3, 2, 2), (2, 0, 4)):
         processes = started(server, *[resumed] * ranks)
@@ -131,16 +136,37 @@ def test_killed_ranks_end_the_others_and_any_number_of_them_goes_on(
         os.kill(processes[victim].pid or 0, signal.SIGKILL)
         codes = ended(processes, 30)
         assert codes.pop(victim) == -signal.SIGKILL and set(codes) == {2}, codes
-    assert ended(started(server, resumed)) == [0]
+    assert ended(started(server, resumed, threads=2)) == [0]
     assert rows(run) == rows(alone)
 
 
-def wait_for_step(run: Path, steps: int, processes: list[ForkServerProcess]) -> None:
+def alive(process: ForkServerProcess | subprocess.Popen[str]) -> bool:
+    return process.poll() is None if isinstance(process, subprocess.Popen) else process.is_alive()
+
+
+def wait_for_step(run: Path, steps: int, processes: Sequence[ForkServerProcess | subprocess.Popen[str]]) -> None:
     """Until the run has made so many checkpoints."""
     deadline = time.monotonic() + 200
     while not any(int(path.name.rpartition("-")[2]) >= steps for path in (run / "checkpoint").glob("step-*")):
-        assert time.monotonic() < deadline and all(process.is_alive() for process in processes)
+        assert time.monotonic() < deadline and all(map(alive, processes))
         time.sleep(0.05)
+
+
+@pytest.mark.skipif(cores() < 2, reason="one core: one process")
+def test_a_plain_command_is_several_processes_and_the_same_run(server: ForkServerContext, tmp_path: Path) -> None:
+    """One Ctrl-C ends them, in one line. Eight episodes are one lot, so that the size of lots makes no difference."""
+    few = ["rollout.items_per_stage=4", "rollout.episodes_per_item=2", "training.stages=1"]
+    assert ended(started(server, train(tmp_path / "one", *few))) == [0]
+    run, plain = tmp_path / "run", [sys.executable, "-m", "teamtr_lora", *train(tmp_path / "run", *few)]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(plain, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for_step(run, 2, [process])
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    told = process.communicate(timeout=30)[1]
+    assert process.returncode == 130 and told.count("\n") == 1 and f"train {run} --resume" in told, told
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[1])["idle_share"] > 0, "it had nobody to wait for"
+    assert ended(started(server, train(run, *few, "--resume"))) == [0]
+    assert rows(run) == rows(tmp_path / "one")
 
 
 @pytest.mark.parametrize(
