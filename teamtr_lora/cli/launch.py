@@ -20,6 +20,7 @@ from teamtr_lora.recipe import RolloutSection
 
 _WATCHED = "TEAMTR_LORA_LAUNCHER"  # the process that has started this one
 _stderr: int | None = None  # the terminal, while this rank is silent
+_given_threads: int | None = 0  # by OMP_NUM_THREADS, before it is changed; None where it says something odd
 _started_here = False  # by `_launch`, whose --gpus this process has been given too
 
 
@@ -45,8 +46,7 @@ def on_every_gpu(
     """Runs this command once for `each` GPUs and returns its exit code. None: this process is to do the work, alone or as one of
     those that were started. `device`: the recipe's base.device. `helping`: the first process does the work, and the others help
     it to play episodes, here, until it is done. `on_cpu`: how many processes are worth starting where there is no GPU."""
-    own_threads = "OMP_NUM_THREADS" in os.environ
-    process_ranks().even_threads = not own_threads
+    process_ranks().threads = _given_threads
     if started_by_launcher() or process_ranks().size > 1:
         if args.gpus is not None and not _started_here:
             raise UserError(f"--gpus {args.gpus}: the launcher that started this process has set their number; leave --gpus out")
@@ -63,7 +63,7 @@ def on_every_gpu(
         several = f"torchrun --nproc-per-node {args.gpus} -m teamtr_lora {args.command} ..."
         raise UserError(f"--gpus {args.gpus}: {visible} GPUs are visible; on a CPU, or to share a GPU, use {several}")
     if not visible:
-        one = own_threads or args.gpus is not None or device not in ("auto", "cpu") or "WORLD_SIZE" in os.environ
+        one = _given_threads != 0 or args.gpus is not None or device not in ("auto", "cpu") or "WORLD_SIZE" in os.environ
         return None if one or (count := on_cpu()) == 1 else _launch_on_cpu(args.argv, count)
     count = processes_on(args.gpus or visible // each * each, each)
     if each > 1:
@@ -120,6 +120,7 @@ def _launch(argv: list[str], count: int) -> int:
 @contextmanager
 def one_of_several(args: argparse.Namespace) -> Iterator[None]:
     """Around a command: the first rank prints, the others are silent unless they fail."""
+    _take_threads(resuming=getattr(args, "resume", False))
     if not started_by_launcher():
         yield
         return
@@ -137,6 +138,16 @@ def one_of_several(args: argparse.Namespace) -> Iterator[None]:
     yield
     if process_ranks().helped:
         process_ranks().broadcast(None)
+
+
+def _take_threads(*, resuming: bool) -> None:
+    """A resumed run goes on with the threads that it was started with, which may be more than this process was given. torch can
+    take any number at any time, but OpenBLAS no more than the variable said when torch was loaded."""
+    global _given_threads
+    given = os.environ.get("OMP_NUM_THREADS")
+    _given_threads = int(given or 0) if given is None or given.isdigit() else None
+    if resuming and _given_threads and "torch" not in sys.modules:
+        os.environ["OMP_NUM_THREADS"] = str(max(_given_threads, os.cpu_count() or 1))
 
 
 def may_complain() -> bool:

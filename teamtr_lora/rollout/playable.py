@@ -188,8 +188,9 @@ def _open_base(base: BaseSection, team: TeamSection, rollout: RolloutSection, fo
     loaded = load_base(
         source, precision=base.precision, device=base.device, quantization=base.quantization, revision=base.revision, split=split
     )
-    if ranks.even_threads and loaded.device.type == "cpu" and is_small(loaded.folder):
-        torch.set_num_threads(1)
+    threads = 1 if ranks.threads == 0 and is_small(loaded.folder) else ranks.threads
+    if threads and loaded.device.type == "cpu":
+        torch.set_num_threads(threads)
     return loaded
 
 

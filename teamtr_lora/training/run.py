@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Any
 
@@ -79,8 +80,7 @@ class TrainingRun:
         chosen_by_us = self.config.training.tokens_per_microbatch == "auto"
         if self.state.tokens_per_microbatch and chosen_by_us:  # free memory may differ today: the run goes on with its own size
             self.updater.scorer.tokens_per_microbatch = self.state.tokens_per_microbatch
-        if self.state.threads and self.playable.base.device.type == "cpu":
-            torch.set_num_threads(self.state.threads)
+        self._take_up_threads()
         self.ranks.check_equal((self.state.step, self.state.versions), "its checkpoint")
         if self.ranks.first:
             self._tidy()
@@ -88,6 +88,16 @@ class TrainingRun:
             self.run_dir.check_rows()
             self.run_dir.restore_team(self.state.versions, self.state.loras)
         self.events.state.global_step, self.events.state.epoch = self.state.counts["updates"], self.state.stage
+
+    def _take_up_threads(self) -> None:
+        """On a CPU, those that the run was started with: torch rounds by their number."""
+        threads, given = self.state.threads, os.environ.get("OMP_NUM_THREADS", "")
+        if not threads or self.playable.base.device.type != "cpu":
+            return
+        torch.set_num_threads(threads)
+        most = int(given) if given.isdigit() else os.cpu_count() or 1
+        if most < threads:
+            logger.warning("the run had %d threads, and this process can have %d: it may round differently", threads, most)
 
     def begin(self) -> None:
         """Stage 0: the evaluation before training, and the numerical floors of this machine's passes."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from teamtr_lora.rollout.dealing import LOT_EPISODES
 from teamtr_lora.runs.metrics import TIME_FIELDS
 from teamtr_lora.training.cpu_processes import cores
 
@@ -41,7 +42,7 @@ SMALL = [
 SKEWED = "skewed"  # in place of an argument: the rank's optimizer takes longer steps than the others'
 
 
-def work(environment: dict[str, str], argv: list[str], errors: Path | None) -> None:
+def work(environment: dict[str, str], argv: list[str], errors: Path | None, lot: int) -> None:
     os.environ |= environment
     for stream, file in ((1, errors and errors.with_suffix(".out")), (2, errors)):
         if file is not None:
@@ -51,7 +52,7 @@ def work(environment: dict[str, str], argv: list[str], errors: Path | None) -> N
     from teamtr_lora.cli import main
     from teamtr_lora.rollout import dealing
 
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    torch.set_num_threads(1)
     if argv[-1] == SKEWED:
         from teamtr_lora.training import optimize
 
@@ -59,7 +60,7 @@ def work(environment: dict[str, str], argv: list[str], errors: Path | None) -> N
         optimize._step = lambda learner, rate: step(learner, 1.01 * rate)
     if argv[0] == "baseline":  # TRL imports vLLM where it finds it, which takes longer than all of this
         importlib.import_module("trl.import_utils").is_vllm_available = lambda *_, **__: False  # type: ignore[attr-defined]
-    dealing.LOT_EPISODES = 8  # two groups: with five, somebody gets a smaller lot
+    dealing.LOT_EPISODES = lot
     raise SystemExit(main(argv))
 
 
@@ -71,18 +72,16 @@ def server() -> ForkServerContext:
     return context
 
 
-def started(
-    server: ForkServerContext, *argvs: list[str], errors: Path | None = None, threads: int = 1
-) -> list[ForkServerProcess]:
-    """A process for each of `argvs`."""
+def started(server: ForkServerContext, *argvs: list[str], errors: Path | None = None, lot: int = 8) -> list[ForkServerProcess]:
+    """A process for each of `argvs`. A lot is two groups: with five, somebody gets a smaller one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     found = []
     for rank, argv in enumerate(argvs):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(argvs))}
-        environment = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": str(threads)}
-        found.append(server.Process(target=work, args=(environment, argv, errors)))
+        environment = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        found.append(server.Process(target=work, args=(environment, argv, errors, lot)))
         found[-1].start()
     return found
 
@@ -127,8 +126,7 @@ def test_the_number_of_processes_changes_nothing_but_times(
 def test_killed_ranks_end_the_others_and_any_number_of_them_goes_on(
     server: ForkServerContext, alone: Path, tmp_path: Path
 ) -> None:
-    """Three ranks, of which the last is killed; then two, of which the first is; then one, which has more threads. In the end it
-    is the same run: it goes on with its own number of threads, by which torch rounds."""
+    """Three ranks, of which the last is killed; then two, of which the first is; then one. In the end it is the same run."""
     run, resumed = tmp_path / "run", train(tmp_path / "run", "--resume")
     for ranks, victim, steps in ((3, 2, 2), (2, 0, 4)):
         processes = started(server, *[resumed] * ranks)
@@ -136,7 +134,7 @@ def test_killed_ranks_end_the_others_and_any_number_of_them_goes_on(
         os.kill(processes[victim].pid or 0, signal.SIGKILL)
         codes = ended(processes, 30)
         assert codes.pop(victim) == -signal.SIGKILL and set(codes) == {2}, codes
-    assert ended(started(server, resumed, threads=2)) == [0]
+    assert ended(started(server, resumed)) == [0]
     assert rows(run) == rows(alone)
 
 
@@ -154,9 +152,10 @@ def wait_for_step(run: Path, steps: int, processes: Sequence[ForkServerProcess |
 
 @pytest.mark.skipif(cores() < 2, reason="one core: one process")
 def test_a_plain_command_is_several_processes_and_the_same_run(server: ForkServerContext, tmp_path: Path) -> None:
-    """One Ctrl-C ends them, in one line. Eight episodes are one lot, so that the size of lots makes no difference."""
-    few = ["rollout.items_per_stage=4", "rollout.episodes_per_item=2", "training.stages=1"]
-    assert ended(started(server, train(tmp_path / "one", *few))) == [0]
+    """One Ctrl-C ends them, in one line. Whoever goes on takes up their one thread: torch rounds passes of so many tokens
+    differently with two, and the third adapter would be another one."""
+    few = ["training.stages=1", "training.tokens_per_microbatch=1024"]
+    assert ended(started(server, train(tmp_path / "one", *few), lot=LOT_EPISODES)) == [0]
     run, plain = tmp_path / "run", [sys.executable, "-m", "teamtr_lora", *train(tmp_path / "run", *few)]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(plain, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -165,7 +164,7 @@ def test_a_plain_command_is_several_processes_and_the_same_run(server: ForkServe
     told = process.communicate(timeout=30)[1]
     assert process.returncode == 130 and told.count("\n") == 1 and f"train {run} --resume" in told, told
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[1])["idle_share"] > 0, "it had nobody to wait for"
-    assert ended(started(server, train(run, *few, "--resume"))) == [0]
+    assert subprocess.run([*plain, "--resume"], env=environment | {"OMP_NUM_THREADS": "2"}, timeout=200).returncode == 0
     assert rows(run) == rows(tmp_path / "one")
 
 
