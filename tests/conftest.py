@@ -29,7 +29,8 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 
 
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+# Set, it also keeps commands on a CPU from starting a process a core.
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "2")))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

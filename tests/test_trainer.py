@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 import pytest
+import torch
 from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora import RecipeError, TeamSpec, TeamTRConfig, TeamTRTrainer, UserError, load_recipe
@@ -272,8 +273,12 @@ def test_stopping_and_resuming_is_the_undisturbed_run(
     whole = trainer("whole").train()
     assert trainer("stopped", StopAfter(1)).train().updates == 1
     assert trainer("stopped", StopAfter(2)).train(resume=True).updates == 2
-    recorder = Recorder()
+    recorder, threads = Recorder(), torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
     resumed = trainer("stopped", recorder).train(resume=True)
+    now = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    assert now == threads + 1, "the run goes on with its own number of threads, and then they are the script's again"
     assert resumed.adapters == whole.adapters and resumed.updates == 4
     assert recorder.steps == [3, 4], "nothing is done twice"
     times = {"seconds", "start_seconds", "tokens_per_second", "time", "peak_memory_bytes", "checksum"}

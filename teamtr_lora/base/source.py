@@ -43,6 +43,7 @@ _HUB_FILES = [*_HUB_DESCRIPTION, "*.safetensors"]
 # Sub-folders and `consolidated` files hold the same weights again for other tools.
 _HUB_DUPLICATES = ["*/*", "consolidated*"]
 _LARGE_FILE = 64 << 20  # bytes
+SMALL_BASE = 64 << 20  # bytes
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _WHEEL = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9][A-Za-z0-9.+!_-]*))?")
 
@@ -96,6 +97,11 @@ def is_hub_id(source: str) -> bool:
 def is_shared_name(source: str) -> bool:
     """Whether others can fetch the base by this name; the rest are folders and files of one machine."""
     return source == NANO or source.startswith(WHEEL_PREFIX) or is_hub_id(source)
+
+
+def is_small(folder: Path) -> bool:
+    """Whether one thread is enough for a base: on a CPU, more of them gain less than more processes do."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) <= SMALL_BASE
 
 
 def cache_root() -> Path:

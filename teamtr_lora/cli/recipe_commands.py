@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,10 @@ def _train(args: argparse.Namespace) -> int | None:
     recipe = recipe_to_go_on_with(Path(args.recipe), overrides) if goes_on else load_recipe(recipes, overrides)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
-    if (ended := on_every_gpu(args, recipe.base.device, gpus_each(recipe.rollout))) is not None:
+    from teamtr_lora.training.cpu_processes import cpu_processes
+
+    processes = partial(cpu_processes, recipe, run_name(recipes), resume=args.resume)
+    if (ended := on_every_gpu(args, recipe.base.device, gpus_each(recipe.rollout), on_cpu=processes)) is not None:
         return ended
     from teamtr_lora.cli.text.summary import print_next_steps
     from teamtr_lora.training.live_view import LiveView

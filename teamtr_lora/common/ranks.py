@@ -39,6 +39,7 @@ class Ranks:
     size = 1
     shared_gpu = False  # several of the processes use one GPU
     helping = False  # the first process carries the command out, and the others only help it to play episodes
+    threads: int | None = None  # of this process on a CPU: so many; 0: one if the base is small; None: as torch has them
 
     def __init__(self) -> None:
         self._waited, self._since = 0.0, time.monotonic()

@@ -15,7 +15,7 @@ from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase, base_facts, load_base, resolve_device, resolve_dtype
 from teamtr_lora.base.memory import memory_phase, phase_of
 from teamtr_lora.base.sharding import splits
-from teamtr_lora.base.source import beside, resolve
+from teamtr_lora.base.source import beside, is_small, resolve
 from teamtr_lora.base.versions import AdapterVersion, read_version
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.ranks import Ranks, process_ranks
@@ -185,9 +185,13 @@ def _open_base(base: BaseSection, team: TeamSection, rollout: RolloutSection, fo
         if found := split_problem(base, team, rollout):
             raise UserError(f"training.shard = {shard}: the base has to be split over processes, but {found[0]}; {found[1]}")
         ranks.make_global()
-    return load_base(
+    loaded = load_base(
         source, precision=base.precision, device=base.device, quantization=base.quantization, revision=base.revision, split=split
     )
+    threads = 1 if ranks.threads == 0 and is_small(loaded.folder) else ranks.threads
+    if threads and loaded.device.type == "cpu":
+        torch.set_num_threads(threads)
+    return loaded
 
 
 def _is_split(base: BaseSection, rollout: RolloutSection, shard: str, source: str, over: int) -> bool:

@@ -75,6 +75,7 @@ class RunState:
     loss_scaler: dict[str, float] = field(default_factory=dict)  # empty where no half precision needs one
     gate_tf32: bool = False  # the precision of gate passes, once the floors have been measured
     tokens_per_microbatch: int = 0  # what `auto` came to; 0 before the first update
+    threads: int = 0  # of a process on a CPU, by whose number torch rounds; 0 on a GPU
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     idle_updates: int = 0  # skipped updates in a row, up to the last one made
     sampled_tokens: int = 0

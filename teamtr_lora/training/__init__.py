@@ -7,6 +7,7 @@ The loop:
     stage_rollouts   the episodes that a stage's updates learn from
     window           earlier rollouts that are learned from again, and their weights
     run_context      what all parts of a run work with
+    cpu_processes    how many processes train a recipe on a CPU
     events           callbacks at the loop's natural points
     live_view        while a run trains: a line an update, a line a stage, a progress bar
     idle_stage       what to say of a stage that taught nothing

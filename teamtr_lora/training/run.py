@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import torch
+
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.versions import AdapterVersion, write_version
+from teamtr_lora.common.files import sha256
 from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.evaluation.returns import with_return
 from teamtr_lora.recipe.engine_facts import ENGINES
@@ -82,6 +86,7 @@ class TrainingRun:
         chosen_by_us = self.config.training.tokens_per_microbatch == "auto"
         if self.state.tokens_per_microbatch and chosen_by_us:  # free memory may differ today: the run goes on with its own size
             self.updater.scorer.tokens_per_microbatch = self.state.tokens_per_microbatch
+        self._take_up_threads()
         self.ranks.check_equal((self.state.step, self.state.versions), "its checkpoint")
         if self.ranks.first:
             self._tidy()
@@ -89,6 +94,16 @@ class TrainingRun:
             self.run_dir.check_rows()
             self.run_dir.restore_team(self.state.versions, self.state.loras)
         self.events.state.global_step, self.events.state.epoch = self.state.counts["updates"], self.state.stage
+
+    def _take_up_threads(self) -> None:
+        """On a CPU, those that the run was started with: torch rounds by their number."""
+        threads, given = self.state.threads, os.environ.get("OMP_NUM_THREADS", "")
+        if not threads or self.playable.base.device.type != "cpu":
+            return
+        torch.set_num_threads(threads)
+        most = int(given) if given.isdigit() else os.cpu_count() or 1
+        if most < threads:
+            logger.warning("the run had %d threads, and this process can have %d: it may round differently", threads, most)
 
     def begin(self) -> None:
         """Stage 0: the evaluation before training, and the numerical floors of this machine's passes."""
@@ -120,7 +135,10 @@ class TrainingRun:
         self.events.state.epoch = stage - 1
         self.diagnostics.begin_stage(self.state, stage)
         self.events.fire("on_epoch_begin", order=order)
-        return self.rollouts.items(self.state)
+        items = self.rollouts.items(self.state)
+        contents = repr([(item.id, item.prompt) for item in items])  # every rank has built the task for itself
+        self.ranks.check_equal(sha256(contents.encode())[:12], f"the items of stage {stage}")
+        return items
 
     def roll_out(self, items: list[Item], stage: int, place: int) -> Rollout:
         self.events.fire("on_step_begin")
@@ -213,6 +231,7 @@ class TrainingRun:
         state.rates, state.rollouts = dict(self.updater.rates), self.rollouts.window.records()
         state.loss_scaler = self.updater.scaler.state_dict()
         state.tokens_per_microbatch = self.updater.scorer.tokens_per_microbatch
+        state.threads = torch.get_num_threads() if self.playable.base.device.type == "cpu" else 0
         state.metrics_bytes = self.run_dir.metrics.size
         state.seconds += self._since_checkpoint()
         self._clock = time.monotonic()

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
+import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from teamtr_lora.base.memory import process_age
@@ -260,7 +261,7 @@ class TeamTRTrainer:
         return self.run.updater.scorer.tokens_per_microbatch if self.run else None
 
     def _train(self, resume: bool, name: str) -> TrainSummary:
-        started, process = time.monotonic(), process_age()
+        started, process, threads = time.monotonic(), process_age(), torch.get_num_threads()
         recipe, ranks = self.recipe, process_ranks()
         run_dir = ranks.broadcast(chosen_run_dir(recipe.output_dir, name, resume=resume) if ranks.first else RunDir(Path()))
         if self._script is not None:
@@ -297,6 +298,7 @@ class TeamTRTrainer:
                 run_dir.remove()  # a start that failed leaves no empty run behind
             raise
         finally:
+            torch.set_num_threads(threads)  # a resumed run goes on with those that it was started with
             if lock is not None:
                 lock.release()
             for view in callbacks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from teamtr_lora.cli import main
 from teamtr_lora.cli.launch import on_every_gpu
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.ranks import process_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
@@ -38,17 +40,42 @@ def test_gpus_that_are_not_there_are_refused(
 
 @pytest.mark.parametrize(
     ("visible", "gpus", "device", "processes"),
-    [(0, None, "auto", 0), (8, None, "auto", 8), (8, 3, "cuda", 3), (8, 1, "auto", 0), (8, None, "cuda:1", 0)],
+    [(8, None, "auto", 8), (8, 3, "cuda", 3), (8, 1, "auto", 0), (8, None, "cuda:1", 0), (0, None, "cuda", 0)]
+    + [(0, None, "auto", 4), (8, None, "cpu", 4), (0, 1, "auto", 0), (0, 1, "cpu", 0)],
 )
-def test_a_process_is_started_for_every_gpu(
-    monkeypatch: pytest.MonkeyPatch, visible: int, gpus: int | None, device: str, processes: int
+@pytest.mark.parametrize("set_by_user", [False, True])
+def test_a_process_is_started_for_every_gpu_or_core(
+    monkeypatch: pytest.MonkeyPatch, visible: int, gpus: int | None, device: str, processes: int, set_by_user: bool
 ) -> None:
+    """On a CPU, whoever sets the number of threads wants one process."""
+    monkeypatch.setattr(process_ranks(), "threads", None)
+    monkeypatch.setattr("teamtr_lora.cli.launch._given_threads", 2 if set_by_user else 0)
+    for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "2")
+    processes = 0 if set_by_user and processes == 4 else processes
     started: list[tuple[list[str], int]] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr("teamtr_lora.cli.launch._launch", lambda argv, count: started.append((argv, count)) or 0)
-    ended = on_every_gpu(argparse.Namespace(gpus=gpus, command="train", argv=["train", "x"]), device)
+    ended = on_every_gpu(argparse.Namespace(gpus=gpus, command="train", argv=["train", "x"]), device, on_cpu=lambda: 4)
     assert started == ([(["train", "x"], processes)] if processes else [])
-    assert ended == (0 if processes else None)
+    assert ended == (0 if processes else None) and process_ranks().threads == (2 if set_by_user else 0)
+    assert os.environ["OMP_NUM_THREADS"] == ("1" if processes == 4 else "2")
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one core has one thread")
+def test_a_resumed_run_can_have_more_threads_than_its_process_was_given() -> None:
+    """As torch has two, the product is that of a process which was given two: OpenBLAS would otherwise stay with one."""
+    code = (
+        "import hashlib, sys; from teamtr_lora.cli.launch import _take_threads\n"
+        "_take_threads(resuming=sys.argv[1] == 'resuming')\n"
+        "import torch; torch.set_num_threads(2); torch.manual_seed(0)\n"
+        "print(hashlib.sha256((torch.randn(4096, 1000) @ torch.randn(1000, 128)).numpy().tobytes()).hexdigest())"
+    )
+    found = []
+    for given, how in (("2", "new"), ("1", "resuming")):
+        environment = os.environ | {"OMP_NUM_THREADS": given}
+        found.append(subprocess.run([sys.executable, "-c", code, how], env=environment, capture_output=True, text=True).stdout)
+    assert len(found[0]) == 65 and found[0] == found[1]
 
 
 def test_a_command_for_one_process_refuses_a_launcher(

@@ -13,13 +13,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from teamtr_lora.rollout.dealing import LOT_EPISODES
 from teamtr_lora.runs.metrics import TIME_FIELDS
+from teamtr_lora.training.cpu_processes import cores
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -39,7 +42,7 @@ SMALL = [
 SKEWED = "skewed"  # in place of an argument: the rank's optimizer takes longer steps than the others'
 
 
-def work(environment: dict[str, str], argv: list[str], errors: Path | None) -> None:
+def work(environment: dict[str, str], argv: list[str], errors: Path | None, lot: int) -> None:
     os.environ |= environment
     for stream, file in ((1, errors and errors.with_suffix(".out")), (2, errors)):
         if file is not None:
@@ -57,7 +60,7 @@ def work(environment: dict[str, str], argv: list[str], errors: Path | None) -> N
         optimize._step = lambda learner, rate: step(learner, 1.01 * rate)
     if argv[0] == "baseline":  # TRL imports vLLM where it finds it, which takes longer than all of this
         importlib.import_module("trl.import_utils").is_vllm_available = lambda *_, **__: False  # type: ignore[attr-defined]
-    dealing.LOT_EPISODES = 8  # two groups: with five, somebody gets a smaller lot
+    dealing.LOT_EPISODES = lot
     raise SystemExit(main(argv))
 
 
@@ -69,8 +72,8 @@ def server() -> ForkServerContext:
     return context
 
 
-def started(server: ForkServerContext, *argvs: list[str], errors: Path | None = None) -> list[ForkServerProcess]:
-    """A process for each of `argvs`."""
+def started(server: ForkServerContext, *argvs: list[str], errors: Path | None = None, lot: int = 8) -> list[ForkServerProcess]:
+    """A process for each of `argvs`. A lot is two groups: with five, somebody gets a smaller one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -78,7 +81,7 @@ def started(server: ForkServerContext, *argvs: list[str], errors: Path | None = 
     for rank, argv in enumerate(argvs):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(argvs))}
         environment = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        found.append(server.Process(target=work, args=(environment, argv, errors)))
+        found.append(server.Process(target=work, args=(environment, argv, errors, lot)))
         found[-1].start()
     return found
 
@@ -135,12 +138,34 @@ def test_killed_ranks_end_the_others_and_any_number_of_them_goes_on(
     assert rows(run) == rows(alone)
 
 
-def wait_for_step(run: Path, steps: int, processes: list[ForkServerProcess]) -> None:
+def alive(process: ForkServerProcess | subprocess.Popen[str]) -> bool:
+    return process.poll() is None if isinstance(process, subprocess.Popen) else process.is_alive()
+
+
+def wait_for_step(run: Path, steps: int, processes: Sequence[ForkServerProcess | subprocess.Popen[str]]) -> None:
     """Until the run has made so many checkpoints."""
     deadline = time.monotonic() + 200
     while not any(int(path.name.rpartition("-")[2]) >= steps for path in (run / "checkpoint").glob("step-*")):
-        assert time.monotonic() < deadline and all(process.is_alive() for process in processes)
+        assert time.monotonic() < deadline and all(map(alive, processes))
         time.sleep(0.05)
+
+
+@pytest.mark.skipif(cores() < 2, reason="one core: one process")
+def test_a_plain_command_is_several_processes_and_the_same_run(server: ForkServerContext, tmp_path: Path) -> None:
+    """One Ctrl-C ends them, in one line. Whoever goes on takes up their one thread: torch rounds passes of so many tokens
+    differently with two, and the third adapter would be another one."""
+    few = ["training.stages=1", "training.tokens_per_microbatch=1024"]
+    assert ended(started(server, train(tmp_path / "one", *few), lot=LOT_EPISODES)) == [0]
+    run, plain = tmp_path / "run", [sys.executable, "-m", "teamtr_lora", *train(tmp_path / "run", *few)]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(plain, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for_step(run, 2, [process])
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    told = process.communicate(timeout=30)[1]
+    assert process.returncode == 130 and told.count("\n") == 1 and f"train {run} --resume" in told, told
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[1])["idle_share"] > 0, "it had nobody to wait for"
+    assert subprocess.run([*plain, "--resume"], env=environment | {"OMP_NUM_THREADS": "2"}, timeout=200).returncode == 0
+    assert rows(run) == rows(tmp_path / "one")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,11 @@ class OptimizerKind:
     state_bytes: int  # that it keeps of one weight
     trl: str  # its name in TRL's `optim`
 
+    @property
+    def exact(self) -> bool:
+        """Whether the same step comes out the same on a CPU; those of bitsandbytes do not."""
+        return self.made_by.startswith("torch.")
+
 
 OPTIMIZERS: dict[str, OptimizerKind] = {
     "adamw": OptimizerKind(words="AdamW", made_by="torch.optim:AdamW", state_bytes=8, trl="adamw_torch"),
