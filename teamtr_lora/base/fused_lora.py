@@ -166,8 +166,7 @@ class WideLora(FusedLora):
     """The same without gradients, float32 in and out."""
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.layer.weight, self.layer.bias
-        return _wide_layer(x, weight, bias, self.a_parts, self.b, self.scaling)
+        return _wide_layer(x, self.layer, self.a_parts, self.b, self.scaling)
 
 
 class WideLinear(nn.Module):
@@ -178,12 +177,12 @@ class WideLinear(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        return _wide_layer(x, self.layer.weight, self.layer.bias, None, None, 0.0)
+        return _wide_layer(x, self.layer, None, None, 0.0)
 
 
-def _wide_layer(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor | None, b: Tensor | None, scaling: float) -> Tensor:
-    x_ND = x.reshape(-1, x.shape[-1]).to(weight.dtype)
-    y: Tensor = torch.ops.teamtr_lora.wide_lora(x_ND, weight, bias, a, b, scaling)
+def _wide_layer(x: Tensor, layer: Any, a: Tensor | None, b: Tensor | None, scaling: float) -> Tensor:
+    x_ND = x.reshape(-1, x.shape[-1]).to(layer.weight.dtype)
+    y: Tensor = torch.ops.teamtr_lora.wide_lora(x_ND, layer.weight, layer.bias, a, b, scaling)
     return y.view(*x.shape[:-1], -1)
 
 
