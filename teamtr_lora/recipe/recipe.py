@@ -61,6 +61,11 @@ class TrainingSection(Section):
         default="window",
         description=_REUSE.described("Which episodes an update learns from and which judge it, with resampling: every_update"),
     )
+    window: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto",
+        description="reuse: window only. Rollouts before the newest one that an update learns from; more of them make a better "
+        "direction of the same episodes, and take longer. auto: one less than there are agents.",
+    )
     least_ess: float = Field(
         default=0.5,
         gt=0,

@@ -139,7 +139,7 @@ def test_rows_that_lie_end_to_end_change_neither_values_nor_gradients(make_team,
     assert torch.allclose(results[0][0], results[1][0], atol=2e-5)
     for alone, together in zip(results[0][1], results[1][1], strict=True):
         assert torch.allclose(alone, together, atol=1e-4 * max(1.0, float(alone.abs().max())))
-    with pytest.raises(RuntimeError, match="training passes only"):
+    with pytest.raises(RuntimeError, match="training passes and quick ones"):
         scorer.hidden(batch.microbatches[0])
 
 
@@ -149,6 +149,7 @@ def test_gradients_of_a_shared_position_are_added_in_one_order() -> None:
     hidden_B_T_D = torch.randn(1, 400, 64, requires_grad=True)
     place_N, gradient_N_D = torch.randint(0, 20, (2000,)), torch.randn(2000, 64)
     scorer = Scorer.__new__(Scorer)
+    scorer._wide = False
     scorer._bank = SimpleNamespace(decoder=lambda **_: SimpleNamespace(last_hidden_state=hidden_B_T_D))
     rows = SimpleNamespace(ids_B_T=None, position_B_T=None, segments=None, mask=lambda: None)
     threads = torch.get_num_threads()

@@ -195,8 +195,8 @@ class Killed(BaseException):
 POINTS = [
     (RolloutStore, "write", "before"),
     (RolloutStore, "write", "after"),
-    (CheckpointStore, "save", "before"),
-    (CheckpointStore, "save", "after"),
+    (CheckpointStore, "_write", "before"),
+    (CheckpointStore, "_write", "after"),
     (RolloutStore, "keep_only", "after"),
 ]
 RESUMED: dict[str, dict[str, Any]] = {
@@ -254,6 +254,8 @@ def test_a_run_killed_around_every_write_ends_as_the_undisturbed_one(
                 kills += 1
                 attempt += 1
                 continue
+            finally:
+                run.close()
         break
     assert kills >= (5 if name in ("window", "window_and_newest") else 3)
     assert rows_of(run) == rows_of(whole)
@@ -274,6 +276,7 @@ def test_no_rollout_outlives_its_use(start: Start, tmp_path: Path) -> None:
 
     def counted() -> None:
         checkpoint()
+        run._settle()
         named = set()
         for folder in (run.run_dir.path / "checkpoint").glob("step-*"):
             named |= {r["name"] for r in json.loads((folder / "state.json").read_text())["state"]["rollouts"]}
@@ -388,6 +391,7 @@ def test_how_each_way_of_reuse_divides_the_newest_rollout() -> None:
     assert Window(settings).divide(newest, {1, 2, 5}, False, 0) == alone, "nothing earlier: as without a window"
     assert WindowAndNewest(settings).divide(newest, {1, 2, 5}, True, 0) == alone
     assert {name: kind(settings).window(4) for name, kind in REUSE.items()} == {"none": 0, "window": 3, "window_and_newest": 3}
+    assert {name: kind(settings, 7).window(4) for name, kind in REUSE.items()} == {"none": 0, "window": 7, "window_and_newest": 7}
 
 
 def test_what_has_no_gradient_is_held_out_first() -> None:

@@ -36,5 +36,7 @@ class Variants:
             publishing=UPDATES[training.update](),
             region=REGIONS[region.kind](region),
             radii=RADII[region.radii](),
-            reuse=REUSE[training.reuse if resampling.always_fresh else "none"](region),
+            reuse=REUSE[training.reuse if resampling.always_fresh else "none"](
+                region, None if training.window == "auto" else training.window
+            ),
         )

@@ -39,8 +39,9 @@ class Division:
 class Reuse(ABC):
     words: ClassVar[str]
 
-    def __init__(self, settings: ReuseSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: ReuseSettings, rollouts: int | None = None) -> None:
+        """`rollouts`: of a window; None: one less than there are agents."""
+        self.settings, self._rollouts = settings, rollouts
 
     def window(self, agents: int) -> int:
         """Rollouts before the newest one that an update of a team of `agents` learns from."""
@@ -89,14 +90,14 @@ class HoldOut(Reuse):
 
 
 class Window(HoldOut):
-    """The gradient comes from the rollouts of the last n - 1 updates, across the border of stages too, and the whole newest
-    rollout judges: the candidate has never seen it, and there are several times as many groups to judge by. The next updates
+    """The gradient comes from the rollouts of the last updates, n - 1 by default, across the border of stages too, and the whole
+    newest rollout judges: the candidate has never seen it, and there are several times as many groups to judge by. The next updates
     then learn from it. Where there is nothing earlier to learn from, the newest rollout is divided as without reuse."""
 
-    words = "an update learns from the last n - 1 rollouts, weighted by trajectory ratios, and the whole newest one judges it"
+    words = "an update learns from the last rollouts (window), weighted by trajectory ratios, and the whole newest one judges it"
 
     def window(self, agents: int) -> int:
-        return agents - 1
+        return agents - 1 if self._rollouts is None else self._rollouts
 
     def judges(self, items: int) -> str:
         return f"the {items} items of the newest rollout, from which it has not learned"
