@@ -17,9 +17,10 @@ from teamtr_lora.training.run import TrainingRun
 
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
 TWO_AGENTS = ['team.agents=[{"name": "planner", "role": "ones"}, {"name": "solver", "role": "tens"}]', "task.digits=2"]
-SMALL = [*TWO_AGENTS, "training.stages=2", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "training.inner_epochs=1",
-         "training.minibatches_per_epoch=1", "evaluation.items=4", "evaluation.every_stages=1", "diagnostics.probe_every_stages=2",
-         "diagnostics.probe_items=2", "diagnostics.probe_episodes_per_item=2", "diagnostics.token_shift_ranks=0"]  # fmt: skip
+SMALL = [*TWO_AGENTS, "training.stages=2", "rollout.items_per_stage=6", "rollout.episodes_per_item=2",
+         "training.inner_epochs=1", "training.minibatches_per_epoch=1", "evaluation.items=4", "evaluation.every_stages=1",
+         "diagnostics.probe_every_stages=2", "diagnostics.probe_items=2", "diagnostics.probe_episodes_per_item=2",
+         "diagnostics.token_shift_ranks=0"]  # fmt: skip
 FILL, SHRINK = "fill: trust_region.step=fill", "shrink: trust_region.step=shrink"
 
 
