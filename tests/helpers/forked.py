@@ -24,6 +24,8 @@ class ForkedPython(subprocess.Popen):
         environment, pipes = options[5], options[9:15]  # pipes: each stream's end to read from and its end to write to
         self.pid = os.fork()
         if self.pid == 0:
+            if options[20]:
+                os.setsid()
             _become(words, (pipes[0], pipes[3], pipes[5]), environment)
         self._child_created = True
         self._close_pipe_fds(*pipes)

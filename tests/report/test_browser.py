@@ -20,8 +20,8 @@ from teamtr_lora.report.run_data import read_named_runs
 from teamtr_lora.report.view_server import open_server
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
-SMALL = ["training.stages=1", "rollout.items_per_stage=8", "rollout.episodes_per_item=4", "training.inner_epochs=1",
-         "evaluation.items=16", "evaluation.every_stages=1", "diagnostics.probe_every_stages=1", "diagnostics.probe_items=4",
+SMALL = ["training.stages=1", "rollout.items_per_stage=6", "rollout.episodes_per_item=4", "training.inner_epochs=1",
+         "evaluation.items=8", "evaluation.every_stages=1", "diagnostics.probe_every_stages=1", "diagnostics.probe_items=2",
          "diagnostics.probe_episodes_per_item=2"]  # fmt: skip
 # marks that a reader can see: points, bars, and lines or areas of some length
 MARKS = """Object.fromEntries([...document.querySelectorAll('.card')].map(card => [card.id.slice(7),
