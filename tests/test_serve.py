@@ -20,6 +20,7 @@ from typing import Any
 import openai
 import pytest
 import torch
+from forked import ForkedPython
 from transformers import AutoTokenizer
 
 import teamtr_lora
@@ -197,7 +198,7 @@ def test_a_chat_template_that_does_not_end_never_reaches_vllm(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("teamtr_lora.team.template_limits.TRIAL_SECONDS", 3.0)
+    monkeypatch.setattr("teamtr_lora.team.template_limits.TRIAL_SECONDS", 1.0)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(os, "execve", lambda *args: pytest.fail("it was started"))
     shutil.copytree(tiny_base, tmp_path / "base")
@@ -251,6 +252,7 @@ def test_mistakes_are_one_line(
 
 @contextlib.contextmanager
 def serving(source: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The command becomes the server, as its user starts it; the fork has imported what the command does."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -258,7 +260,7 @@ def serving(source: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes
     command = [sys.executable, "-m", "teamtr_lora", "serve", str(source), "--port", str(port), "--accept-adapters"]
     environment = {**os.environ, "TEAM_API_KEY": KEY, "OMP_NUM_THREADS": "1", "TEAMTR_LORA_UPLOADS": str(folder / "uploads")}
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
+        process = ForkedPython(
             [*command, "--api-key-variable", "TEAM_API_KEY"], env=environment, stdout=log, stderr=log, start_new_session=True
         )
     yield process, f"http://127.0.0.1:{port}"

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 from websockets.sync.client import ClientConnection, connect
 
@@ -94,6 +95,23 @@ class Tab:
 
 @contextmanager
 def open_browser() -> Iterator[Tab]:
+    with running_browser() as browser, open_tab(browser) as tab:
+        yield tab
+
+
+@contextmanager
+def open_tab(browser: str) -> Iterator[Tab]:
+    """A new page of a running browser."""
+    with urlopen(Request(f"{browser}/new", method="PUT")) as answer:
+        page = json.load(answer)
+    with connect(page["webSocketDebuggerUrl"], max_size=None) as socket:
+        yield Tab(socket)
+    urlopen(f"{browser}/close/{page['id']}").close()
+
+
+@contextmanager
+def running_browser() -> Iterator[str]:
+    """The address that its pages are listed, opened and closed at."""
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -101,24 +119,20 @@ def open_browser() -> Iterator[Tab]:
                  "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions", *sandbox, "about:blank"]  # fmt: skip
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            with connect(_page_address(Path(profile), process), max_size=None) as socket:
-                yield Tab(socket)
+            yield _address(Path(profile), process)
         finally:
             process.terminate()
             process.wait(timeout=20)
 
 
-def _page_address(profile: Path, process: subprocess.Popen[bytes]) -> str:
-    """Where the first tab listens. Chromium writes its port to a file once it does."""
-    from urllib.request import urlopen
-
+def _address(profile: Path, process: subprocess.Popen[bytes]) -> str:
+    """Chromium writes its port to a file once it listens."""
     end = time.monotonic() + 60
     while True:
         assert process.poll() is None and time.monotonic() < end, "Chromium did not start"
         try:
-            port = (profile / "DevToolsActivePort").read_text().split()[0]
-            with urlopen(f"http://127.0.0.1:{port}/json") as answer:
-                pages = [target for target in json.load(answer) if target["type"] == "page"]
-            return str(pages[0]["webSocketDebuggerUrl"])
+            address = f"http://127.0.0.1:{(profile / 'DevToolsActivePort').read_text().split()[0]}/json"
+            urlopen(address).close()
+            return address
         except (OSError, IndexError):
             time.sleep(0.1)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
+from forked import ForkedPython
 
-from teamtr_lora.cli import main
 from teamtr_lora.runs.metrics import TIME_FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,29 +30,16 @@ SMALL = [
 KILLS = 3
 
 
-def started(run_dir: Path, *options: str) -> int:
-    """A process that trains, forked: nothing has to be imported again."""
-    process = os.fork()
-    if process == 0:
-        code = 1
-        try:
-            torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-            os.dup2(os.open(run_dir.with_suffix(".json"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            with os.fdopen(1, "w", closefd=False) as out:
-                import sys
-
-                sys.stdout = sys.__stdout__ = out
-                code = main(["train", str(RECIPE), *SMALL, "--run-dir", str(run_dir), "--json", *options])
-        finally:
-            os._exit(code)
-    return process
+def started(run_dir: Path, *options: str) -> ForkedPython:
+    command = [sys.executable, "-m", "teamtr_lora", "train", RECIPE, *SMALL, "--run-dir", run_dir, "--json", *options]
+    return ForkedPython(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
 def finished(run_dir: Path, *options: str) -> dict[str, Any]:
     process = started(run_dir, *options)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
-    return dict(json.loads(run_dir.with_suffix(".json").read_text()))
+    said, _ = process.communicate()
+    assert process.returncode == 0
+    return dict(json.loads(said))
 
 
 def rows_without_times(run_dir: Path) -> list[dict]:
@@ -69,8 +56,9 @@ def kill_somewhere(run_dir: Path, rng: random.Random) -> bool:
     while time.monotonic() < deadline and not any(p.stat().st_mtime_ns > newest for p in checkpoints.glob("step-*")):
         time.sleep(0.01)
     time.sleep(rng.random() * 0.5)  # anywhere in what follows: a rollout, an update, a write
-    os.kill(process, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
+    process.kill()
+    process.communicate()
+    return process.returncode == -signal.SIGKILL
 
 
 def test_a_killed_run_resumes_to_the_same_end(tmp_path: Path) -> None:

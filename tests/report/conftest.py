@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from headless_browser import CHROMIUM, Tab, open_browser
+from headless_browser import CHROMIUM, Tab, open_tab, running_browser
 from made_up_run import make_run
 
 from teamtr_lora.report.run_data import RunData, read_named_runs
@@ -35,10 +35,16 @@ def full_data(full: Path) -> RunData:
     return read_named_runs([full])[0]
 
 
-@pytest.fixture
-def tab() -> Iterator[Tab]:
+@pytest.fixture(scope="session")
+def browser() -> Iterator[str]:
     if CHROMIUM is None:
         pytest.skip("no Chromium here: apt-get install chromium")
-    with open_browser() as found:
+    with running_browser() as address:
+        yield address
+
+
+@pytest.fixture
+def tab(browser: str) -> Iterator[Tab]:
+    with open_tab(browser) as found:
         found.show()
         yield found

@@ -1,12 +1,14 @@
 """tools/bench_trl.py: both sides make their updates on the embedded base, and a pair that is there is not run again."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from forked import ForkedPython
 
 TINY = ["--prompts", "2", "--group", "2", "--passes", "1", "--message-tokens", "4", "--rank", "2", "--repeats", "1"]
 
@@ -15,6 +17,9 @@ def test_ours_and_trl_take_turns(
     tool: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bench, file = tool("bench_trl"), tmp_path / "trl.json"
+    import_utils = pytest.importorskip("trl.import_utils", reason="trl is not installed (tools/setup --test installs it)")
+    monkeypatch.setattr(import_utils, "is_vllm_available", lambda *_, **__: False)  # TRL would import it, which takes longest
+    monkeypatch.setattr(subprocess, "Popen", ForkedPython)
     monkeypatch.setattr(sys, "argv", [bench.__file__, *TINY, "--out", str(tmp_path)])
     assert bench.main() == 0
     (pair,) = json.loads(file.read_text())["pairs"].values()

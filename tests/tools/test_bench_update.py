@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from forked import ForkedPython
 
 from teamtr_lora.base.segment_attention import Segments
 
@@ -41,6 +43,7 @@ def test_a_part_is_measured_once(
 ) -> None:
     sizes = ["--prompts", "2", "--group", "2", "--repeats", "1", "--rank", "2", "--sizes", "60", "--message-tokens", "6"]
     monkeypatch.setattr(sys, "argv", [bench.__file__, *sizes, "--out", str(tmp_path)])
+    monkeypatch.setattr(subprocess, "Popen", ForkedPython)
     assert bench.main() == 0
     found = json.loads((tmp_path / "passes.json").read_text())
     assert set(found) == {"auto", "60"}

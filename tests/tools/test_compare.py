@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -9,15 +10,17 @@ from typing import Any
 
 import cells
 import pytest
+from forked import ForkedPython
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.training.run import TrainingRun
 
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
 TWO_AGENTS = ['team.agents=[{"name": "planner", "role": "ones"}, {"name": "solver", "role": "tens"}]', "task.digits=2"]
-SMALL = [*TWO_AGENTS, "training.stages=2", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "training.inner_epochs=1",
-         "evaluation.items=8", "evaluation.every_stages=1", "diagnostics.probe_every_stages=2", "diagnostics.probe_items=2",
-         "diagnostics.probe_episodes_per_item=2", "diagnostics.token_shift_ranks=0"]  # fmt: skip
+SMALL = [*TWO_AGENTS, "training.stages=2", "rollout.items_per_stage=6", "rollout.episodes_per_item=2",
+         "training.inner_epochs=1", "training.minibatches_per_epoch=1", "evaluation.items=4", "evaluation.every_stages=1",
+         "diagnostics.probe_every_stages=2", "diagnostics.probe_items=2", "diagnostics.probe_episodes_per_item=2",
+         "diagnostics.token_shift_ranks=0"]  # fmt: skip
 FILL, SHRINK = "fill: trust_region.step=fill", "shrink: trust_region.step=shrink"
 
 
@@ -127,8 +130,9 @@ def test_what_ran_out_of_time_or_was_interrupted_goes_on_where_it_stopped(
     assert hashes(tmp_path / "shrink" / "seed-1") == hashes(done[1] / "shrink" / "seed-1")
 
 
-def test_workers_are_processes_of_their_own(compare: ModuleType, tmp_path: Path) -> None:
-    one = [*TWO_AGENTS, "training.stages=1", "rollout.items_per_stage=6", "rollout.episodes_per_item=2", "evaluation.items=4"]
+def test_workers_are_processes_of_their_own(compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", ForkedPython)
+    one = [*SMALL, "training.stages=1", "diagnostics.probe_every_stages=0"]
     varied = ["--vary", FILL, "--vary", "too-fine: trust_region.delta=1e-13"]
     assert compare.main([RECIPE, *one, *varied, "--seeds", "0", "--workers", "2", "--out", str(tmp_path)]) == 1
     report = report_of(tmp_path)

@@ -233,7 +233,7 @@ def start(make_team: Any, config: Any, accelerator: Accelerator, high_tokens: Ta
         **values: Any,
     ) -> TrainingRun:
         small = {"stages": 1, "items": 3, "items_per_stage": 6, "holdout": 0.34, "learning_rate": 2e-3, "delta": 0.1,
-                 "every_stages": 0, "temperature": 0.3, "order": "fixed"}  # fmt: skip
+                 "every_stages": 0, "temperature": 0.3, "order": "fixed", "tokens_per_microbatch": 2000}  # fmt: skip
         settings = config(**(small | values))
         folder.mkdir(parents=True, exist_ok=True)
         three = [{"name": name, "lora": lora} for name, lora in zip(("one", "two", "three"), loras, strict=True)]

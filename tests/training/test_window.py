@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,7 +91,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_weights_are_the_exact_ratio_of_the_teams(
     start: Start, tmp_path: Path, double_logp: Any, high_tokens: Task, name: str
 ) -> None:
-    """Of every kept episode, after every update: today's team over the team that played it, in float64 from stored adapters."""
+    """Of every third kept episode, after the last update: today's team over the team that played it, in float64 from stored
+    adapters."""
     task = Credited(high_tokens) if name == "credited" else high_tokens
     stages = 2 if name == "window" else 1
     run = start(tmp_path, task=task, stages=stages, **SETTINGS[name], **HALF, **FREE)
@@ -103,8 +105,9 @@ def test_weights_are_the_exact_ratio_of_the_teams(
             assert len(played.log_weight_E) == len(played.episodes) > 0
             if run.state.counts["updates"] < 3 * stages:
                 continue
-            teams = [likelihoods(run, double_logp, v, played.episodes) for v in (run.playable.versions(), kept.versions)]
-            np.testing.assert_allclose(played.log_weight_E, teams[0] - teams[1], atol=2e-4)
+            some = played.episodes[::3]
+            teams = [likelihoods(run, double_logp, v, some) for v in (run.playable.versions(), kept.versions)]
+            np.testing.assert_allclose(played.log_weight_E[::3], teams[0] - teams[1], atol=2e-4)
             checked.extend(np.abs(teams[0] - teams[1]).tolist())
 
     if name == "masked":  # on the tiny base nearly every message is cut off; here some are
@@ -120,7 +123,7 @@ def test_weights_are_the_exact_ratio_of_the_teams(
         run.roll_out = partly_cut  # type: ignore[method-assign]
     run.record_update = check  # type: ignore[method-assign]
     train(run)
-    assert len(checked) >= 24 and max(checked) > 0.05, "weights near 1 prove nothing"
+    assert len(checked) >= 8 and max(checked) > 0.05, "weights near 1 prove nothing"
     rows = updates_of(run)
     assert sum(row.alpha is not None for row in rows) >= 2
     if name == "masked":
@@ -137,7 +140,7 @@ def test_weights_are_the_exact_ratio_of_the_teams(
 def test_under_the_window_the_whole_newest_rollout_judges_and_the_earlier_ones_teach(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = start(tmp_path, stages=2, reuse="window", **HALF, **FREE)
+    run = start(tmp_path, reuse="window", **HALF, **FREE)
     seen: list[tuple[set[int], set[int], Material, Any]] = []
     split = AgentUpdater._split
 
@@ -150,6 +153,7 @@ def test_under_the_window_the_whole_newest_rollout_judges_and_the_earlier_ones_t
     monkeypatch.setattr(AgentUpdater, "_split", noted)
     train(run)
     first, *later = seen
+    assert len(later) == 2
     assert first[0] and first[1] and not first[0] & first[1] and max(first[0] | first[1]) < 24, "the first has its own only"
     for fitted, judging, material, _ in later:
         assert judging == set(range(24)) and fitted and min(fitted) >= 24
@@ -201,7 +205,6 @@ POINTS = [
 ]
 RESUMED: dict[str, dict[str, Any]] = {
     "window": {"reuse": "window", "learning_rate": "auto"},
-    "window_and_newest": {"reuse": "window_and_newest", "learning_rate": "auto"},
     "none": {"reuse": "none", "learning_rate": "auto"},
     "importance": {"resampling": "importance"},
     "never": {"resampling": "never"},
@@ -257,7 +260,7 @@ def test_a_run_killed_around_every_write_ends_as_the_undisturbed_one(
             finally:
                 run.close()
         break
-    assert kills >= (5 if name in ("window", "window_and_newest") else 3)
+    assert kills >= (5 if name == "window" else 3)
     assert rows_of(run) == rows_of(whole)
     assert run.playable.versions() == whole.playable.versions()
     assert run.rollouts.window.records() == whole.rollouts.window.records()
@@ -270,7 +273,7 @@ def test_a_run_killed_around_every_write_ends_as_the_undisturbed_one(
 
 
 def test_no_rollout_outlives_its_use(start: Start, tmp_path: Path) -> None:
-    run = start(tmp_path, stages=3, reuse="window", **HALF, **FREE)
+    run = start(tmp_path, stages=2, reuse="window", **HALF, **FREE)
     counts: list[int] = []
     checkpoint = run.checkpoint
 
@@ -332,6 +335,14 @@ def test_weights_are_capped_where_they_are_used_and_kept_as_they_are() -> None:
     assert material.newest.log_weight_E.tolist() == [1.0, 2.0, 3.0]
 
 
+@pytest.fixture(scope="module")
+def stopped(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after two updates. Read only."""
+    folder = tmp_path_factory.mktemp("stopped")
+    train(start(folder, reuse="window", stop_after=2, **HALF, **FREE))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -343,13 +354,13 @@ def test_weights_are_capped_where_they_are_used_and_kept_as_they_are() -> None:
     ids=["missing", "cut", "altered", "a folder"],
 )
 def test_a_rollout_that_is_not_what_was_written_stops_the_resume_in_one_line(
-    start: Start, tmp_path: Path, spoil: Callable[[Path], Any], words: str
+    start: Start, stopped: Path, tmp_path: Path, spoil: Callable[[Path], Any], words: str
 ) -> None:
-    train(start(tmp_path, reuse="window", stop_after=2, **HALF, **FREE))
-    path = sorted((tmp_path / "rollouts").glob("*.json"))[-1]
+    run = Path(shutil.copytree(stopped, tmp_path / "run"))
+    path = sorted((run / "rollouts").glob("*.json"))[-1]
     spoil(path)
     with pytest.raises(UserError) as caught:
-        start(tmp_path, resume=True, reuse="window", **HALF, **FREE)
+        start(run, resume=True, reuse="window", **HALF, **FREE)
     line = str(caught.value)
     assert path.name in line and words in line and "\n" not in line
 
