@@ -100,7 +100,8 @@ def by_size(size: int) -> list[Variant]:
     agents = [{"name": agent, "role": role} for agent, role in zip(NAMES[:size], ROLES, strict=False)]
     own = (f"team.agents={json.dumps(agents)}", f"task.digits={size}", "task.credit=columns")
     budget = (f"rollout.items_per_stage={ITEMS[size]}", "rollout.episodes_per_item=3")
-    return variants(QUICKSTART, (*STAGE_BUDGET, *own, *budget), METHODS)
+    longer = {"long-window": (f"training.window={2 * size}",)}
+    return variants(QUICKSTART, (*STAGE_BUDGET, *own, *budget), METHODS | longer)
 
 
 def coupled(delta: str) -> list[Variant]:

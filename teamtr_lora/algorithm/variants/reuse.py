@@ -91,8 +91,8 @@ class HoldOut(Reuse):
 
 class Window(HoldOut):
     """The gradient comes from the rollouts of the last updates, n - 1 by default, across the border of stages too, and the whole
-    newest rollout judges: the candidate has never seen it, and there are several times as many groups to judge by. The next updates
-    then learn from it. Where there is nothing earlier to learn from, the newest rollout is divided as without reuse."""
+    newest rollout judges: the candidate has never seen it, and there are several times as many groups to judge by. The next
+    updates then learn from it. Where there is nothing earlier to learn from, the newest rollout is divided as without reuse."""
 
     words = "an update learns from the last rollouts (window), weighted by trajectory ratios, and the whole newest one judges it"
 
