@@ -25,8 +25,8 @@ from teamtr_lora.baselines.bridge import Columns, prompt_keys, reward, trl_colum
 from teamtr_lora.baselines.record import BaselineState, check_folder, summary, write_state
 from teamtr_lora.baselines.single import budget, single_agent_recipe
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
-from teamtr_lora.evaluation.returns import with_return
+from teamtr_lora.evaluation.evaluate import plan_in_training
+from teamtr_lora.evaluation.returns import recorded
 from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
@@ -336,9 +336,8 @@ class BaselineRun:
         """On the items and seeds of `train`, so that the two are compared on common random numbers."""
         plan = plan_in_training(self.task, self.recipe)
         episodes = self._play(plan, "evaluation")
-        evaluation = summarise(episodes, self.task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
-        self.state.sampled_tokens += evaluation.sampled_tokens
-        record = with_return(evaluation, episodes, self._meter.discount)
+        record = recorded(episodes, self.task, plan, self._meter.discount)
+        self.state.sampled_tokens += record["sampled_tokens"]
         self.events.evaluated(record)
         return record
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from teamtr_lora.algorithm.advantage import message_discount
-from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
-from teamtr_lora.evaluation.returns import with_return
+from teamtr_lora.evaluation.evaluate import plan_in_training
+from teamtr_lora.evaluation.returns import recorded
 from teamtr_lora.evaluation.statistics import standard_error
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.collector import Progress
@@ -56,7 +56,6 @@ def score_team(
     if stand_in:
         playable.publish(playable.bank.commit(stand_in[1]))
     episodes = playable.play(task, plan, progress, stand_in=dict([stand_in]) if stand_in else None)
-    measures = summarise(episodes, task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
     discount = message_discount(recipe.training.discount, playable.team.router.max_messages)
-    evaluation = with_return(measures, episodes, discount)
+    evaluation = recorded(episodes, task, plan, discount)
     return TeamScore(evaluation["avg_at_k"], evaluation["standard_error"], evaluation["by_item"], evaluation)

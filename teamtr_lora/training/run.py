@@ -15,8 +15,8 @@ from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.versions import AdapterVersion, write_version
 from teamtr_lora.common.files import sha256
-from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
-from teamtr_lora.evaluation.returns import with_return
+from teamtr_lora.evaluation.evaluate import plan_in_training
+from teamtr_lora.evaluation.returns import recorded
 from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.rollout.playable import load_versions
 from teamtr_lora.rollout.sampler import derive_seed
@@ -275,9 +275,8 @@ class TrainingRun:
     def _evaluate(self) -> tuple[dict[str, Any], list[Episode]]:
         plan = plan_in_training(self.task, self.config)
         episodes = self.playable.play(self.task, plan, lambda d, n, t: self.events.progress("evaluation", d, n, t))
-        evaluation = summarise(episodes, self.task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
-        self.state.episodes_evaluated = evaluation.episodes
-        self.state.sampled_tokens += evaluation.sampled_tokens
-        record = with_return(evaluation, episodes, self.updater.discount)
+        record = recorded(episodes, self.task, plan, self.updater.discount)
+        self.state.episodes_evaluated = record["episodes"]
+        self.state.sampled_tokens += record["sampled_tokens"]
         self.events.evaluated(record)
         return record, episodes

@@ -7,14 +7,14 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from made_up_run import plain_rows, write_rows
 
 from teamtr_lora.cli import main
-from teamtr_lora.evaluation.evaluate import summarise
-from teamtr_lora.evaluation.returns import with_return
+from teamtr_lora.evaluation.returns import recorded
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.team import Episode
@@ -147,7 +147,7 @@ def test_returns_are_means_over_items_of_rewards_at_their_turns() -> None:
         return Episode(str(group), group, "", 0, item=Item(str(group), ""), rewards=list(rewards))
 
     episodes = [episode(0, 1.0), episode(0, 0.0, 0.0, 8.0), episode(1, 1.0, 1.0)]
-    found = with_return(summarise(episodes, Given(), split="test", k=1, temperature=1.0), episodes, 0.5)
+    found = recorded(episodes, Given(), SimpleNamespace(episodes_per_item=1, temperature=1.0), 0.5)  # type: ignore[arg-type]
     assert found["mean_return"] == ((1 + 8 / 4) / 2 + 1.5) / 2 and found["mean_reward"] == (9 / 2 + 2) / 2
     assert found["mean_return_standard_error"] == 0
 
