@@ -112,10 +112,12 @@ def alone(server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
-def test_the_number_of_processes_changes_nothing_but_times(server: ForkServerContext, alone: Path, tmp_path: Path) -> None:
-    """Five groups on two ranks (on three: below, where some are killed). Rows hold the content hash of every adapter, and all
-    that was measured."""
-    assert ended(started(server, *[train(tmp_path / "run")] * 2)) == [0] * 2
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_number_of_processes_changes_nothing_but_times(
+    server: ForkServerContext, alone: Path, tmp_path: Path, ranks: int
+) -> None:
+    """Five groups on two and on three ranks. Rows hold the content hash of every adapter, and all that was measured."""
+    assert ended(started(server, *[train(tmp_path / "run")] * ranks)) == [0] * ranks
     assert rows(tmp_path / "run") == rows(alone)
     updates = [row for row in rows(alone) if row["kind"] == "update"]
     assert {"shrunk", "rejected"} <= {row["decision"] for row in updates}, "the example should have both"
