@@ -1,4 +1,5 @@
-"""Training that ends when so many minutes and so many sampled tokens are spent, and the team at either point on held-out items.
+"""Training that ends when so many minutes and so many sampled tokens are spent, and the team at both points, and at quarters of
+the minutes, on held-out items.
 
 Minutes are those of rollouts and updates: loading, evaluations and probes are not counted, nor what is measured beside TRL's own
 work. Every version of an adapter is kept in the run, so the team of any moment can be played afterwards.
@@ -27,7 +28,8 @@ from teamtr_lora.runs.metrics import UpdateRow, has_rows, read_rows
 from teamtr_lora.runs.stored_run import read_run
 
 BESIDE = ("diagnostics", "probe")  # phases of an update that learning does not need
-POINTS = ("start", "minutes", "tokens")
+PARTS = {"start": 0.0, "quarter": 0.25, "half": 0.5, "three_quarters": 0.75, "minutes": 1.0}  # of the minutes
+POINTS = (*PARTS, "tokens")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Budget:
     trl: bool = False  # one agent trained by TRL's GRPO
 
     def work(self, variant: cells.Variant, seed: int, folder: Path, until: float) -> cells.Measures:
-        """A cell's work: trains until both are spent, then plays the teams of both moments and the untrained one."""
+        """A cell's work: trains until both are spent, then plays the teams of these moments and the untrained one."""
         run = folder / "run"
         recipe = variant.recipe(seed, run)
         if not self.spent(run):
@@ -86,20 +88,28 @@ class Budget:
         recipe, rows = stored.recipe, _updates(run)
         task = recipe.task.build(recipe.folder)
         plan = plan_in_training(task, recipe, self.items)
-        first = next(place for place, (seconds, _) in enumerate(used, 1) if seconds >= 60 * self.minutes)
-        then = next(place for place, (_, tokens) in enumerate(used, 1) if tokens >= self.tokens)
+        begun = [(0.0, 0), *used]
+        moments = {p: next(k for k, (s, _) in enumerate(begun) if s >= 60 * part * self.minutes) for p, part in PARTS.items()}
+        moments["tokens"] = next(k for k, (_, tokens) in enumerate(begun) if tokens >= self.tokens)
         playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
         untrained = playable.adapter_versions()
         try:
-            for point, updates in zip(POINTS, (0, first, then), strict=True):
+            for point, updates in moments.items():
                 load_versions(playable, untrained | versions_after(rows[:updates]), stored.adapters)
                 outcomes = [judge(Attempt.of(episode), task) for episode in playable.play(task, plan)]
                 right = [sum(o.success for o in own) / len(own) for own in by_item(outcomes)]
-                seconds, tokens = used[updates - 1] if updates else (0.0, 0)
+                seconds, tokens = begun[updates]
                 report = {"updates": updates, "seconds": seconds, "tokens": tokens, "accuracy": sum(right) / len(right)}
                 write_atomic(folder / f"{point}.json", dump_json(report | {"by_item": right}))
         finally:
             playable.close()
+
+
+def learning_curves(cells: Sequence[Path]) -> dict[str, list[tuple[float, float]]]:
+    """By the parts of the minutes: (minutes, accuracy) of each cell that has been evaluated."""
+    done = [cell for cell in cells if (cell / f"{POINTS[-1]}.json").exists()]
+    found = {point: [json.loads((cell / f"{point}.json").read_text()) for cell in done] for point in PARTS if done}
+    return {point: [(own["seconds"] / 60, own["accuracy"]) for own in reports] for point, reports in found.items()}
 
 
 def _updates(run: Path) -> list[UpdateRow]:
@@ -112,7 +122,7 @@ def versions_after(rows: Sequence[UpdateRow]) -> dict[str, AdapterVersion]:
 
 
 def paired_by_item(reference: Sequence[Path], other: Sequence[Path]) -> dict[str, Any]:
-    """Differences other - reference at both points, over the items of all seeds that both have."""
+    """Differences other - reference at every point, over the items of all seeds that both have."""
     pairs = zip(reference, other, strict=True)
     both = [pair for pair in pairs if all((cell / f"{POINTS[-1]}.json").exists() for cell in pair)]
     found = {}

@@ -253,7 +253,7 @@ class StopWhen(TrainerCallback):  # type: ignore[misc]
     def __init__(self, over: Callable[[], bool]) -> None:
         self._over = over
 
-    def on_save(self, args: Any, state: Any, control: Any, **details: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **details: Any) -> None:  # on_save would wait for the disk
         control.should_training_stop = control.should_training_stop or self._over()
 
 

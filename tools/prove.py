@@ -35,7 +35,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from budgets import paired_by_item
+from budgets import learning_curves, paired_by_item
 from cells import RunRows, Variant, add_options, exit_status, half_width, numbers, run_cells, summary, table, work_on
 from curves import Point, drawn
 from studies import ITEMS, studies
@@ -77,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cells = run_cells([(variant, seed) for seed in args.seeds for variant in every], args, [__file__, *words])
     report = {study: summary(own, [cell for cell in cells if cell.variant in names(own)]) for study, own in chosen.items()}
     for study, own in chosen.items():
-        write_atomic(args.out / f"{study}.svg", drawn(study, curves(own, args.seeds, args.out)).encode())
+        timed = curves_by_minute(own, args.seeds, args.out)
+        found_curves, along = (timed, "minutes") if timed else (curves(own, args.seeds, args.out), "stage")
+        write_atomic(args.out / f"{study}.svg", drawn(study, found_curves, along).encode())
     if sizes := by_size(report):
         write_atomic(args.out / "sizes.svg", drawn("accuracy at the end, by team size", sizes, "agents").encode())
     found = {"studies": report, "exponents": exponents(report), "by_item": by_item(chosen, args)}
@@ -119,6 +121,17 @@ def curves(variants: Sequence[Variant], seeds: Sequence[int], out: Path) -> dict
             found.setdefault(variant.name.split("/")[1], []).append(
                 Point(stage, sum(values) / len(values), half_width(values) or 0.0)
             )
+    return found
+
+
+def curves_by_minute(variants: Sequence[Variant], seeds: Sequence[int], out: Path) -> dict[str, list[Point]]:
+    """Of each variant whose budget is in minutes the mean accuracy over seeds at parts of them."""
+    found: dict[str, list[Point]] = {}
+    for variant in variants:
+        for moments in learning_curves([out / variant.name / f"seed-{seed}" for seed in seeds]).values():
+            minutes, values = zip(*moments, strict=True)
+            point = Point(sum(minutes) / len(minutes), sum(values) / len(values), half_width(values) or 0.0)
+            found.setdefault(variant.name.split("/")[1], []).append(point)
     return found
 
 

@@ -100,8 +100,8 @@ def by_size(size: int) -> list[Variant]:
     agents = [{"name": agent, "role": role} for agent, role in zip(NAMES[:size], ROLES, strict=False)]
     own = (f"team.agents={json.dumps(agents)}", f"task.digits={size}", "task.credit=columns")
     budget = (f"rollout.items_per_stage={ITEMS[size]}", "rollout.episodes_per_item=3")
-    longer = {"long-window": (f"training.window={2 * size}",)}
-    return variants(QUICKSTART, (*STAGE_BUDGET, *own, *budget), METHODS | longer)
+    more = {"long-window": (f"training.window={2 * size}",), "newest-too": ("training.reuse=window_and_newest",)}
+    return variants(QUICKSTART, (*STAGE_BUDGET, *own, *budget), METHODS | more)
 
 
 def coupled(delta: str) -> list[Variant]:

@@ -121,7 +121,7 @@ def test_minutes_are_those_of_learning_and_tokens_those_of_fresh_episodes(monkey
 def test_a_budget_ends_the_training_and_its_teams_are_played(trl: bool, tmp_path: Path) -> None:
     if trl:
         pytest.importorskip("trl")
-    budget = budgets.Budget(0.0, 1, items=6, trl=trl)
+    budget = budgets.Budget(1e-6, 1, items=6, trl=trl)
     variant = cells.Variant("v", studies.QUICKSTART, TINY, budget.work)
     cell = cells.run_cell(variant, 0, tmp_path, math.inf)
     assert cell.error is None and cell.measures is not None and cell.measures["updates"] == 1
@@ -132,6 +132,10 @@ def test_a_budget_ends_the_training_and_its_teams_are_played(trl: bool, tmp_path
     paired = budgets.paired_by_item([cell.run_dir], [cell.run_dir])
     assert all(paired[point]["difference"] == 0 for point in budgets.POINTS)
     assert budgets.paired_by_item([cell.run_dir], [tmp_path / "missing"]) == {}
+    points = budgets.learning_curves([cell.run_dir, tmp_path / "missing"])
+    minutes = found["minutes"]["seconds"] / 60
+    assert {point: at for point, ((at, _),) in points.items()} == dict.fromkeys(budgets.PARTS, minutes) | {"start": 0.0}
+    assert points["half"] == [(minutes, found["half"]["accuracy"])]
 
 
 def test_later_updates_win_in_the_team_of_a_moment() -> None:
