@@ -126,13 +126,12 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
     files = [args.data.absolute() / f"{split}.jsonl.gz" for split in ("train", "test")]
     common = (
         f"base.source={args.base.absolute()}", "task.hub=null", f"task.path={files[0]}", f"task.test_path={files[1]}",
-        "rollout.items_per_stage=32", "rollout.max_message_tokens=512", "training.gradient_checkpointing=false",
-        "training.stages=1000", "evaluation.every_stages=0",
-        "evaluation.items=16", "diagnostics.save_episodes=none",
+        "rollout.max_message_tokens=512", "training.gradient_checkpointing=false", "training.stages=1000",
+        "evaluation.every_stages=0", "evaluation.items=16", "diagnostics.save_episodes=none",
     )  # fmt: skip
     lora = {"rank": 16, "alpha": 32}
-    alone = (f"team.agents={json.dumps([{'name': 'solver', 'lora': lora}])}", "rollout.max_message_tokens=512",
-             "training.learning_rate=2e-5", "training.inner_epochs=1")  # fmt: skip
+    alone = (f"team.agents={json.dumps([{'name': 'solver', 'lora': lora}])}", "rollout.items_per_stage=32",
+             "training.learning_rate=2e-5", "training.minibatches_per_epoch=1")  # fmt: skip
     spent = Budget(args.minutes_per_cell, args.tokens_per_cell)
     by_trl = Budget(args.minutes_per_cell, args.tokens_per_cell, trl=True)
     chosen = [Variant(name, GSM8K, (*common, *METHODS[name]), spent.work) for name in ("teamtr", "naive", "no-region")]

@@ -197,7 +197,7 @@ def test_a_base_and_a_task_make_a_recipe(base: str, task: str) -> None:
     assert 3 * recipe.team.router.rounds > turns, "a message is a turn, and one answer follows"
     if base in REAL:
         assert len(recipe.team.agents) == 3 and recipe.team.router.kind == "round_robin"
-        assert recipe.trust_region.delta == 0.03 and recipe.rollout.temperature == 0.8
+        assert recipe.trust_region.delta == (0.1 if task == "gsm8k" else 0.03) and recipe.rollout.temperature == 0.8
         longest = recipe.rollout.max_message_tokens * 3 * recipe.team.router.rounds
         assert longest <= (recipe.team.protocol.context_tokens or 0), "the messages alone fit into the context"
 
@@ -217,7 +217,7 @@ def test_the_others_can_be_planned_with_data_and_shapes(
     if base in REAL:
         assert plan.parameters == pytest.approx(PARAMETERS[recipe.base.source], rel=0.01)
         assert plan.memory_total_bytes < 141e9, "in float32, twice what a GPU needs for the weights"
-        per_update = recipe.rollout.items_per_stage * recipe.rollout.episodes_per_item
+        per_update = recipe.stage_budget()[1] * recipe.rollout.episodes_per_item
         assert (plan.episodes_per_update, plan.updates_per_stage) == (per_update, 3)
 
 
