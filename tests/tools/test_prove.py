@@ -138,6 +138,20 @@ def test_a_budget_ends_the_training_and_its_teams_are_played(trl: bool, tmp_path
     assert points["half"] == [(minutes, found["half"]["accuracy"])]
 
 
+def test_a_curve_by_minutes_is_the_mean_over_the_seeds_that_were_evaluated(prove: ModuleType, tmp_path: Path) -> None:
+    variants = [cells.Variant(f"gsm8k/{name}", (), ()) for name in ("teamtr", "grpo")]
+    for seed in (0, 1):
+        folder = tmp_path / "gsm8k" / "teamtr" / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        for place, point in enumerate(budgets.POINTS):
+            seconds, accuracy = 60 * place * (1 + seed), 0.5 + 0.1 * place + 0.02 * seed
+            (folder / f"{point}.json").write_text(json.dumps({"seconds": seconds, "accuracy": accuracy}))
+    found = prove.curves_by_minute(variants, [0, 1, 2], tmp_path)
+    assert list(found) == ["teamtr"] and [p.x for p in found["teamtr"]] == [0.0, 1.5, 3.0, 4.5, 6.0]
+    assert [p.y for p in found["teamtr"]] == pytest.approx([0.51, 0.61, 0.71, 0.81, 0.91])
+    assert found["teamtr"][0].half == pytest.approx(12.706 * 0.01, rel=1e-3), "Student's t of two seeds"
+
+
 def test_later_updates_win_in_the_team_of_a_moment() -> None:
     def row(agent: str, number: int) -> Any:
         return SimpleNamespace(agent=agent, version=f"v{number:04d}-{'a' * 12}", content_hash="a" * 64)
