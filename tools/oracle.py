@@ -15,12 +15,13 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from teamtr_lora.base.bank import Snapshot
+from teamtr_lora.algorithm.trust_region import StepDecision
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.tasks import DataOrder
 from teamtr_lora.team import Episode, agent_sequences
-from teamtr_lora.training.batches import MessageBatch, message_batch
+from teamtr_lora.training.batches import message_batch
 from teamtr_lora.training.gate import gate_pass, read_candidate
+from teamtr_lora.training.judge import Judge
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.scoring import keep_current
 from teamtr_lora.training.trainer import TeamTRTrainer
@@ -67,14 +68,14 @@ class Oracle(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **details: Any) -> None:
         updater = self._run.updater
-        judge = updater._judge
+        decide = updater._decide
 
-        def judged(agent: str, batch: MessageBatch, before: Snapshot, candidate: Snapshot) -> Any:
-            found = judge(agent, batch, before, candidate)
-            self._read(agent, before, candidate, *found[:2])
+        def decided(judge: Judge, *details: Any) -> Any:
+            found = decide(judge, *details)
+            self._read(judge, found[0])
             return found
 
-        updater._judge = judged  # type: ignore[method-assign]
+        updater._decide = decided  # type: ignore[method-assign]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **details: Any) -> None:
         """Now, because the sampler gives its memory away during an update."""
@@ -91,8 +92,8 @@ class Oracle(TrainerCallback):  # type: ignore[misc]
         )
         self._episodes = run.playable.play(run.task, plan)
 
-    def _read(self, agent: str, before: Snapshot, candidate: Snapshot, step: Any, readings: Any) -> None:
-        run, updater = self._run, self._run.updater
+    def _read(self, judge: Judge, step: StepDecision) -> None:
+        run, updater, agent = self._run, self._run.updater, judge.agent
         config, bank, estimator = run.config, run.playable.bank, run.config.trust_region.estimator
         left = bank.snapshot(agent)
         advantages = episode_advantages(self._episodes, agent, config.training, updater.discount)
@@ -105,20 +106,20 @@ class Oracle(TrainerCallback):  # type: ignore[misc]
             pack_width=updater.scorer.pack_width,
         )
         with gate_pass(updater.scorer):
-            bank.restore(agent, before)
+            bank.restore(agent, judge.before)
             current = keep_current(updater.scorer, batch)
-            for alpha, own in readings.items():
-                bank.interpolate(agent, before, candidate, alpha)
+            for own in step.readings:
+                bank.interpolate(agent, judge.before, judge.candidate, own.alpha)
                 true = read_candidate(updater.scorer, batch, current, config, updater.discount)
                 verdict = Verdict(
                     stage=run.state.stage + 1,
                     update=run.state.update + 1,
                     agent=agent,
-                    alpha=alpha,
-                    accepted=step.accepted is not None and step.accepted.alpha == alpha,
+                    alpha=own.alpha,
+                    accepted=step.accepted is not None and step.accepted.alpha == own.alpha,
                     delta=updater.radii[agent],
-                    kl=own.kl[estimator].mean,
-                    kl_bound=own.kl[estimator].bound,
+                    kl=own.kl.mean,
+                    kl_bound=own.bound,
                     gain=own.gain.mean,
                     true_kl=true.kl[estimator].mean,
                     true_kl_error=true.kl[estimator].standard_error,
@@ -145,6 +146,7 @@ def verdict_shares(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
     return {
         "readings": float(len(verdicts)),
         "bound_holds": _share([v.true_kl <= v.kl_bound for v in verdicts]),
+        "accepted_bound_holds": _share([v.true_kl <= v.kl_bound for v in accepted]),
         "bound_clearly_fails": _share([v.true_kl - CLEAR * v.true_kl_error > v.kl_bound for v in verdicts]),
         "accepted_out_of_region": _share([v.true_kl > v.delta for v in accepted]),
         "furthest_accepted": max((v.true_kl / v.delta for v in accepted), default=None),

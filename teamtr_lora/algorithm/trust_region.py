@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from teamtr_lora.algorithm.variants.gain import GainRule
@@ -52,9 +52,21 @@ class GateReading:
     alpha: float
     kl: ClusteredMean
     gain: ClusteredMean  # surrogate of this candidate minus that of the current policy
+    fitted_bound: float | None = None  # of the exact KL on the messages that it was fitted to; None: not measured
+
+    @property
+    def bound(self) -> float:
+        """The larger bound of the two: held-out messages can miss the few contexts that carry a step's KL, and those that it was
+        fitted to are where it moved most."""
+        return self.kl.bound if self.fitted_bound is None else max(self.kl.bound, self.fitted_bound)
 
     def in_region(self, delta: float) -> bool:
-        return self.kl.bound <= delta
+        return self.bound <= delta
+
+    def shortened(self, delta: float) -> float:
+        """A length that should be in region, where this one is not."""
+        reach = math.sqrt(delta / self.bound) if math.isfinite(self.bound) else 0.25
+        return self.alpha * min(0.9, AIM * reach)
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,12 @@ class StepDecision:
     accepted: GateReading | None  # None: rejected
     readings: list[GateReading] = field(default_factory=list)
     refused: GateReading | None = None  # held-out episodes allowed it, those that it was fitted to did not
+
+    def fitted(self, bound: float) -> tuple[StepDecision, GateReading]:
+        """The same with the accepted step's KL bound on the messages that it was fitted to; and that step."""
+        assert self.accepted is not None
+        known = replace(self.accepted, fitted_bound=bound)
+        return StepDecision(known, [known if reading is self.accepted else reading for reading in self.readings]), known
 
     @property
     def shown(self) -> GateReading | None:
@@ -103,8 +121,7 @@ def _next_alpha(
     """The length to measure next; None where the best one so far is good enough."""
     if best is None:
         assert outside is not None
-        reach = math.sqrt(delta / outside.kl.bound) if math.isfinite(outside.kl.bound) else 0.25
-        return outside.alpha * min(0.9, AIM * reach)
+        return outside.shortened(delta)
     near = ENOUGH if outside else WORTHWHILE_STRETCH**-2
     if not fill or best.kl.bound >= near * delta:
         return None

@@ -111,7 +111,8 @@ class UpdateRow(Row):
     alpha: float | None = Field(description="accepted step length; null when nothing was accepted")
     alphas_tried: list[float] = Field(description="step lengths that the gate measured, in order; 1 is the optimizer's own step")
     out_of_region: bool = Field(
-        description="accepted with an exact-KL bound above delta; false by construction where the exact KL gates"
+        description="accepted with an exact-KL bound above delta, on held-out messages or on those it was fitted to; false by "
+        "construction where the exact KL gates"
     )
     kl: dict[str, KLReading] = Field(description="by estimator, at the accepted alpha, else at the one refused")
     kl_message_sum: float | None = Field(description="held-out mean of the message-sum exact KL, nats per message")
@@ -120,6 +121,10 @@ class UpdateRow(Row):
     kl_in_sample: float | None = Field(
         description="exact, nats as `kl`, on the gradient's messages (of many, on 64 or more of them where none is learned from "
         "again), at the accepted alpha; else where optimization stopped"
+    )
+    kl_bound_in_sample: float | None = Field(
+        description="upper bound of kl_in_sample, clustered by group, not above delta where the exact KL gates; null where no "
+        "length was measured there"
     )
     surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")
     surrogate_gain_standard_error: float | None = Field(description="of surrogate_gain, clustered by group")

@@ -55,6 +55,7 @@ class OptimizeReport:
     overshot: bool = False  # one of them went beyond the best of the surrogate: the radius is not what bounds this update
     learning_rate: float  # mean over the steps
     kl: float = 0.0  # in-sample, exact: of the accepted step; else as the last pass measured it
+    kl_bound: float = 0.0  # of that, where a step was accepted
     gain: float | None = None  # in-sample: how much the accepted step improves the surrogate. None: not measured
     clip_rate: float = 0.0  # share of messages whose ratio was clipped, then
     gradient_norm: float = 0.0
@@ -76,11 +77,14 @@ class InSample:
     gain: float = 0.0  # of the surrogate without clipping and penalty, over the policy that the update started from
     clip_rate: float = 0.0
     log_ratio_M: Tensor
+    kl_M: Tensor
+    group_M: Tensor
+    weight_M: Tensor
 
 
-def in_sample_bound(kl_M: Tensor, batch: MessageBatch, confidence: float) -> float:
+def in_sample_bound(kl_M: Tensor, group_M: Tensor, weight_M: Tensor, confidence: float) -> float:
     """The upper bound of the mean KL, clustered by group as the gate's; one group alone has none, and its mean is taken."""
-    found = clustered_mean(kl_M, batch.group_M, confidence, batch.weight_M)
+    found = clustered_mean(kl_M, group_M, confidence, weight_M)
     return found.bound if found.standard_error < math.inf else found.mean
 
 
@@ -204,12 +208,21 @@ def _in_sample(learner: Learner, batch: MessageBatch, current: CurrentPolicy, lo
     kl, bound, gain, clipped = ranks.broadcast(
         (
             float((kl_M * weight_M).sum()),
-            in_sample_bound(kl_M, batch, config.trust_region.confidence),
+            in_sample_bound(kl_M, batch.group_M, batch.weight_M, config.trust_region.confidence),
             float((terms.unclipped_M - batch.advantage_M).double().mean()),
             float(terms.clipped_M.double().mean()),
         )
     )
-    return InSample(kl=kl, kl_bound=bound, gain=gain, clip_rate=clipped, log_ratio_M=terms.log_ratio_M)
+    return InSample(
+        kl=kl,
+        kl_bound=bound,
+        gain=gain,
+        clip_rate=clipped,
+        log_ratio_M=terms.log_ratio_M,
+        kl_M=kl_M,
+        group_M=batch.group_M,
+        weight_M=batch.weight_M,
+    )
 
 
 class _Gradient:
@@ -260,6 +273,9 @@ def measure_in_sample(
     report.kl = sum(each.kl for each in seen) / len(seen)
     report.gain = sum(each.gain for each in seen) / len(seen)
     report.clip_rate = sum(each.clip_rate for each in seen) / len(seen)
+    kl_M, group_M, weight_M = (torch.cat(parts) for parts in zip(*((s.kl_M, s.group_M, s.weight_M) for s in seen), strict=True))
+    bound = in_sample_bound(kl_M, group_M, weight_M, learner.config.trust_region.confidence)
+    report.kl_bound = learner.scorer.ranks.broadcast(bound)
     return seen
 
 

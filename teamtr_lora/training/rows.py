@@ -18,6 +18,8 @@ from teamtr_lora.training.update import UpdateOutcome
 def update_row(outcome: UpdateOutcome, rollout: Rollout, *, stage: int, update: int) -> UpdateRow:
     """The row of a stage's update number `update`, counted from 1, without what is measured about it later."""
     accepted, reading, episodes = outcome.step.accepted, outcome.shown, rollout.episodes
+    fitted = outcome.step.shown.fitted_bound if outcome.step.shown else None
+    bounds = (reading.kl["exact"].bound if reading else None, fitted)
     tokens = sum(e.tokens for e in episodes)
     return UpdateRow(
         stage=stage,
@@ -31,12 +33,13 @@ def update_row(outcome: UpdateOutcome, rollout: Rollout, *, stage: int, update: 
         delta=outcome.delta,
         alpha=accepted.alpha if accepted else None,
         alphas_tried=[r.alpha for r in outcome.step.readings],
-        out_of_region=accepted is not None and reading is not None and reading.kl["exact"].bound > outcome.delta,
+        out_of_region=accepted is not None and max(bound for bound in bounds if bound is not None) > outcome.delta,
         kl=_kl(reading),
         kl_message_sum=finite(reading.message_sum_kl) if reading else None,
         kl_token_mean=finite(reading.token_mean_kl) if reading else None,
         kl_discounted=finite(reading.discounted_kl) if reading else None,
         kl_in_sample=finite(outcome.optimized.kl),
+        kl_bound_in_sample=None if fitted is None else finite(fitted),
         surrogate_gain=finite(reading.gain.mean) if reading else None,
         surrogate_gain_standard_error=finite(reading.gain.standard_error) if reading else None,
         surrogate_gain_in_sample=None if outcome.optimized.gain is None else finite(outcome.optimized.gain),
@@ -76,15 +79,19 @@ def decision_reason(outcome: UpdateOutcome) -> str:
     """Why the whole step was not taken, in words: out of region, no gain, or nothing to learn from. Empty where it was."""
     if outcome.decision == "skipped":
         return _nothing_to_learn(outcome.version.agent, outcome.messages, outcome.advantages)
-    judged = outcome.step.readings[0] if outcome.decision == "shrunk" else outcome.step.shown  # what it was short of
+    judged = outcome.step.shown
     if outcome.decision == "accepted" or judged is None:
         return ""
+    if outcome.decision == "shrunk":  # a longer one was: the last that was out of region, else the whole step had no gain
+        outside = [reading for reading in outcome.step.readings if not reading.in_region(outcome.delta)]
+        judged = outside[-1] if outside else outcome.step.readings[0]
     gain, error, in_sample = judged.gain.mean, judged.gain.standard_error, outcome.optimized.gain
     if not math.isfinite(judged.kl.mean) or not math.isfinite(gain):
         return "broken: its KL or its gain is not a finite number"
-    if judged.kl.bound > outcome.delta:
+    if not judged.in_region(outcome.delta):
         whole = "the whole step was out of region" if outcome.decision == "shrunk" else "out of region"
-        return f"{whole}: KL bound {judged.kl.bound:.4f} above {outcome.delta:g}"
+        where = " on the episodes it was fitted to" if judged.kl.bound <= outcome.delta else ""
+        return f"{whole}: KL bound {judged.bound:.4f} above {outcome.delta:g}{where}"
     spread = f" ± {error:.4f}" if math.isfinite(error) else ""
     whole = "the whole step had no gain" if outcome.decision == "shrunk" else "no gain"
     fitted = f"; {in_sample:+.4f} on those it was fitted to" if in_sample is not None else ""

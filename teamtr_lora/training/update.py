@@ -1,7 +1,7 @@
 """One agent's update, from top to bottom: advantages, division of the episodes, optimization, judgement, accept or put back.
 
 It is given the `Material` of window.py, and goes on in batches.py (episodes to tensors), scoring.py (forward passes), optimize.py
-(the steps) and gate.py (the judgement).
+(the steps), and judge.py and gate.py (the judgement).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages, message_discount
 from teamtr_lora.algorithm.step_size import MOST_CHANGE, next_rate
-from teamtr_lora.algorithm.trust_region import GateReading, StepDecision
+from teamtr_lora.algorithm.trust_region import StepDecision
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.radii import gain_slope, smoothed
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
@@ -32,11 +31,12 @@ from teamtr_lora.recipe import TeamTRConfig, TrainingSection
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import Episode, TokenSequence, agent_sequences
 from teamtr_lora.training.batches import MessageBatch, first_of_groups, judging_weights, message_batch
-from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate
-from teamtr_lora.training.optimize import Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
+from teamtr_lora.training.gate import CandidateReading
+from teamtr_lora.training.judge import Judge
+from teamtr_lora.training.optimize import InSample, Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
 from teamtr_lora.training.optimizers import build_optimizer
+from teamtr_lora.training.phase_clock import PhaseClock
 from teamtr_lora.training.scoring import (
-    CurrentPolicy,
     Scorer,
     keep_current,
     message_log_ratios,
@@ -47,6 +47,8 @@ from teamtr_lora.training.scoring import (
 from teamtr_lora.training.window import Material
 
 logger = logging.getLogger(__name__)
+
+FITTED_TRIES = 3  # lengths that are measured on the messages that the step was fitted to; the first is nearly always in region
 
 Decision = Literal["accepted", "shrunk", "rejected", "skipped"]
 
@@ -123,7 +125,7 @@ class AgentUpdater:
 
     def update(self, agent: str, material: Material, split_seed: int) -> UpdateOutcome:
         """Maximises the surrogate for `agent` on `material`, and keeps as much of the step as the trust region allows."""
-        bank, clock = self._playable.bank, _PhaseClock()
+        bank, clock = self._playable.bank, PhaseClock()
         bank.activate(agent)
         advantages = self._advantages(agent, material)
         split = self._split(agent, material, advantages, split_seed)
@@ -137,24 +139,24 @@ class AgentUpdater:
             with self._learning(agent, put_back) as learner:
                 optimized = self._optimize(agent, learner, minibatches)
             clock.lap("optimize")
-            step, readings, gap = self._judge(agent, split.judging.batch, before, bank.snapshot(agent))
-            clock.lap("gate")
-            log_ratio_E = None
-            if step.accepted is not None:
+            judge = self._judge(agent, split.judging.batch, before, bank.snapshot(agent))
+
+            def in_sample() -> list[InSample]:
                 with self._learning(agent, put_back) as learner:
-                    seen = measure_in_sample(learner, minibatches, optimized, whole=material.kept_E is not None)
-                if material.kept_E is not None:
-                    known = [(each.batch, own.log_ratio_M) for each, own in zip(minibatches, seen, strict=True)]
-                    known += [(split.judging.batch, readings[step.accepted.alpha].log_ratio_M)]
-                    log_ratio_E = self._log_ratios(agent, material, known, before)
-                if self._variants.region.gain_rule.in_sample and not optimized.improves:
-                    step, log_ratio_E = StepDecision(None, step.readings, refused=step.accepted), None
+                    return measure_in_sample(learner, minibatches, optimized, whole=material.kept_E is not None)
+
+            step, seen = self._decide(judge, optimized, in_sample, clock)
+            gap, log_ratio_E = self._sampler_gap(judge), None
+            if step.accepted is not None and material.kept_E is not None:
+                known = [(each.batch, own.log_ratio_M) for each, own in zip(minibatches, seen, strict=True)]
+                known += [(split.judging.batch, judge.readings[step.accepted.alpha].log_ratio_M)]
+                log_ratio_E = self._log_ratios(agent, material, known, before)
         except BaseException:  # an interrupt too: half an update is no version of the agent
             put_back()
             raise
 
         radius = self.radii[agent]
-        self._learn(agent, optimized, step, readings)
+        self._learn(agent, optimized, step, judge.readings)
         decision: Decision = "rejected"
         if step.accepted is None:
             put_back()
@@ -172,7 +174,7 @@ class AgentUpdater:
             trained_tokens=sum(batch.tokens for batch in split.fit),
             optimized=optimized,
             step=step,
-            readings=readings,
+            readings=judge.readings,
             judging=split.judging,
             gap=gap,
             seconds=clock.seconds,
@@ -257,28 +259,41 @@ class AgentUpdater:
         probe = training.learning_rate == "auto" and self.rates[agent] is None and self._variants.region.gates
         return optimize(learner, minibatches, radius=self.radii[agent], beta=self.betas[agent], rate=rate, probe=probe)
 
-    def _judge(
-        self, agent: str, batch: MessageBatch, before: Snapshot, candidate: Snapshot
-    ) -> tuple[StepDecision, dict[float, CandidateReading], dict[str, float]]:
-        """Measures current + alpha (candidate - current) at the lengths alpha that the trust region asks for, and leaves the
-        agent at the accepted one. Also how far the sampler was from the current policy."""
-        bank, estimator = self._playable.bank, self._config.trust_region.estimator
-        readings: dict[float, CandidateReading] = {}
-        with gate_pass(self.scorer):
-            bank.restore(agent, before)
-            current = keep_current(self.scorer, batch)
-            gap = self._sampler_gap(agent, batch, current)
+    def _judge(self, agent: str, batch: MessageBatch, before: Snapshot, candidate: Snapshot) -> Judge:
+        return Judge(
+            scorer=self.scorer,
+            bank=self._playable.bank,
+            config=self._config,
+            discount=self.discount,
+            agent=agent,
+            batch=batch,
+            before=before,
+            candidate=candidate,
+        )
 
-            def measure(alpha: float) -> GateReading:
-                bank.interpolate(agent, before, candidate, alpha)
-                readings[alpha] = read_candidate(self.scorer, batch, current, self._config, self.discount)
-                reading = GateReading(alpha, readings[alpha].kl[estimator], readings[alpha].gain)
-                return self.scorer.ranks.broadcast(reading)  # one rank decides which lengths are tried, and which is taken
-
-            step = self._variants.region.choose(measure, self.radii[agent])
-            if step.accepted is not None:  # a longer one may have been tried after it
-                bank.interpolate(agent, before, candidate, step.accepted.alpha)
-            return step, readings, gap
+    def _decide(
+        self, judge: Judge, optimized: OptimizeReport, in_sample: Callable[[], list[InSample]], clock: PhaseClock
+    ) -> tuple[StepDecision, list[InSample]]:
+        """The length that is kept, and what was measured of it on the messages that it was fitted to. Held-out messages choose
+        it; on the fitted ones only the choice is measured, and shortened until it is in region there too."""
+        region, radius = self._variants.region, self.radii[judge.agent]
+        step, seen, shorter = judge.choose(region, radius), [], None
+        clock.lap("gate")
+        for tries_left in reversed(range(FITTED_TRIES)):
+            if step.accepted is None:
+                break
+            seen = in_sample()
+            clock.lap("in_sample")
+            step, chosen = step.fitted(optimized.kl_bound)
+            shorter = region.shorter(chosen, radius)
+            if shorter is None or not tries_left:
+                break
+            step = judge.choose_shorter(region, radius, shorter, step)
+            clock.lap("gate")
+        harms = region.gain_rule.in_sample and not optimized.improves
+        if step.accepted is not None and (harms or shorter is not None):
+            step = StepDecision(None, step.readings, refused=step.accepted)
+        return step, seen
 
     def _log_ratios(
         self, agent: str, material: Material, known: list[tuple[MessageBatch, Tensor]], before: Snapshot
@@ -318,7 +333,7 @@ class AgentUpdater:
             self.betas[agent] = self._variants.region.next_penalty(optimized.beta, first.kl.mean, radius)
         if self._config.training.learning_rate == "auto" and self._variants.region.gates:
             at = step.accepted or first
-            reach = at.alpha * math.sqrt(radius / at.kl.bound) if 0 < at.kl.bound < math.inf else 1.0
+            reach = at.alpha * math.sqrt(radius / at.bound) if 0 < at.bound < math.inf else 1.0
             most = 1.0 if optimized.overshot else MOST_CHANGE
             if step.refused:  # it went too far for the episodes it was fitted to, whatever the radius is
                 most = 1 / MOST_CHANGE
@@ -333,10 +348,12 @@ class AgentUpdater:
         """The next stage's radii."""
         self.radii = self._variants.radii.next_stage(self.radii, self.slopes, self._config.trust_region.delta)
 
-    def _sampler_gap(self, agent: str, batch: MessageBatch, current: CurrentPolicy) -> dict[str, float]:
-        """Of messages of the newest rollout: earlier ones may come from earlier policies."""
-        reduction = self._config.trust_region.reduction
-        gap = sampler_gap(self.scorer.ranks, batch, current, reduction)
+    def _sampler_gap(self, judge: Judge) -> dict[str, float]:
+        """How far the sampler was from the current policy, by messages of the newest rollout: earlier ones may come from earlier
+        policies."""
+        assert judge.current is not None
+        agent, reduction = judge.agent, self._config.trust_region.reduction
+        gap = sampler_gap(self.scorer.ranks, judge.batch, judge.current, reduction)
         if gap["message_kl"] > self.radii[agent]:
             logger.warning(
                 "%s: the sampler is KL %.2g per %s away from the trainer, more than delta = %.2g: its samples are not from "
@@ -376,15 +393,3 @@ def episode_advantages(
         kind=training.advantage,
         weight_E=None if log_weight_E is None else torch.from_numpy(np.exp(log_weight_E)),
     )
-
-
-class _PhaseClock:
-    """Seconds by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._started = time.monotonic()
-
-    def lap(self, phase: str) -> None:
-        now = time.monotonic()
-        self.seconds[phase], self._started = now - self._started, now

@@ -15,7 +15,7 @@ from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.recipe import TrainingSection
 from teamtr_lora.team import agent_sequences
-from teamtr_lora.training.batches import MessageBatch, message_batch
+from teamtr_lora.training.batches import message_batch
 from teamtr_lora.training.optimize import (
     MOST_PROBES,
     InSample,
@@ -29,6 +29,17 @@ from teamtr_lora.training.optimize import (
 )
 from teamtr_lora.training.optimizers import build_optimizer, flatten_state, restore_state
 from teamtr_lora.training.scoring import Scorer, keep_current
+
+LEARNER = SimpleNamespace(
+    config=SimpleNamespace(trust_region=SimpleNamespace(confidence=0.95)),
+    scorer=SimpleNamespace(ranks=SimpleNamespace(broadcast=lambda value: value)),
+)
+
+
+def in_sample(kl: float, group: int = 0, **means: float) -> InSample:
+    """Of a minibatch of one message."""
+    one = torch.ones(1)
+    return InSample(kl=kl, log_ratio_M=torch.zeros(1), kl_M=kl * one, group_M=group * one.long(), weight_M=one, **means)
 
 
 class Climbed(NamedTuple):
@@ -150,20 +161,22 @@ def test_minibatches_are_optimizer_steps(climb) -> None:
 
 def test_the_report_of_the_kept_step_is_of_all_minibatches(climb, monkeypatch) -> None:
     shares = [{"kl": 0.1, "gain": 1.0}, {"kl": 0.2, "gain": 2.0, "clip_rate": 0.3}, {"kl": 0.6, "gain": 6.0, "clip_rate": 0.6}]
-    passes = iter([InSample(**share, log_ratio_M=torch.zeros(1)) for share in shares])
+    passes = iter([in_sample(**share, group=group) for group, share in enumerate(shares)])
     monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *_: next(passes))
     report = OptimizeReport(learning_rate=1.0, beta=1.0)
-    assert len(measure_in_sample(None, [None] * 3, report)) == 3
+    assert len(measure_in_sample(LEARNER, [None] * 3, report)) == 3
     assert (report.kl, report.gain, report.clip_rate) == pytest.approx((0.3, 3.0, 0.3))
+    together = clustered_mean(torch.tensor([0.1, 0.2, 0.6]), torch.arange(3), 0.95)
+    assert report.kl_bound == pytest.approx(together.bound) and together.bound > 0.6, "of all groups, not of each minibatch's"
 
 
 def test_where_only_the_means_are_wanted_every_nth_micro_batch_is_measured(monkeypatch) -> None:
     asked = []
-    seen = InSample(kl=0.1, gain=1.0, log_ratio_M=torch.zeros(1))
+    seen = in_sample(kl=0.1, gain=1.0)
     monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *given: asked.append(given[3]) or seen)
     batches = [SimpleNamespace(batch=SimpleNamespace(messages=[0] * count, microbatches=[0] * 9)) for count in (64, 256)]
     for whole in (True, False):
-        measure_in_sample(None, batches, OptimizeReport(learning_rate=1.0, beta=1.0), whole=whole)
+        measure_in_sample(LEARNER, batches, OptimizeReport(learning_rate=1.0, beta=1.0), whole=whole)
     assert asked == [None, None, range(9), range(0, 9, 4)]
 
 
@@ -231,7 +244,7 @@ def test_an_optimizer_without_moments_yet_restores_to_one() -> None:
 
 @pytest.mark.parametrize(("kl", "stops"), [(0.0999, False), (0.1, True), (0.15, True)])
 def test_it_stops_at_delta_and_not_later(climb, monkeypatch, kl: float, stops: bool) -> None:
-    passes = iter([InSample(kl=value, log_ratio_M=torch.zeros(1)) for value in (0.0, kl, kl, kl)])
+    passes = iter([in_sample(kl=value) for value in (0.0, kl, kl, kl)])
     monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *_: next(passes))
     report = climb(inner_epochs=3, delta=0.1, faked=True).report
     assert report.stopped_early is stops and report.steps == (1 if stops else 3)
@@ -312,7 +325,7 @@ def test_a_step_that_harms_its_own_episodes_is_made_shorter(climb, rates, monkey
 
     def passed(*_: Any) -> InSample:
         kl, gain = next(measured, (0.02, 0.01))
-        return InSample(kl=kl, kl_bound=kl, gain=gain, log_ratio_M=torch.zeros(1))
+        return in_sample(kl=kl, kl_bound=kl, gain=gain)
 
     monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", passed)
     report = climb(learning_rate="auto", initial_learning_rate=0.2, inner_epochs=3, delta=0.4, faked=True).report
@@ -322,10 +335,10 @@ def test_a_step_that_harms_its_own_episodes_is_made_shorter(climb, rates, monkey
 
 def test_the_bound_in_sample_is_that_of_the_groups() -> None:
     kl_M, group_M, weight_M = torch.tensor([0.1, 0.2, 0.6, 0.3]), torch.tensor([3, 3, 7, 8]), torch.tensor([1.0, 2.0, 1.0, 1.0])
-    batch = MessageBatch(messages=[], group_M=group_M, advantage_M=kl_M, weight_M=weight_M, episode_M=group_M, microbatches=[])
-    assert in_sample_bound(kl_M, batch, 0.9) == clustered_mean(kl_M, group_M, 0.9, weight_M).bound > 0.28
-    alone = replace(batch, group_M=torch.zeros(4, dtype=torch.long))
-    assert in_sample_bound(kl_M, alone, 0.9) == pytest.approx(1.4 / 5), "one group has no bound, so the mean speaks"
+    assert in_sample_bound(kl_M, group_M, weight_M, 0.9) == clustered_mean(kl_M, group_M, 0.9, weight_M).bound > 0.28
+    assert in_sample_bound(kl_M, torch.zeros(4), weight_M, 0.9) == pytest.approx(1.4 / 5), (
+        "one group has no bound, so the mean speaks"
+    )
 
 
 class Overflowing(torch.amp.GradScaler):

@@ -18,6 +18,7 @@ from teamtr_lora.algorithm.variants.region import Gate
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.runs.metrics import UpdateRow
 from teamtr_lora.team import Episode
+from teamtr_lora.training import judge as judge_module
 from teamtr_lora.training import update as update_module
 from teamtr_lora.training.certificate_terms import certificate_terms
 from teamtr_lora.training.optimize import _step
@@ -89,7 +90,7 @@ def test_only_the_active_agents_tensors_change(updater: Updater, episodes, state
 
 
 def test_an_accepted_step_is_in_region_when_measured_independently(updater: Updater, episodes, double_logp, config) -> None:
-    """The held-out KL bound, recomputed in float64 from the two adapters and the raw messages alone."""
+    """Both KL bounds, on held-out messages and on those of the gradient, recomputed in float64 from the adapters alone."""
     playable, update = updater(delta=0.02, holdout=0.5)
     _, logp_before = double_logp(playable, "left")
     held: list[Any] = []
@@ -98,23 +99,28 @@ def test_an_accepted_step_is_in_region_when_measured_independently(updater: Upda
     outcome = update.update("left", fresh(episodes), 7)
     assert outcome.accepted and outcome.step.accepted is not None
     _, logp_after = double_logp(playable, "left")
-    groups: dict[int, list[float]] = {}
-    for message, group in zip(held[0].judging.batch.messages, held[0].judging.batch.group_M.tolist(), strict=True):
-        with torch.no_grad():
-            p, q = logp_before(message), logp_after(message)
-        groups.setdefault(group, []).append(float((p.exp() * (p - q)).sum()))
-    values = [v for kls in groups.values() for v in kls]
-    mean = sum(values) / len(values)
-    pulls = [sum(v - mean for v in kls) / len(values) for kls in groups.values()]
-    error = math.sqrt(len(groups) / (len(groups) - 1) * sum(pull**2 for pull in pulls))
-    assert len(groups) == 4
-    lean, student = float(skew(pulls, bias=False)) / 2, float(student_t.ppf(0.95, 3))
-    if lean > 0:  # Hall's transformation of Student's quantile
-        student = 3 / lean * (1 - float(np.cbrt(1 - lean * (student + lean / 6))))
-    bound = mean + student * error
-    assert bound <= 0.02
+
+    def bound_of(batches: list[Any]) -> float:
+        groups: dict[int, list[float]] = {}
+        for message, group in [pair for b in batches for pair in zip(b.messages, b.group_M.tolist(), strict=True)]:
+            with torch.no_grad():
+                p, q = logp_before(message), logp_after(message)
+            groups.setdefault(group, []).append(float((p.exp() * (p - q)).sum()))
+        values = [v for kls in groups.values() for v in kls]
+        mean = sum(values) / len(values)
+        pulls = [sum(v - mean for v in kls) / len(values) for kls in groups.values()]
+        error = math.sqrt(len(groups) / (len(groups) - 1) * sum(pull**2 for pull in pulls))
+        assert len(groups) == 4
+        lean, student = float(skew(pulls, bias=False)) / 2, float(student_t.ppf(0.95, 3))
+        if lean > 0:  # Hall's transformation of Student's quantile
+            student = 3 / lean * (1 - float(np.cbrt(1 - lean * (student + lean / 6))))
+        return mean + student * error
+
+    bound, fitted = bound_of([held[0].judging.batch]), bound_of(held[0].fit)
+    assert bound <= 0.02 and fitted <= 0.02
     assert outcome.step.accepted.kl.bound == pytest.approx(bound, rel=5e-3)
-    assert bound > 0.25 * 0.02, "step: fill uses the region"
+    assert outcome.step.accepted.fitted_bound == pytest.approx(fitted, rel=5e-3)
+    assert max(bound, fitted) > 0.25 * 0.02, "step: fill uses the region"
     row = row_of(outcome, episodes, config(delta=0.02))
     assert not row.out_of_region and row.kl["exact"].bound == outcome.step.accepted.kl.bound
 
@@ -147,12 +153,12 @@ def test_a_candidate_whose_held_out_gain_the_rule_refuses_is_rejected(
     updater: Updater, episodes, state_of, monkeypatch: pytest.MonkeyPatch, rule: str, gain: tuple[float, float], tries: int
 ) -> None:
     playable, update = updater(backtracks=tries, gain=rule)
-    real = update_module.read_candidate
+    real = judge_module.read_candidate
 
     def no_gain(*args: Any) -> Any:
         return replace(real(*args), gain=ClusteredMean(gain[0], 0.1, gain[1]))
 
-    monkeypatch.setattr(update_module, "read_candidate", no_gain)
+    monkeypatch.setattr(judge_module, "read_candidate", no_gain)
     before, moments = state_of(playable.bank.model), flat(update.optimizers["right"].state_dict())
     outcome = update.update("right", fresh(episodes), 0)
     assert outcome.decision == "rejected" and 1 <= len(outcome.step.readings) <= tries
@@ -234,11 +240,11 @@ def test_whole_groups_are_held_out_and_never_trained_on(updater: Updater, episod
     _, update = updater(minibatches_per_epoch=2, holdout=0.5)
     trained: list[Any] = []
     read: list[Any] = []
-    real_optimize, real_read = update_module.optimize, update_module.read_candidate
+    real_optimize, real_read = update_module.optimize, judge_module.read_candidate
     monkeypatch.setattr(
         update_module, "optimize", lambda *a, **k: trained.extend(m.batch for m in a[1]) or real_optimize(*a, **k)
     )
-    monkeypatch.setattr(update_module, "read_candidate", lambda *a: read.append(a[1]) or real_read(*a))
+    monkeypatch.setattr(judge_module, "read_candidate", lambda *a: read.append(a[1]) or real_read(*a))
     outcome = update.update("left", fresh(episodes), 3)
     groups = [set(b.group_M.tolist()) for b in trained]
     assert len(groups) == 2 and not groups[0] & groups[1] and len(groups[0]) == len(groups[1]) == 2
@@ -473,13 +479,13 @@ def test_a_stretch_that_went_too_far_leaves_the_step_that_fitted(
     lengths: list[float] = []
     real = playable.bank.interpolate
     playable.bank.interpolate = lambda *a: lengths.append(a[-1]) or real(*a)  # type: ignore[method-assign,func-returns-value]
-    read = update_module.read_candidate
+    read = judge_module.read_candidate
 
     def jumps(*args: Any) -> Any:
         reading = read(*args)
         return reading if lengths[-1] <= 1 else replace(reading, kl=dict.fromkeys(reading.kl, ClusteredMean(9.0, 0.0, 9.0)))
 
-    monkeypatch.setattr(update_module, "read_candidate", jumps)
+    monkeypatch.setattr(judge_module, "read_candidate", jumps)
     before = playable.bank.snapshot("left")
     candidates: list[dict[str, torch.Tensor]] = []
     snapshot = playable.bank.snapshot
@@ -514,6 +520,63 @@ def test_a_step_that_does_not_improve_in_sample_is_rejected_under_veto(
         assert state_of(playable.bank.model) == before and flat(update.optimizers["left"].state_dict()) == moments
         assert outcome.version.number == 0 and outcome.log_ratio_E is None and outcome.kept is None
         assert update.slopes["left"] == 0.0 and update.radii["left"] == 0.05
+
+
+def judged_in_sample(monkeypatch: pytest.MonkeyPatch, bound_of: Callable[[int], float]) -> list[int]:
+    """Replaces the KL bound on the messages that a step was fitted to; gives what is counted: the passes over them."""
+    real, passes = update_module.measure_in_sample, []
+
+    def measured(learner: Any, minibatches: Any, report: Any, **how: Any) -> Any:
+        seen = real(learner, minibatches, report, **how)
+        passes.append(len(passes))
+        report.kl_bound = bound_of(passes[-1])
+        return seen
+
+    monkeypatch.setattr(update_module, "measure_in_sample", measured)
+    return passes
+
+
+def test_a_step_too_long_where_it_was_fitted_is_shortened_and_measured_again(
+    updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held-out messages allow the whole step, those it was fitted to say four times too much KL: half of it is kept, and it is
+    that half which was read on held-out messages."""
+    playable, update = updater(delta=1.0, learning_rate=2e-4, inner_epochs=1, step="shrink")
+    judged_in_sample(monkeypatch, lambda count: 4.0 if count == 0 else 0.7)
+    before, after = playable.bank.snapshot("left"), {}
+    snapshot = playable.bank.snapshot
+    playable.bank.snapshot = lambda agent: after.update(snapshot(agent)) or snapshot(agent)  # type: ignore[method-assign]
+    outcome = update.update("left", fresh(episodes), 0)
+    assert outcome.decision == "shrunk" and [r.alpha for r in outcome.step.readings] == [1.0, pytest.approx(0.97 / 2)]
+    assert [r.fitted_bound for r in outcome.step.readings] == [4.0, 0.7] and outcome.step.accepted is outcome.step.readings[1]
+    alpha, kept = outcome.step.readings[1].alpha, playable.bank.tensors("left")
+    for name, now in kept.items():
+        assert torch.allclose(now, before[name] + alpha * (after[name] - before[name]), atol=1e-7)
+    assert outcome.kept is outcome.readings[alpha] and outcome.kept.message_sum_kl < 0.4 * outcome.readings[1.0].message_sum_kl
+    row = row_of(outcome, episodes, None)
+    assert row.kl_bound_in_sample == 0.7 and not row.out_of_region and row.alphas_tried == [1.0, alpha]
+    assert row.reason == "the whole step was out of region: KL bound 4.0000 above 1 on the episodes it was fitted to"
+    assert {"gate", "in_sample"} <= outcome.seconds.keys()
+
+
+def test_a_step_that_never_fits_where_it_was_fitted_is_refused_and_leaves_no_trace(
+    updater: Updater, episodes, state_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    playable, update = updater(delta=0.5)
+    passes = judged_in_sample(monkeypatch, lambda count: 9.0)
+    before, moments = state_of(playable.bank.model), flat(copy.deepcopy(update.optimizers["left"].state_dict()))
+    outcome = update.update("left", fresh(episodes), 0)
+    assert outcome.decision == "rejected" and len(passes) == update_module.FITTED_TRIES
+    assert outcome.step.refused is outcome.step.readings[-1] and outcome.log_ratio_E is None
+    assert state_of(playable.bank.model) == before and flat(update.optimizers["left"].state_dict()) == moments
+    assert "9.0000 above 0.5 on the episodes it was fitted to" in row_of(outcome, episodes, None).reason
+
+
+def test_without_a_gate_no_bound_shortens_a_step(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, update = updater(kind="none")
+    passes = judged_in_sample(monkeypatch, lambda count: 9.0)
+    outcome = update.update("left", fresh(episodes), 0)
+    assert outcome.decision == "accepted" and len(passes) == 1 and row_of(outcome, episodes, None).out_of_region
 
 
 def test_the_in_sample_gain_is_of_the_step_that_is_kept(updater: Updater, episodes, double_logp) -> None:

@@ -1,6 +1,7 @@
 """Kinds of trust region (eq:tr): what penalises, stops, shortens or rejects an agent's step.
 
-Every kind is measured on episodes that the step was not fitted to; kinds differ in what they do with the readings.
+Every kind is measured on episodes that the step was not fitted to, and then on those it was; kinds differ in what they do with
+the readings.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ class TrustRegion:
         sound = math.isfinite(whole.kl.mean) and math.isfinite(whole.gain.mean)
         return StepDecision(whole if sound else None, [whole])
 
+    def shorter(self, chosen: GateReading, radius: float) -> float | None:
+        """The length to try instead of the chosen one, whose KL bound on the messages it was fitted to is now known. None: it
+        stays."""
+        return None
+
     def next_radius(self, radius: float, kl: float) -> float:
         """The agent's radius after an accepted step of mean KL `kl`."""
         return radius
@@ -92,7 +98,8 @@ class Unbounded(TrustRegion):
 
 class Gate(PenaltyAdaptive):
     """The default: adaptive penalty, early stop where the in-sample KL reaches the radius, then the step is shortened until its
-    KL bound on held-out messages is within the radius. A step that the rule `gain` does not allow is rejected."""
+    KL bound is within the radius, on held-out messages and on those it was fitted to. A step that the rule `gain` does not
+    allow is rejected."""
 
     words = "every update is measured on held-out messages and shrunk or rejected if out of region"
     gates = True
@@ -114,6 +121,9 @@ class Gate(PenaltyAdaptive):
             max_stretch=settings.max_stretch,
             evaluations=settings.backtracks,
         )
+
+    def shorter(self, chosen: GateReading, radius: float) -> float | None:
+        return None if chosen.in_region(radius) else chosen.shortened(radius)
 
 
 class AdaptiveRadius(Gate):
