@@ -18,8 +18,6 @@ ESTIMATORS = ("exact", "k3", "k1")  # of the KL: all are logged, and trust_regio
 AIM = 0.97
 # A stretch worth less than this factor is not worth another evaluation.
 WORTHWHILE_STRETCH = 1.1
-# A step between one that is in region and one that is not is measured only where the first has less of the radius than this.
-ENOUGH = 0.5
 # In region the surrogate is nearly linear in the step: where this short a step gains nothing, no step does.
 SHORTEST = 0.05
 BETA_RANGE = (1e-4, 1e4)
@@ -118,19 +116,15 @@ def choose_step(
 def _next_alpha(
     best: GateReading | None, outside: GateReading | None, delta: float, *, fill: bool, max_stretch: float
 ) -> float | None:
-    """The length to measure next; None where the best one so far is good enough."""
+    """The length to measure next; None where the best one so far is good enough. What a length outside says by the square law is
+    not exceeded: farther out the KL grows faster than that, in contexts that these messages may have missed."""
     if best is None:
         assert outside is not None
         return outside.shortened(delta)
-    near = ENOUGH if outside else WORTHWHILE_STRETCH**-2
-    if not fill or best.kl.bound >= near * delta:
+    if not fill:
         return None
-    power, most = 2.0, max_stretch
-    if outside is not None:  # the KL of a far step grows faster than the square: go by the two that are known
-        if not (best.kl.bound > 0 and math.isfinite(outside.kl.bound)):
-            return None
-        power = math.log(outside.kl.bound / best.kl.bound) / math.log(outside.alpha / best.alpha)
-        most = outside.alpha * AIM
-    longer = best.alpha * (AIM**2 * delta / best.kl.bound) ** (1 / power) if best.kl.bound > 0 else most
-    longer = min(longer, most)
+    if outside is not None:
+        longer = outside.shortened(delta)
+    else:
+        longer = min(max_stretch, best.alpha * AIM * math.sqrt(delta / best.bound)) if best.bound > 0 else max_stretch
     return longer if longer >= best.alpha * WORTHWHILE_STRETCH else None
