@@ -16,7 +16,9 @@ speed alone.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -134,6 +136,8 @@ def trl(args: argparse.Namespace, folder: Path, how: str) -> None:
     from teamtr_lora.base.source import resolve
 
     if args.engine == "vllm":
+        if importlib.util.find_spec("flashinfer") is None:  # as our own engine does: vLLM looks for its sampler without asking
+            os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         import vllm  # noqa: F401  (TRL would import it when it opens the engine)
     wait_for_turn("IMPORTED")
     rows = int(how) if how.isdigit() else args.trl_rows
