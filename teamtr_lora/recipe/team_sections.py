@@ -167,6 +167,10 @@ class TeamSection(Section):
         refuse("team", [*mistakes, *self._roles_are_filled(names)])
         return self
 
+    def lora_of(self, agent: str) -> LoraSection:
+        """The adapter of one agent."""
+        return next(member.lora for member in self.agents if member.name == agent)
+
     def _roles_are_filled(self, names: list[str]) -> list[Mistake]:
         """What blind rounds, debates and role plays need of the team."""
         router, at = self.router, ("router", "kind")

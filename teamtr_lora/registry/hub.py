@@ -15,16 +15,7 @@ from teamtr_lora.common.settings import meant
 from teamtr_lora.registry.fit import check_lora
 from teamtr_lora.registry.hub_client import COMMIT, HubRepo, Remote
 from teamtr_lora.registry.manifest import TeamManifest, manifest_bytes, sealed
-from teamtr_lora.registry.pulled_files import (
-    advice,
-    check_listing,
-    facts_of,
-    fetch_team,
-    fetch_version,
-    fetched,
-    lora_of,
-    staging,
-)
+from teamtr_lora.registry.pulled_files import advice, check_listing, facts_of, fetch_team, fetch_version, fetched, staging
 from teamtr_lora.registry.pushed_files import TEAM_FILE, Parcel, agent_parcel, fingerprint, team_parcel
 from teamtr_lora.registry.reader import DEFAULT_ROOT, VERSION_FILES, parse_team, read_file, safe
 from teamtr_lora.registry.registry_store import Registry
@@ -227,5 +218,5 @@ def _here(registry: Registry, team: TeamManifest, agent: str) -> bool:
     if version not in registry.versions(team.team, agent):
         return False
     registry.contents(team.team, agent, version)
-    check_lora(registry.lora(team.team, agent, version), lora_of(team, agent), f"{team.team}/{agent}/{version}")
+    check_lora(registry.lora(team.team, agent, version), team.load_recipe().team.lora_of(agent), f"{team.team}/{agent}/{version}")
     return True

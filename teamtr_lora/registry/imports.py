@@ -189,7 +189,7 @@ def _import_run(registry: Registry, path: Path, team: str, base: str | None, pro
     facts, identity = base_facts(folder), identify_folder(folder, source, revision)
     adapters = {agent: understand(contents[agent], str(folders[agent]), facts) for agent in versions}
     for agent, adapter in adapters.items():
-        wanted = next(a.lora for a in recipe.team.agents if a.name == agent)
+        wanted = recipe.team.lora_of(agent)
         check_lora(adapter.lora, wanted, str(folders[agent]))
         check_targets(modules_of(adapter.lora.targets, facts), wanted, facts, str(folders[agent]))
     current = registry.team(team) if registry.numbers(team) else None

@@ -21,7 +21,6 @@ from teamtr_lora.base.versions import WEIGHTS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import TEMPORARY, disk_errors
 from teamtr_lora.common.locks import locked
-from teamtr_lora.recipe import LoraSection
 from teamtr_lora.registry.fit import check_lora, check_targets, modules_of, pickles, understand
 from teamtr_lora.registry.hub_client import HubRepo, Remote
 from teamtr_lora.registry.local_keys import leaves_its_folder, local_choices, local_files, local_paths, named_code
@@ -104,7 +103,7 @@ def fetch_version(
     contents = {file: fetched(hub, remote, f"{agent}/{file}", folder) for file in VERSION_FILES}
     manifest, _, config = open_version(contents, where, expected)
     check_belongs(manifest, team, where)
-    wanted = lora_of(team, agent)
+    wanted = team.load_recipe().team.lora_of(agent)
     check_lora(read_lora_config(config, where), wanted, where)
     targets = understand(contents, where, facts).lora.targets
     check_targets(modules_of(targets, facts) if facts else targets, wanted, facts, where)
@@ -114,10 +113,6 @@ def facts_of(team: TeamManifest) -> BaseFacts | None:
     """What is known of the team's base; None where it is not on this machine."""
     folder = present(team.base.source, team.base.revision)
     return base_facts(folder) if folder else None
-
-
-def lora_of(team: TeamManifest, agent: str) -> LoraSection:
-    return next(member.lora for member in team.load_recipe().team.agents if member.name == agent)
 
 
 def advice(team: TeamManifest) -> list[str]:

@@ -111,7 +111,7 @@ class RunPlace:
             how=replacement.how,
             source=replacement.source,
             agent=agent,
-            lora_before=next(a.lora for a in held.recipe.team.agents if a.name == agent).model_dump(mode="json"),
+            lora_before=held.recipe.team.lora_of(agent).model_dump(mode="json"),
             lora=replacement.lora.model_dump(mode="json"),
             before=held.versions,
             after={**held.versions, agent: version},

@@ -103,7 +103,7 @@ class _Swap(Session):
         source = beside(base.source, self.recipe.folder)
         folder = resolve(source, base.revision)
         self.identity = identify_folder(folder, source, base.revision)
-        old = next(a.lora for a in self.recipe.team.agents if a.name == self.agent)
+        old = self.recipe.team.lora_of(self.agent)
         fitting = fit_adapter(self.recipe, old, self.agent, incoming, base_facts(folder), self.identity)
         if fitting.lora is None:
             self.listener.checks(fitting.checks)
