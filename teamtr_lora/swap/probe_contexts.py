@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.collector import PlayPlan, Progress
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.rollout.sampler import derive_seed
 from teamtr_lora.tasks import DataOrder, Task
-from teamtr_lora.team import Episode, Message, SequenceSpan, TokenSequence
+from teamtr_lora.team import Episode, SequenceSpan, TokenSequence
 
 # Episodes played for each context wanted, before an agent counts as one that hardly ever speaks.
 MOST_EPISODES_PER_CONTEXT = 8
@@ -141,19 +143,11 @@ def _replay(episode: Episode, protocol: Any) -> Episode:
     return Episode(episode.item_id, episode.group, episode.prompt, episode.seed, item=episode.item, messages=messages)
 
 
-_KEPT = ("item_id", "group", "prompt", "seed", "feedback")  # of an episode; rewards and the item itself are not needed again
-
-
 def probe_record(probe: Probe) -> dict[str, Any]:
-    """The probe as JSON, so that an interrupted swap goes on with the same one."""
-    return {
-        "episodes": [
-            {name: getattr(episode, name) for name in _KEPT} | {"messages": [asdict(message) for message in episode.messages]}
-            for episode in probe.episodes
-        ]
-    }
+    """The probe as JSON, so that an interrupted swap goes on with the same one. The items themselves are not needed again."""
+    return {"episodes": [asdict(replace(episode, item=None)) for episode in probe.episodes]}
 
 
 def probe_from(record: dict[str, Any]) -> Probe:
     """What `probe_record` made."""
-    return Probe([Episode(**{**e, "messages": [Message(**message) for message in e["messages"]]}) for e in record["episodes"]])
+    return Probe(TypeAdapter(list[Episode]).validate_python(record["episodes"]))

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts, base_identity, load_tokenizer
@@ -47,7 +48,7 @@ from teamtr_lora.swap.probe_contexts import Probe, context_strings, replayed
 from teamtr_lora.swap.session import Session, scorer_for
 from teamtr_lora.swap.shock import TeamScore, shock
 from teamtr_lora.swap.stage0 import Alignment, Teacher, teacher_states
-from teamtr_lora.swap.swap_report import Listener, RebaseOptions, RebaseReport, report_from
+from teamtr_lora.swap.swap_report import Listener, RebaseOptions, RebaseReport
 
 EARLY_STRINGS = 200  # prompts whose token ids are compared before a base is loaded
 
@@ -246,7 +247,7 @@ class _Rebase(Session):
         record = read_rebase(self.out)
         if record is None or record["request"] != request or self.work.request() != request:
             raise UserError(f"{self.out}: is there already; choose another --out")
-        report = report_from(RebaseReport, record["report"])
+        report = TypeAdapter(RebaseReport).validate_python(record["report"])
         self.listener.checks(report.checks)
         return report
 

@@ -14,6 +14,8 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import content_hash, version_names
@@ -33,7 +35,7 @@ from teamtr_lora.swap.probe_contexts import Probe, context_strings
 from teamtr_lora.swap.session import Session, scorer_for
 from teamtr_lora.swap.shock import TeamScore, shock
 from teamtr_lora.swap.stage0 import Alignment, Teacher, teacher_states
-from teamtr_lora.swap.swap_report import Listener, SwapOptions, SwapReport, report_from
+from teamtr_lora.swap.swap_report import Listener, SwapOptions, SwapReport
 
 
 @contextmanager
@@ -198,7 +200,7 @@ class _Swap(Session):
         if self.held.versions[self.agent].content_hash != report["content_hash"] or self._renewed(begun.get("contents")):
             return None
         versions = version_names(self.held.versions)
-        restored = report_from(SwapReport, {**report, "versions": versions, "new": versions[self.agent]})
+        restored = TypeAdapter(SwapReport).validate_python({**report, "versions": versions, "new": versions[self.agent]})
         self.listener.checks(restored.checks)
         return restored
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, ScriptSettings
@@ -68,8 +69,7 @@ class Session:
 
     def score(self, name: str, playable: PlayableTeam, recipe: Recipe, *, stand_in: tuple[str, str] | None = None) -> TeamScore:
         """The team on the held-out items, under the name of this measurement; `stand_in` is `score_team`'s."""
-        known = self.work.get(name)
-        if known is not None:
+        if (known := self.work.get(name)) is not None:
             return TeamScore(**known)
         progress = self.listener.phase(f"measuring the team: {name}")
         score = score_team(playable, self.task, recipe, self.items, stand_in=stand_in, progress=progress)
@@ -114,7 +114,7 @@ class Session:
         if kept is None:
             alignment = stage0.start()
         else:
-            alignment = Alignment.from_dict(kept[0]["alignment"])
+            alignment = TypeAdapter(Alignment).validate_python(kept[0]["alignment"])
             stage0.resume(alignment, kept[1], kept[0]["scalars"])
         alignment = stage0.run(alignment, keep)
         if not alignment.reached:

@@ -90,11 +90,6 @@ class Alignment:
     done: bool = False
     curve: list[tuple[int, float]] = field(default_factory=list)  # step, held-out mean
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Alignment:
-        readings = {key: Reading(**data[key]) for key in ("before", "after")}
-        return cls(**(data | readings | {"curve": [(int(s), float(m)) for s, m in data["curve"]]}))
-
 
 @torch.no_grad()
 def teacher_states(scorer: Scorer, batch: MessageBatch) -> list[Tensor]:

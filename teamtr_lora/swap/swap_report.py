@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.collector import Progress
 from teamtr_lora.swap.compatibility import Check
 from teamtr_lora.swap.shock import Shock, TeamScore
 from teamtr_lora.swap.stage0 import Alignment
-
-_SCORES, _SHOCKS = ("before", "direct", "aligned"), ("shock_direct", "shock_aligned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,7 @@ class _Report:
     def as_dict(self) -> dict[str, Any]:
         """For printing: all but the items one by one."""
         report = asdict(self)  # type: ignore[call-overload]
-        for key in _SCORES:
+        for key in ("before", "direct", "aligned"):
             if report[key]:
                 del report[key]["by_item"]
         return dict(report)
@@ -113,18 +111,3 @@ class Listener:
     def checks(self, checks: list[Check]) -> None: ...
 
     def phase(self, text: str) -> Progress | None: ...
-
-
-Report = TypeVar("Report", SwapReport, RebaseReport)
-
-
-def report_from(kind: type[Report], data: dict[str, Any]) -> Report:
-    """The report that `asdict` made this data of."""
-    made: dict[str, Any] = {key: TeamScore(**data[key]) for key in _SCORES if data[key]}
-    made |= {key: Shock(**data[key]) for key in _SHOCKS if data[key]}
-    made["checks"] = [Check(**check) for check in data["checks"]]
-    if data.get("alignment"):
-        made["alignment"] = Alignment.from_dict(data["alignment"])
-    if "alignments" in data:
-        made["alignments"] = {agent: Alignment.from_dict(alignment) for agent, alignment in data["alignments"].items()}
-    return kind(**{**data, **made})
