@@ -85,10 +85,13 @@ def _eval(args: argparse.Namespace) -> int | None:
     baseline = _baseline(args)
     from teamtr_lora.cli.text.evaluation import print_comparison, print_evaluation
     from teamtr_lora.cli.text.summary import progress_bar
-    from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team, recipe_of, the_one_team
+    from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team
+    from teamtr_lora.registry.stored import find_team
 
-    team = the_one_team(args.team, args.compare)
-    recipe = None if team is None else recipe_of(team, args.registry)
+    team = args.team
+    if (team is None) == (args.compare is None):
+        raise UserError("eval takes one RUN_OR_TEAM, or --compare RUN_A RUN_B")
+    recipe = None if team is None else find_team(team, args.registry, recipes=True).recipe
     device, each = ("auto", 1) if recipe is None else (recipe.base.device, gpus_each(recipe.rollout))
     if (ended := on_every_gpu(args, device, each)) is not None:
         return ended

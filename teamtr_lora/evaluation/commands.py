@@ -123,18 +123,6 @@ def _planned(source: str | Path, options: EvalOptions) -> tuple[StoredTeam, Task
     return stored, task, items, _settings(stored, task, items, options)
 
 
-def the_one_team(team: Path | None, compared: list[Path] | None) -> Path | None:
-    """None where two are compared instead."""
-    if (team is None) == (compared is None):
-        raise UserError("eval takes one RUN_OR_TEAM, or --compare RUN_A RUN_B")
-    return team
-
-
-def recipe_of(source: str | Path, registry: Path) -> Recipe:
-    """The recipe of a team."""
-    return find_team(source, registry, recipes=True).recipe
-
-
 def compare_runs(sources: list[Path], options: EvalOptions, progress: Progress | None = None) -> Comparison:
     """Each source is a run, evaluated here unless it was with the same settings, or the folder of a finished evaluation."""
     if options.out is not None:
