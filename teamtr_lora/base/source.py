@@ -25,7 +25,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.files import write_atomic
+from teamtr_lora.common.files import file_sha256, write_atomic
 from teamtr_lora.common.settings import nearest
 
 Progress = Callable[[str], None]
@@ -367,11 +367,6 @@ def _once(target: Path, make: Callable[[Path], None]) -> Path:
             "free some space or set TEAMTR_LORA_CACHE to another folder"
         ) from error
     return target
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def known_sha256(path: Path) -> str:

@@ -114,6 +114,11 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def dump_json(value: Any) -> str:
     """JSON with sorted keys, for people to read. NaN and infinity, which JSON has not, are refused."""
     return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"

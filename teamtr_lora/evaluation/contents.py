@@ -3,10 +3,10 @@ before and after such a change must not be mixed."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from teamtr_lora.common.code_paths import code_hash
+from teamtr_lora.common.files import file_sha256
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.local_keys import local_files, named_code
 
@@ -18,15 +18,6 @@ def code_hashes(recipe: Recipe) -> dict[str, str]:
 
 
 def data_hashes(recipe: Recipe) -> dict[str, str]:
-    """Of the files that the recipe reads, by their keys; of a folder, all that is in it."""
+    """Of the files that the recipe reads, by their keys."""
     named = local_files(recipe.model_dump(mode="json"))
-    return {key: _tree_hash(recipe.folder / Path(path).expanduser()) for key, path in named.items()}
-
-
-def _tree_hash(place: Path) -> str:
-    files = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
-    digest = hashlib.sha256()
-    for path in files:
-        with open(path, "rb") as file:
-            digest.update(str(path.relative_to(place)).encode() + hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    return {key: file_sha256(recipe.folder / Path(path).expanduser()) for key, path in named.items()}
