@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,14 +26,13 @@ class Tile:
 
 @dataclass(frozen=True)
 class Gain:
-    """Accuracy after less before, with a 95% interval where there is one."""
+    """Accuracy after less before, with a 95% interval, paired by item, where there is one."""
 
     before: float
     after: float
     low: float | None
     high: float | None
     items: int
-    paired: bool
 
     @property
     def verdict(self) -> str:
@@ -81,20 +79,13 @@ def tiles(run: RunData) -> list[Tile]:
 
 
 def measured_gain(run: RunData) -> Gain | None:
-    """Paired by item where the run wrote every item's result down, else from the standard errors of both ends."""
     ends = [row.evaluation for row in (run.evaluated[0], run.evaluated[-1]) if row.evaluation] if len(run.evaluated) > 1 else []
     if len(ends) < 2:
         return None
     before, after = ends
     test = gain_of(run)
-    low = high = None
-    if test:
-        low, high = test.low, test.high
-    elif None not in (before["standard_error"], after["standard_error"]):
-        middle = after["avg_at_k"] - before["avg_at_k"]
-        half = 1.96 * math.hypot(before["standard_error"], after["standard_error"])
-        low, high = middle - half, middle + half
-    return Gain(before["avg_at_k"], after["avg_at_k"], low, high, items=after["items"], paired=test is not None)
+    low, high = (test.low, test.high) if test else (None, None)
+    return Gain(before["avg_at_k"], after["avg_at_k"], low, high, items=after["items"])
 
 
 def compared_in_words(kinds: Sequence[Kind]) -> list[str]:
@@ -141,8 +132,7 @@ def _gained(run: RunData) -> str:
     text = f"Accuracy on {gain.items} held-out items went {ends}: {_signed(change)} points"
     if gain.low is None or gain.high is None:
         return f"{text}, with too few items to say how sure that is. {_reward(run)}"
-    how = "the same items before and after" if gain.paired else "both measurements taken as independent"
-    text += f", with 95% confidence between {_signed(gain.low)} and {_signed(gain.high)} ({how})."
+    text += f", with 95% confidence between {_signed(gain.low)} and {_signed(gain.high)} (the same items before and after)."
     if gain.low <= 0 <= gain.high:
         text += " That interval contains zero, so it may be luck: more stages or more evaluation items would tell."
     return f"{text} {_reward(run)}"
