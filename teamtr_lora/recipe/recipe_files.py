@@ -15,7 +15,6 @@ from teamtr_lora.recipe.recipe import Recipe
 from teamtr_lora.recipe.words import Problem, RecipeError, key_text, schema_of_recipe
 from teamtr_lora.recipe.yaml_text import MAX_BYTES, parse, write
 
-MAX_CHAIN = 16
 MAX_FILES = 64
 
 # The order in which a recipe is written out: who plays what comes before how it learns.
@@ -120,8 +119,6 @@ class _Reader:
                 raise UserError(
                     f"{path}: extends = {named!r}: the recipes extend each other in a circle ({names}); remove one extends"
                 )
-            if len(chain) > MAX_CHAIN:
-                raise UserError(f"{path}: extends = {named!r}: more than {MAX_CHAIN} recipes in a chain; merge some of them")
             merged = _merge(merged, self.read(parent, chain))
         return dict(_merge(merged, data))
 
