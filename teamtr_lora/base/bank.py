@@ -57,8 +57,7 @@ class AdapterBank:
                     peft_model = get_peft_model(model, config, adapter_name=_peft_name(agent))
                 else:
                     peft_model.add_adapter(_peft_name(agent), config)
-        if peft_model is None:
-            raise UserError("team.agents: the team has no agents; add at least one {name, role}")
+        assert peft_model is not None  # a team has an agent
         self.model = peft_model.eval()
         self._owned = {agent: self._collect(agent) for agent in specs}
         for parameter in self.model.parameters():

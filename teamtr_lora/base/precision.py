@@ -230,13 +230,9 @@ def _dequantiser(module: nn.Module) -> Callable[[], Tensor] | None:
 def _dequantise_4bit(module: Any) -> Tensor:
     from bitsandbytes import functional as bnb
 
-    weight, state = module.weight.data, module.weight.quant_state
-    if getattr(state, "packing_format_for_cpu", False):
-        # That layout has rounded the block scales: the stored weights are gone. load_base switches it off.
-        raise RuntimeError("strict_fp32: a 4-bit weight was repacked for the CPU; load the base with load_base")
-    state = copy.copy(state)
+    state = copy.copy(module.weight.quant_state)
     state.dtype = torch.float32
-    return bnb.dequantize_4bit(weight, state)
+    return bnb.dequantize_4bit(module.weight.data, state)
 
 
 def _dequantise_8bit(module: Any) -> Tensor:

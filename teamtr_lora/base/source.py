@@ -258,10 +258,6 @@ def _convert_gguf(file: Path, folder: Path, source: str, say: Progress) -> None:
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
             raise UserError(f"base.source: '{source}' is not a GGUF file; was the download cut short?")
-    try:
-        import gguf  # noqa: F401  (transformers imports it late, with a longer message)
-    except ImportError as error:
-        raise UserError("base.source: reading a .gguf file needs the package gguf; pip install gguf") from error
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -276,11 +272,9 @@ def _convert_gguf(file: Path, folder: Path, source: str, say: Progress) -> None:
             )
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, struct.error) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
-        raise UserError(f"base.source: cannot convert '{source}': {one_line(error)}") from error
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, struct.error) as error:
         raise UserError(f"base.source: cannot convert '{source}': {one_line(error)}") from error
 
 

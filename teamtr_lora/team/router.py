@@ -66,11 +66,8 @@ def build_router(
         return _debate([agent for agent in agents if agent != judge], rounds, judge)
     if kind == "role_play":
         return _role_play(agents[0], agents[1], rounds, done_marker)
-    if kind == "custom" and custom is not None:
-        return Router(_checked(custom, list(agents)), limit)
-    raise UserError(
-        f"team.router.kind = {kind!r}: unknown router; use round_robin, sequence, blind, until_done, debate, role_play or custom"
-    )
+    assert kind == "custom" and custom is not None
+    return Router(_checked(custom, list(agents)), limit)
 
 
 def _answered(router: Router, answer: str) -> Router:

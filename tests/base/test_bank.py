@@ -157,12 +157,6 @@ def test_adapters_that_do_not_fit_are_refused(tiny_base: Path, spec: Any, words:
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def test_no_agents_is_refused(tiny_base: Path) -> None:
-    model = load_base(str(tiny_base), device="cpu").model
-    with pytest.raises(UserError, match="no agents"):
-        AdapterBank(model, {}, base_name="tiny", seed=0)
-
-
 def test_the_largest_rank_that_fits_is_taken(tiny_base: Path) -> None:
     assert make(tiny_base, {"a": lora(rank=32)}).agents == ["a"]
 

@@ -98,10 +98,3 @@ def test_custom_callable_errors_are_the_users_to_fix() -> None:
 def test_an_unknown_agent_is_named(answer: Any) -> None:
     with pytest.raises(UserError, match=r"which is no agent; the agents are a, b, c"):
         order(build_router("custom", AGENTS, custom=lambda messages, agents: answer))
-
-
-def test_unknown_kind() -> None:
-    with pytest.raises(UserError, match="round_robin, sequence, blind, until_done, debate, role_play or custom"):
-        build_router("ring", AGENTS)
-    with pytest.raises(UserError, match=r"team\.router"):
-        build_router("custom", AGENTS)
