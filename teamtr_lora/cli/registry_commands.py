@@ -66,7 +66,7 @@ def _show(args: argparse.Namespace) -> None:
 def _verify(args: argparse.Namespace) -> int:
     from teamtr_lora.cli.text.registry import print_verified
     from teamtr_lora.registry.reader import RegistryReader
-    from teamtr_lora.registry.verify_run import verify_named
+    from teamtr_lora.registry.verify import verify_named
 
     found = verify_named(RegistryReader(args.registry), args.team)
     show(args, found, print_verified)

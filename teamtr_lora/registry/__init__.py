@@ -9,8 +9,7 @@ On disk:
     stored          what RUN_OR_TEAM means, for every command and function that takes one
     programs        programs that come with the dataset of a stored team: trusted once
     overview        `adapters list`, `show` and `rm`
-    verify          `adapters verify`
-    verify_run      the same of a run directory
+    verify          `adapters verify`: of the registry, or of a run directory
 From elsewhere:
     imports         `adapters import`: a run's team, or a PEFT folder
     fit             whether an adapter can be used, and fits a base; pickles beside it are refused

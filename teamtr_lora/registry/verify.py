@@ -1,4 +1,4 @@
-"""`adapters verify`: every hash of the registry computed again, everything that does not fit named."""
+"""`adapters verify`: every hash of the registry, or of a run directory, computed again; everything that does not fit is named."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from typing import Any
 
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts
 from teamtr_lora.base.source import present
-from teamtr_lora.base.versions import VERSION_NAME, version_number
+from teamtr_lora.base.versions import VERSION_NAME, AdapterVersion, verify_version, version_number
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import SAFE_NAME
 from teamtr_lora.registry.fit import understand
 from teamtr_lora.registry.identity import Identity, identify_folder
 from teamtr_lora.registry.manifest import AdapterManifest, TeamManifest, team_file
 from teamtr_lora.registry.reader import TEAM_FILE, VERSION_FILES, RegistryReader, entries, open_version
+from teamtr_lora.runs import layout
+from teamtr_lora.runs.metrics import damaged_rows
+from teamtr_lora.runs.run_state import CheckpointReader
+from teamtr_lora.runs.stored_run import StoredRun, read_run
 
 Adapters = set[tuple[str, str]]  # those without a fault: agent and version
 # What was found of each base, by source and revision; None where it is not on this machine.
@@ -58,6 +62,11 @@ class Verified:
         except UserError as error:
             text = " ".join(str(error).split())
             self.problems.append(Problem(str(where), text.removeprefix(f"{where}: ")))
+
+
+def verify_named(registry: RegistryReader, name: str | None) -> Verified:
+    """What `adapters verify` was given: a run directory, a team of the registry, or nothing, which is all teams."""
+    return verify_run(Path(name)) if name is not None and layout.is_run(Path(name)) else verify(registry, name)
 
 
 def verify(registry: RegistryReader, team: str | None = None) -> Verified:
@@ -144,3 +153,49 @@ def _verify_base(
     if here and here[0].tokenizer_hash != manifest.tokenizer_hash:
         found.add(path, f"the tokenizer of {manifest.base.source!r} is not the one it was made with")
     return here
+
+
+# --- a run directory
+
+
+def verify_run(path: Path) -> Verified:
+    """Checks its team and recipe, every adapter, every row of its log and every checkpoint; evaluations are not looked at."""
+    found = Verified()
+    layout.refuse_links(path, layout.OWN_NAMES)
+    run: StoredRun | None = None
+    with found.finding(path):
+        run = read_run(path)
+    versions = _adapters(path / layout.ADAPTERS, found)
+    for agent, version in run.versions.items() if run else ():
+        if version not in versions:
+            found.add(path / layout.TEAM, f"its {agent} {version.name} is missing or damaged")
+    with found.finding(path / layout.METRICS):
+        found.rows, damaged = damaged_rows(path)
+        for line, wrong in damaged:
+            found.add(f"{path / layout.METRICS}: line {line}", wrong)
+    _checkpoints(path, run, found)
+    return found
+
+
+def _adapters(folder: Path, found: Verified) -> set[AdapterVersion]:
+    good: set[AdapterVersion] = set()
+    for place in [inner for agent in entries(folder) if agent.is_dir() for inner in entries(agent)]:
+        if place.name.startswith("."):
+            continue  # what a killed process left; the next one that trains here clears it
+        if not re.fullmatch(VERSION_NAME, place.name):
+            found.add(place, "does not belong in an agent's folder")
+            continue
+        found.adapters += 1
+        with found.finding(place):
+            good.add(verify_version(place))
+    return good
+
+
+def _checkpoints(path: Path, run: StoredRun | None, found: Verified) -> None:
+    reader = CheckpointReader(path)
+    for step in reader.steps():
+        found.checkpoints += 1
+        with found.finding(step):
+            state = reader.read_step(step)
+            if run and step == reader.steps()[-1] and state.versions != run.versions:
+                found.add(path / layout.TEAM, f"is not the team of {step.name}; train {path} --resume writes it again")
