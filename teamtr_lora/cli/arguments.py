@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -120,7 +121,10 @@ def options(kind: type[T], args: argparse.Namespace, **more: Any) -> T:
 
 def show(args: argparse.Namespace, result: Any, in_words: Callable[[Any], None]) -> None:
     """Prints a command's result: as JSON with --json."""
-    print_json(result.as_dict()) if args.json else in_words(result)
+    if not args.json:
+        in_words(result)
+        return
+    print_json(result.as_dict() if hasattr(result, "as_dict") else asdict(result))
 
 
 _json_out: TextIO | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,7 @@ def _play_missing(
             part = items[start : start + settings["items_per_chunk"]]
             attempts = policy.attempts(part, range(start, start + len(part)), k, told)
             if ranks.first:
-                store.append([episode_record(a.episode) | judge(a, task).as_dict() for a in attempts])
+                store.append([episode_record(a.episode) | asdict(judge(a, task)) for a in attempts])
 
 
 @contextmanager

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.paired import PairedTest, paired_test
@@ -21,9 +20,6 @@ class Comparison:
     k: int
     temperatures: tuple[float, float]
     tests: dict[str, PairedTest]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compare(first: EvaluationResult, second: EvaluationResult, names: Sequence[str]) -> Comparison:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from teamtr_lora.tasks import Item, Task
@@ -42,9 +42,6 @@ class Outcome:
     sampled_tokens: int
     prompt_tokens: int
     categories: dict[str, str]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,9 +38,6 @@ class Pushed:
     created: bool = False
     unchanged: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Pulled:
@@ -53,9 +50,6 @@ class Pulled:
     status: Literal["new", "updated", "already here"]
     current: int  # the team's newest version here
     notes: list[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def push(

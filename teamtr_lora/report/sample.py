@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def sampled_transcripts(run: Path, limit: int = BYTES) -> dict[str, Any]:
         share = limit // (len(chosen) - place)
         groups, used = _fitting(groups_of(read_transcripts(run, file.name)), share)
         limit -= used
-        found.append(file_head(file) | {"groups": groups})
+        found.append(asdict(file) | {"groups": groups})
     return {"files": found, "updates": len(files)}
 
 
@@ -32,10 +33,6 @@ def spread(files: list[TranscriptFile], count: int) -> list[TranscriptFile]:
     if len(files) <= count:
         return files
     return [files[round(place * (len(files) - 1) / (count - 1))] for place in range(count)]
-
-
-def file_head(file: TranscriptFile) -> dict[str, Any]:
-    return {"name": file.name, "stage": file.stage, "update": file.update, "agent": file.agent}
 
 
 def groups_of(episodes: Iterable[dict[str, Any]]) -> list[Group]:

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.report.page import as_json, comparison, html_page, plotly_script, run_content, utf8
 from teamtr_lora.report.run_data import RunData
-from teamtr_lora.report.sample import file_head, groups_of
+from teamtr_lora.report.sample import groups_of
 from teamtr_lora.runs.follow import RowFollower
 from teamtr_lora.runs.standing import RunStanding, find_runs, last_changes, standing
 from teamtr_lora.runs.stored_run import StoredRun, read_run
@@ -50,7 +51,7 @@ class _Followed:
         data = self.data()
         with self._lock:
             if self._content is None or data is not self._data:
-                heads = [file_head(file) for file in transcript_files(self._path)]
+                heads = [asdict(file) for file in transcript_files(self._path)]
                 self._content = run_content(data) | {"transcripts": {"files": heads, "updates": len(heads)}}
             return self._content
 
@@ -72,12 +73,12 @@ class RunsFolder:
     def _runs(self, query: Query) -> dict[str, Any]:
         lines = [self._line(name, path) for name, path in self._named().items()]
         lines.sort(key=lambda line: -line.changed)
-        return {"folder": str(self.folder), "runs": [line.as_dict() for line in lines]}
+        return {"folder": str(self.folder), "runs": [asdict(line) for line in lines]}
 
     def _run(self, query: Query) -> dict[str, Any]:
         name = query["name"][0]
         line = self._line(name, self._path(name))
-        found: dict[str, Any] = {"state": line.as_dict(), "run": None}
+        found: dict[str, Any] = {"state": asdict(line), "run": None}
         try:
             followed = self._follow(name)
             if str(len(followed.data().rows)) != query.get("rows", [""])[0]:

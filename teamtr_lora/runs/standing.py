@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.locks import held
@@ -34,9 +34,6 @@ class RunStanding:
     seconds_left: float | None = None  # of a run that trains, once it has made an update
     changed: float = 0.0  # Unix time of the newest file
     problem: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def find_runs(folder: Path, depth: int = 3) -> list[Path]:

@@ -48,9 +48,6 @@ class RunDiagnosis:
     missing: dict[str, str]
     verdict: list[str]  # in plain words, what to do next last
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def diagnose_run(folder: Path) -> RunDiagnosis:
     stored = read_run(folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,6 @@ class Plan:
     @property
     def fits(self) -> bool:
         return self.device_bytes is None or self.memory_total_bytes <= self.device_bytes
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 1, nodes: int = 1) -> Plan:

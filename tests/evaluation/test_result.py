@@ -1,7 +1,7 @@
 """Every measure of a small evaluation by hand, tables by category, and paired comparisons of two of them."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -118,7 +118,7 @@ def test_comparing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     print_comparison(found)
     text = capsys.readouterr().out
     assert "7 items, k = 1" in text and "McNemar" in text and "+0.5714" in text and "5 / 1" in text
-    json.dumps(found.as_dict(), allow_nan=False)
+    json.dumps(asdict(found), allow_nan=False)
 
 
 def test_comparing_needs_the_same_items() -> None:
