@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from teamtr_lora.base.frozen_base import linear_shapes
 from teamtr_lora.base.fused_lora import can_fuse, can_widen, fused
+from teamtr_lora.base.lora_config import misfit
 from teamtr_lora.base.precision import float32_products
 from teamtr_lora.base.versions import AdapterVersion, content_hash
 from teamtr_lora.common.errors import UserError
@@ -48,8 +50,9 @@ class AdapterBank:
 
         self.base_name = base_name
         self._configs = {agent: lora_config(spec) for agent, spec in specs.items()}
-        for agent, config in self._configs.items():
-            _check_targets(agent, config, model)
+        for agent, spec in specs.items():
+            if wrong := misfit(spec.rank, spec.targets, linear_shapes(model)):
+                raise UserError(f"team.agents.{agent}.lora.{wrong[0]}: {wrong[1]}")
         peft_model: PeftModel | None = None
         for agent, config in self._configs.items():
             with _seeded(f"{seed}/lora/{agent}"):  # the same start for the same recipe, whatever was drawn before
@@ -219,27 +222,6 @@ def lora_config(spec: LoraSpec) -> LoraConfig:
         bias="none",
         task_type="CAUSAL_LM",
     )
-
-
-def _check_targets(agent: str, config: LoraConfig, model: nn.Module) -> None:
-    """Refuses targets that the base has not, the output head, which all policies share, and a rank above a layer's width."""
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    wanted = config.target_modules
-    # Layers that bitsandbytes quantised are subclasses of nn.Linear.
-    linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
-    if isinstance(wanted, (set, list)):
-        ends = {name.rpartition(".")[2] for name in linears}
-        missing = sorted(t for t in wanted if t not in ends and t not in linears)
-        if missing:
-            raise UserError(
-                f"team.agents.{agent}.lora.targets: {missing[0]!r} is no linear layer of this base (the head stays frozen); "
-                f"it has {', '.join(sorted(ends))}"
-            )
-        linears = {n: m for n, m in linears.items() if n.rpartition(".")[2] in wanted or n in wanted}
-    for name, module in linears.items():
-        narrow = min(module.in_features, module.out_features)
-        if config.r > narrow:
-            raise UserError(f"team.agents.{agent}.lora.rank = {config.r}: larger than layer {name} is wide; use at most {narrow}")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,10 +80,6 @@ class BaseFacts:
     parameters: int  # a tied head counts once
     stored_quantization: str  # none, or 4bit / 8bit when the files are quantised already
     linears: tuple[LinearShape, ...]
-
-    def targeted(self, targets: str | Sequence[str]) -> list[LinearShape]:
-        """The linear layers that a recipe's lora.targets mean: all, or those of these names or last parts of names."""
-        return [x for x in self.linears if isinstance(targets, str) or {x.name, x.name.rpartition(".")[2]} & {*targets}]
 
 
 def load_base(
@@ -197,8 +193,7 @@ def base_facts(folder: Path) -> BaseFacts:
 
 def _facts(model: Any, config: PretrainedConfig, source: str) -> BaseFacts:
     text = _text(config)
-    heads, output_head = text.num_attention_heads, model.get_output_embeddings()
-    linears = [item for item in model.named_modules() if isinstance(item[1], nn.Linear) and item[1] is not output_head]
+    heads = text.num_attention_heads
     return BaseFacts(
         hidden_size=text.hidden_size,
         layers=text.num_hidden_layers,
@@ -211,8 +206,15 @@ def _facts(model: Any, config: PretrainedConfig, source: str) -> BaseFacts:
         context_tokens=_context_tokens(config),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         stored_quantization=_merged_quantization("none", config, source),
-        linears=tuple(LinearShape(name, linear.in_features, linear.out_features) for name, linear in linears),
+        linears=linear_shapes(model),
     )
+
+
+def linear_shapes(model: Any) -> tuple[LinearShape, ...]:
+    """Layers that bitsandbytes quantised are subclasses of nn.Linear."""
+    head = model.get_output_embeddings()
+    linears = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    return tuple(LinearShape(name, linear.in_features, linear.out_features) for name, linear in linears)
 
 
 def base_identity(folder: Path) -> dict[str, str]:

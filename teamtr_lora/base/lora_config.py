@@ -1,16 +1,20 @@
-"""PEFT's adapter_config.json as it may come from anywhere: what plain LoRA needs is read, everything else refused by name.
+"""PEFT's adapter_config.json as it may come from anywhere: what plain LoRA needs is read, everything else refused by name; and
+whether the layers of a base can carry such an adapter.
 
 Only what is returned here is ever used; the file itself is not passed on. Imports neither torch nor peft.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from teamtr_lora.base.adapter_files import MAX_RANK, show
 from teamtr_lora.common.errors import UserError
+
+if TYPE_CHECKING:
+    from teamtr_lora.base.frozen_base import LinearShape
 
 
 @dataclass(frozen=True)
@@ -81,3 +85,21 @@ def _check_paths(config: Mapping[str, Any], where: str) -> None:
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and (".." in text or text.startswith(("/", "\\", "~"))):
                 raise UserError(f"{where}: {key} = {show(text)} reads as a path; it must be a name")
+
+
+def misfit(rank: int, targets: str | Sequence[str], linears: Sequence[LinearShape]) -> tuple[str, str] | None:
+    """Why layers cannot carry such an adapter: the setting that is wrong, and the reason; None where they can."""
+    ends = {linear.name.rpartition(".")[2] for linear in linears}
+    known = ends | {linear.name for linear in linears}
+    missing = [] if isinstance(targets, str) else [target for target in targets if target not in known]
+    if missing:
+        listed = ", ".join(sorted(ends))
+        return "targets", f"{missing[0]!r} is no linear layer of this base (the head stays frozen); it has {listed}"
+    narrow = min(targeted(targets, linears), key=lambda linear: min(linear.in_features, linear.out_features))
+    width = min(narrow.in_features, narrow.out_features)
+    return ("rank", f"{rank} is more than layer {narrow.name} is wide; use at most {width}") if rank > width else None
+
+
+def targeted(targets: str | Sequence[str], linears: Sequence[LinearShape]) -> list[LinearShape]:
+    """The linear layers that a recipe's lora.targets mean: all, or those of these names or last parts of names."""
+    return [x for x in linears if isinstance(targets, str) or {x.name, x.name.rpartition(".")[2]} & {*targets}]

@@ -14,7 +14,7 @@ from torch import Tensor, isfinite
 from teamtr_lora.base.adapter_files import parse_json, read_header, read_matrices, show
 from teamtr_lora.base.bank import exported_config, lora_config
 from teamtr_lora.base.frozen_base import BaseFacts
-from teamtr_lora.base.lora_config import PlainLora, read_lora_config
+from teamtr_lora.base.lora_config import PlainLora, read_lora_config, targeted
 from teamtr_lora.base.source import PICKLE_PATTERNS
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, content_hash
 from teamtr_lora.common.errors import UserError
@@ -146,7 +146,7 @@ def check_targets(carried: Iterable[str], wanted: LoraSection, facts: BaseFacts 
 
 def modules_of(targets: str | list[str], facts: BaseFacts) -> list[str]:
     """The base's modules that a recipe's lora.targets mean."""
-    return [linear.name for linear in facts.targeted(targets)]
+    return [linear.name for linear in targeted(targets, facts.linears)]
 
 
 def check_lora(have: PlainLora | LoraSection, wanted: LoraSection, where: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import accelerate.optimizer  # noqa: F401  (what a run imports, so that this process is as large as a run's own libraries make it)
 import peft  # noqa: F401  (likewise)
@@ -14,6 +13,7 @@ from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.optimizer_kinds import OPTIMIZERS
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
+from teamtr_lora.base.lora_config import misfit, targeted
 from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.memory_model import (
     CPU_TOKENS,
@@ -27,7 +27,7 @@ from teamtr_lora.base.memory_model import (
 from teamtr_lora.base.sharding import split_bytes, splits
 from teamtr_lora.base.source import beside, describe
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import Recipe, ScriptSettings
+from teamtr_lora.recipe import AgentSection, Recipe, ScriptSettings
 from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.study.expected_time import ExpectedTime, Speeds, expected_time
 from teamtr_lora.study.shares import Share, make_share
@@ -78,7 +78,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
     dtype = resolve_dtype(recipe.base.precision, device)
     team = _team(recipe, folder, facts)
     prompt = _prompt_tokens(recipe, team)
-    adapters = {agent.name: _adapter_parameters(agent.lora, facts) for agent in recipe.team.agents}
+    adapters = {agent.name: _adapter_parameters(agent, facts) for agent in recipe.team.agents}
     rollout = recipe.rollout
     agents = len(recipe.team.agents)
     rollouts, played = recipe.stage_budget()
@@ -155,15 +155,11 @@ def _turn_tokens(team: Team) -> int:
     return len(chat.encode(chat.agent_open + f"{team.names[0]}:\n")) + len(team.protocol.close_ids)
 
 
-def _adapter_parameters(lora: Any, facts: BaseFacts) -> int:
-    wanted = lora.targets
-    chosen = facts.targeted(wanted)
-    if not chosen:
-        names = ", ".join(sorted({m.name.rpartition(".")[2] for m in facts.linears}))
-        raise UserError(f"team.agents: lora.targets = {wanted!r} names no linear layer of this base; it has {names}")
-    narrow = min(min(m.in_features, m.out_features) for m in chosen)
-    if lora.rank > narrow:
-        raise UserError(f"team.agents: lora.rank = {lora.rank} is larger than a layer is wide; use at most {narrow}")
+def _adapter_parameters(agent: AgentSection, facts: BaseFacts) -> int:
+    lora = agent.lora
+    if wrong := misfit(lora.rank, lora.targets, facts.linears):
+        raise UserError(f"team.agents.{agent.name}.lora.{wrong[0]}: {wrong[1]}")
+    chosen = targeted(lora.targets, facts.linears)
     magnitudes = sum(m.out_features for m in chosen) if lora.dora else 0
     return sum(lora.rank * (m.in_features + m.out_features) for m in chosen) + magnitudes
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from teamtr_lora.base.adapter_files import show
 from teamtr_lora.base.frozen_base import BaseFacts
+from teamtr_lora.base.lora_config import misfit
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import LoraSection, Recipe, problems
 from teamtr_lora.registry.identity import Identity, protocol_hash
@@ -98,24 +99,12 @@ def _head(facts: BaseFacts, incoming: Incoming) -> Check:
 
 def lora_checks(old: LoraSection, new: LoraSection, facts: BaseFacts) -> list[Check]:
     """Whether a base can carry such an adapter."""
-    return [_rank(old, new, facts), _targets(old, new, facts)]
-
-
-def _rank(old: LoraSection, new: LoraSection, facts: BaseFacts) -> Check:
-    narrow = min((min(x.in_features, x.out_features) for x in facts.targeted(new.targets)), default=new.rank)
-    fix = f"larger than a layer is wide; use at most {narrow}" if new.rank > narrow else ""
-    said = [f"{lora.rank} (alpha {lora.alpha:g}{', rslora' if lora.rslora else ''})" for lora in (old, new)]
-    return Check("rank", said[0], said[1], "fail" if fix else "ok", fix=fix)
-
-
-def _targets(old: LoraSection, new: LoraSection, facts: BaseFacts) -> Check:
-    said = [lora.targets if isinstance(lora.targets, str) else ", ".join(lora.targets) for lora in (old, new)]
-    said = [text if len(text) < 60 else f"{text.count(',') + 1} modules" for text in said]
-    short = sorted({linear.name.rpartition(".")[2] for linear in facts.linears})
-    known = {*short, *(linear.name for linear in facts.linears)}
-    missing = [] if isinstance(new.targets, str) else [target for target in new.targets if target not in known]
-    fix = f"{missing[0]!r} is no linear layer of this base; it has {', '.join(short)}" if missing else ""
-    return Check("targets", said[0], said[1], "fail" if fix else "ok", fix=fix)
+    wrong = dict([misfit(new.rank, new.targets, facts.linears) or ("", "")])
+    ranks = [f"{lora.rank} (alpha {lora.alpha:g}{', rslora' if lora.rslora else ''})" for lora in (old, new)]
+    targets = [lora.targets if isinstance(lora.targets, str) else ", ".join(lora.targets) for lora in (old, new)]
+    targets = [text if len(text) < 60 else f"{text.count(',') + 1} modules" for text in targets]
+    said = {"rank": ranks, "targets": targets}
+    return [Check(key, a, b, "fail" if key in wrong else "ok", fix=wrong.get(key, "")) for key, (a, b) in said.items()]
 
 
 def _engine(recipe: Recipe, agent: str, new: LoraSection) -> Check:
