@@ -44,12 +44,9 @@ def groups_of(episodes: Iterable[dict[str, Any]]) -> list[Group]:
     found = []
     for members in groups.values():
         ranked = sorted(members, key=lambda episode: -(episode.get("reward") or 0.0))
-        found.append({"item": ranked[0].get("item"), "prompt": ranked[0].get("prompt"), "episodes": _ends_first(ranked)})
+        ends_first = [ranked[0], ranked[-1], *ranked[1:-1]] if len(ranked) > 2 else ranked
+        found.append({"item": ranked[0].get("item"), "prompt": ranked[0].get("prompt"), "episodes": ends_first})
     return sorted(found, key=_interest, reverse=True)
-
-
-def _ends_first(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [ranked[0], ranked[-1], *ranked[1:-1]] if len(ranked) > 2 else ranked
 
 
 def _fitting(groups: list[Group], limit: int) -> tuple[list[Group], int]:

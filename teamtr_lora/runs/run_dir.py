@@ -264,9 +264,5 @@ def latest_run_dir(name: str, root: Path = Path("runs")) -> Path:
     if not folders:
         resume = said(cli="--resume", python="resume=True")
         raise UserError(f"{resume}: there is no run in {root / name}; leave {resume} out to start one")
-    return max(folders, key=_last_started)
-
-
-def _last_started(run: Path) -> float:
-    origin = run / layout.ORIGIN
-    return origin.lstat().st_mtime if origin.exists() else 0.0
+    origins = {folder: folder / layout.ORIGIN for folder in folders}
+    return max(folders, key=lambda folder: origins[folder].lstat().st_mtime if origins[folder].exists() else 0.0)

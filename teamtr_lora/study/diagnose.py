@@ -74,6 +74,7 @@ def diagnose_rows(stored: StoredRun, rows: Sequence[MetricsRow]) -> RunDiagnosis
         return found
 
     evaluated = "needs evaluations of at least three stages; set evaluation.every_stages=1"
+    not_judged = "the task does not judge single messages" if _evaluated(rows) else "this team was not evaluated"
     return RunDiagnosis(
         staleness=known("staleness", PROBE, lambda: staleness(updates)),
         staleness_by_update=_staleness_by_update(updates),
@@ -89,7 +90,7 @@ def diagnose_rows(stored: StoredRun, rows: Sequence[MetricsRow]) -> RunDiagnosis
             "advantage_overflow": _mean([row.advantage_overflow for row in updates]),
         },
         stability=known("stability", evaluated, lambda: rise_stability(stages)),
-        coordination=known("coordination", _not_judged(rows), lambda: _coordination(_evaluated(rows))),
+        coordination=known("coordination", not_judged, lambda: _coordination(_evaluated(rows))),
         token_shift=known("token_shift", f"{PROBE} and diagnostics.token_shift_ranks", lambda: _token_shift(updates)),
         order=known("order", "needs accepted updates at two places of the order", lambda: _order(updates)),
         local_gain=known("local_gain", f"{PROBE} and diagnostics.fisher_messages", lambda: _local_gain(updates)),
@@ -287,10 +288,6 @@ def _evaluated(rows: Sequence[MetricsRow]) -> list[StageRow | SwapRow]:
     teams = [row for row in rows if not isinstance(row, UpdateRow)]
     swapped = bool(teams) and isinstance(teams[-1], SwapRow)
     return [row for row in teams if row.evaluation and (not swapped or row.versions == teams[-1].versions)]
-
-
-def _not_judged(rows: Sequence[MetricsRow]) -> str:
-    return "the task does not judge single messages" if _evaluated(rows) else "this team was not evaluated"
 
 
 def _coordination(evaluated: list[StageRow | SwapRow]) -> dict[str, Any]:

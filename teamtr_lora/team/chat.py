@@ -71,7 +71,8 @@ class ChatPieces:
         self._tokenizer = tokenizer
         self._rendered = _rendered(tokenizer, reasoning)
         self._encoded: dict[str, list[int]] = {}
-        self._special = self._special_ids()
+        self._added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._special = set(tokenizer.all_special_ids) | {token for token, added in self._added.items() if added.special}
         self._decoded: tuple[tuple[bool, tuple[int, ...]] | None, str] = (None, "")
         self._turn_ids: set[int] = set()  # what contents must not contain; known once the template is taken apart
         self._system_role = system_turn and self._accepts_system()
@@ -180,16 +181,12 @@ class ChatPieces:
     def _forges(self, content: str) -> bool:
         return not self._turn_ids.isdisjoint(self.encode(content))
 
-    def _special_ids(self) -> set[int]:
-        added = getattr(self._tokenizer, "added_tokens_decoder", {})
-        return set(self._tokenizer.all_special_ids) | {token for token, added in added.items() if added.special}
-
     def _structural_ids(self, conversation: str) -> set[int]:
         """Special tokens, and added ones that the template writes around contents (DeepSeek's <｜User｜> is not flagged special).
 
         Not among them: <think>, where it is an ordinary added token, and an unknown token that ordinary text can come out as.
         """
-        written = set(self.encode(conversation)) & set(getattr(self._tokenizer, "added_tokens_decoder", {}))
+        written = set(self.encode(conversation)) & set(self._added)
         unknown = {self._tokenizer.unk_token_id} & set(self.encode(RARE))
         return (self._special | written | set(self.end_ids)) - unknown
 

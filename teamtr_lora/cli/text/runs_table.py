@@ -7,7 +7,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from teamtr_lora.cli.text.tables import print_table
+from teamtr_lora.cli.text.tables import known, print_table
 from teamtr_lora.common.consoles import Console
 from teamtr_lora.common.quantities import clock, short
 from teamtr_lora.common.visible import visible_line
@@ -30,7 +30,7 @@ def print_runs(found: dict[str, Any]) -> None:
         counts = run["counts"] | {"accepted": run["counts"]["accepted"] - run["counts"]["shrunk"]}
         decisions = "/".join(str(counts[name]) for name in ("accepted", "shrunk", "rejected", "skipped"))
         state = f"[{_COLOURS[run['state']]}]{run['state']}[/]"
-        ends = [_percent(run[end]) for end in ("accuracy_before", "accuracy_now")]
+        ends = [known(run[end], ".1%") for end in ("accuracy_before", "accuracy_now")]
         tokens, left = short(run["sampled_tokens"]), "-" if run["seconds_left"] is None else clock(run["seconds_left"])
         table.add_row(escape(visible_line(run["name"])), state, f"{run['stage']}/{run['stages']}", *ends, decisions, tokens, left)
     print_table(console, table)
@@ -38,7 +38,3 @@ def print_runs(found: dict[str, Any]) -> None:
     for run in found["runs"]:
         if run["problem"]:
             console.print(escape(f"{visible_line(run['name'])}: {run['problem']}"), soft_wrap=True)
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"

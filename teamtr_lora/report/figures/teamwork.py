@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from teamtr_lora.report.figures.drawing import Drawing, Drawn, axes, bars, errors, line, log_axis, plain
 from teamtr_lora.report.run_data import RunData
 
@@ -12,7 +14,7 @@ def coordination(run: RunData) -> Drawn:
         return "This task judges the team's answer only, so it cannot be said who was right; Task.message_correct would tell."
     traces = []
     last = rows[-1][1]
-    chance = [_product([e["agents"][agent]["value"] for agent in run.agents if e["agents"].get(agent)]) for _, e in rows]
+    chance = [math.prod([e["agents"][agent]["value"] for agent in run.agents if e["agents"].get(agent)]) for _, e in rows]
     stages = [stage for stage, _ in rows]
     together = line("all right together", stages, [e["coordination"]["value"] for _, e in rows], color="$team",
                     hovertemplate="%{y:.1%}")  # fmt: skip
@@ -23,13 +25,6 @@ def coordination(run: RunData) -> Drawn:
                            hovertemplate="%{y:.1%}"))  # fmt: skip
     layout = axes("stage", "share of held-out episodes", yaxis={"tickformat": ".0%", "rangemode": "tozero"})
     return Drawing(traces, layout)
-
-
-def _product(values: list[float]) -> float:
-    found = 1.0
-    for value in values:
-        found *= value
-    return found
 
 
 NO_SWAP = "No agent of this run was replaced; teamtr-lora swap replaces one and records it."
