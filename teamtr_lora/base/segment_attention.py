@@ -62,7 +62,8 @@ def _kernels_fit(device: torch.device, dtype: torch.dtype, queries_per_key: int,
     """The flash kernels are called below torch's public interface, which another version may change: they are tried once, with
     gradients, against the same in float64 on a CPU. Where they do not fit, rows are padded."""
     start = [torch.tensor(places, dtype=torch.int32) for places in ([0, 9, 20, 43, 60], [0, 9], [0, 40])]
-    where = Segments(start[0], 23, 9, 20, start[1], 9, start[2], 40)
+    where = Segments(part_S=start[0], longest=23, openings=9, rests=20, opening_G=start[1], longest_opening=9, rest_G=start[2],
+                     longest_rests=40)  # fmt: skip
     draw = torch.Generator().manual_seed(0)
     made = [torch.randn(60, 2 * n, width, generator=draw).to(dtype) for n in (queries_per_key, 1, 1, queries_per_key)]
 

@@ -77,7 +77,7 @@ class Problem:
                 note = f" ({fix})" if fix and place != "TeamTRTrainer" else ""  # which is about a recipe's task section
                 return Problem(key, self.value, f"is no setting of {told}", f"give {in_a_script(meant)} to {place}{note}")
             meant = meant.removeprefix("team.") if "." in self.key else in_a_script(meant)
-        return Problem(key, self.value, wrong, fix, meant)
+        return Problem(key, self.value, wrong, fix, suggestion=meant)
 
 
 _PLACES = {"base": "TeamSpec", "team": "TeamSpec", "task": "TeamTRTrainer"}  # of a recipe's sections, in a script
