@@ -8,7 +8,8 @@ from pathlib import Path
 from teamtr_lora.common.code_paths import code_hash
 from teamtr_lora.common.files import file_sha256
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.registry.local_keys import local_files, named_code
+from teamtr_lora.recipe.named import named_code
+from teamtr_lora.registry.local_keys import local_files
 
 
 def code_hashes(recipe: Recipe) -> dict[str, str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
+from typing import Any
 
 from teamtr_lora.common.code_paths import misnamed, undefined
 from teamtr_lora.common.settings import nearest
 from teamtr_lora.recipe.recipe import Recipe, TeamTRConfig
 from teamtr_lora.recipe.words import Problem, RecipeError
-from teamtr_lora.tasks.custom import CustomSettings
 from teamtr_lora.tasks.dataset import DatasetSettings
 from teamtr_lora.tasks.table import machine_keys
 
@@ -63,16 +63,21 @@ def _files(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
+def named_code(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Python that a recipe, here as data, names and that no repository brings: recipe key -> module:function."""
+    task = recipe.get("task", {})
+    rewards = (task.get("reward") or []) if task.get("name") == "dataset" else []  # for other tasks `reward` is a built-in name
+    found = {"task.reward": rewards} if isinstance(rewards, str) else {f"task.reward.{i}": str(p) for i, p in enumerate(rewards)}
+    if task.get("name") == "custom" and task.get("callable"):
+        found["task.callable"] = str(task["callable"])
+    if router := recipe.get("team", {}).get("router", {}).get("callable"):
+        found["team.router.callable"] = str(router)
+    return found
+
+
 def _functions(recipe: Recipe) -> Iterator[Problem]:
-    named: dict[str, str | None] = {"team.router.callable": recipe.team.router.callable}
-    if isinstance(recipe.task, DatasetSettings):
-        reward = recipe.task.reward
-        named |= {"task.reward": reward} if isinstance(reward, str) else {f"task.reward.{i}": r for i, r in enumerate(reward)}
-    if isinstance(recipe.task, CustomSettings):
-        named["task.callable"] = recipe.task.callable
-    for key, name in named.items():
-        wrong = (misnamed(name, recipe.folder) or undefined(name, recipe.folder)) if name else None
-        if wrong:
+    for key, name in named_code(recipe.model_dump()).items():
+        if wrong := misnamed(name, recipe.folder) or undefined(name, recipe.folder):
             yield Problem(key, name, *wrong)
 
 

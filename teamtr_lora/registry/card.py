@@ -15,8 +15,8 @@ from typing import Any
 from teamtr_lora.base.lora_config import PlainLora, read_lora_config
 from teamtr_lora.base.source import NANO, WHEEL_PREFIX, is_hub_id, is_shared_name
 from teamtr_lora.recipe.engine_facts import ENGINES
+from teamtr_lora.recipe.named import named_code
 from teamtr_lora.recipe.yaml_text import write
-from teamtr_lora.registry.local_keys import named_code
 from teamtr_lora.registry.manifest import BaseIdentity, TeamManifest
 
 _VLLM_DEFAULT_RANK = 16

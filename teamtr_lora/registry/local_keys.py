@@ -1,4 +1,4 @@
-"""What in a recipe is of one machine: its files, code, servers and environment variables.
+"""What in a recipe is of one machine: its files, servers and environment variables.
 
 Recipes are plain dicts here, as manifests hold them; a section or key that one lacks has its default.
 """
@@ -47,18 +47,6 @@ def _all_texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (Mapping, list)):
         for inner in [*value, *value.values()] if isinstance(value, Mapping) else value:
             yield from _all_texts(inner)
-
-
-def named_code(recipe: Mapping[str, Any]) -> dict[str, str]:
-    """Python that a recipe names and that no repository brings: recipe key -> module:function."""
-    task = recipe.get("task", {})
-    rewards = (task.get("reward") or []) if task.get("name") == "dataset" else []  # for other tasks `reward` is a built-in name
-    found = {"task.reward": rewards} if isinstance(rewards, str) else {f"task.reward.{i}": str(p) for i, p in enumerate(rewards)}
-    if task.get("name") == "custom" and task.get("callable"):
-        found["task.callable"] = str(task["callable"])
-    if router := value_at(recipe, "team.router.callable"):
-        found["team.router.callable"] = str(router)
-    return found
 
 
 def forget(recipe: dict[str, Any], key: str) -> None:

@@ -21,9 +21,10 @@ from teamtr_lora.base.versions import WEIGHTS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import TEMPORARY, disk_errors
 from teamtr_lora.common.locks import locked
+from teamtr_lora.recipe.named import named_code
 from teamtr_lora.registry.fit import check_lora, check_targets, modules_of, pickles, understand
 from teamtr_lora.registry.hub_client import HubRepo, Remote
-from teamtr_lora.registry.local_keys import leaves_its_folder, local_choices, local_files, local_paths, named_code
+from teamtr_lora.registry.local_keys import leaves_its_folder, local_choices, local_files, local_paths
 from teamtr_lora.registry.manifest import TeamManifest
 from teamtr_lora.registry.programs import programs_of
 from teamtr_lora.registry.pushed_files import HISTORY_FILE, TEAM_FILE

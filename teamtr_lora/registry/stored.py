@@ -12,8 +12,8 @@ from teamtr_lora.common.code_paths import misnamed
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import nearest
 from teamtr_lora.recipe import Recipe, load_recipe
+from teamtr_lora.recipe.named import named_code
 from teamtr_lora.registry.identity import identify
-from teamtr_lora.registry.local_keys import named_code
 from teamtr_lora.registry.manifest import TeamManifest
 from teamtr_lora.registry.programs import check_programs
 from teamtr_lora.registry.reader import DEFAULT_ROOT, TEAM_FILE, RegistryReader, entries

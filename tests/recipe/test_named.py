@@ -45,8 +45,8 @@ def test_all_that_is_missing_at_once(folder: Path) -> None:
     assert [line.split(":")[0] for line in lines] == [
         "task.path = 'row.jsonl'",
         "task.test_path = 'no/rows.csv'",
-        "team.router.callable = 'subprocess",
         "task.reward.1 = 'mime",
+        "team.router.callable = 'subprocess",
     ]
     assert lines[0].endswith("did you mean 'rows.jsonl'?") and all("\n" not in line for line in lines)
 

@@ -19,9 +19,9 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json
 from teamtr_lora.evaluation.commands import ask_team
 from teamtr_lora.recipe import AgentSection, ProtocolSection, Recipe, RouterSection, TeamSection
+from teamtr_lora.recipe.named import named_code
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.registry.identity import protocol_hash, tokenizer_hash
-from teamtr_lora.registry.local_keys import named_code
 from teamtr_lora.registry.manifest import own_hash
 from teamtr_lora.registry.pushed_files import agent_parcel, team_parcel
 from teamtr_lora.registry.registry_store import Registry

@@ -11,7 +11,8 @@ from teamtr_lora import Item, Task, TeamTRTrainer, UserError
 from teamtr_lora.cli import main
 from teamtr_lora.evaluation.contents import code_hashes
 from teamtr_lora.recipe import Recipe, RecipeError, check_named, load_recipe
-from teamtr_lora.registry.local_keys import local_paths, named_code
+from teamtr_lora.recipe.named import named_code
+from teamtr_lora.registry.local_keys import local_paths
 
 ENVIRONMENT = """
 from teamtr_lora import Item, Task
