@@ -149,7 +149,7 @@ def _settings(stored: StoredTeam, task: Task, items: list[Item], options: EvalOp
     """Everything that decides the result: an evaluation goes on, or is read again, only where all of it is the same."""
     recipe, versions = stored.recipe, stored.versions
     section, rollout = recipe.evaluation, recipe.rollout
-    k = options.k or section.samples_in_eval(task.name)
+    k = options.k or section.samples_per_item or recipe.task.paper_samples.get(recipe.task.name, 1)
     policy = resolve_baseline(options.baseline, recipe, task) if options.baseline else {"kind": "team"}
     speaking = set(versions) if not options.baseline else {options.baseline.agent}
     episodes = len(items) * k * int(policy.get("votes", 1))

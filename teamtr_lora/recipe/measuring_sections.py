@@ -9,21 +9,6 @@ from pydantic import Field
 from teamtr_lora.common.settings import Section
 from teamtr_lora.recipe.rollout_section import RolloutSection
 
-# K of the paper's avg@K and pass@K (app:benchmarks); tau-bench by its pass@1 / pass@4 (sec:experiments). Other tasks: 1.
-PAPER_SAMPLES = {
-    "aime24": 64,
-    "aime25": 64,
-    "math500": 4,
-    "zebralogic": 64,
-    "autologi": 64,
-    "arbench_gn": 25,
-    "arbench_dc": 25,
-    "arbench_sp": 25,
-    "planbench_blocksworld": 8,
-    "tau2_retail": 4,
-    "tau2_airline": 4,
-}
-
 
 class EvaluationSection(Section):
     """Measuring the team on held-out items."""
@@ -49,9 +34,6 @@ class EvaluationSection(Section):
     @property
     def samples_in_training(self) -> int:
         return self.samples_per_item or 1
-
-    def samples_in_eval(self, task: str) -> int:
-        return self.samples_per_item or PAPER_SAMPLES.get(task, 1)
 
 
 class DiagnosticsSection(Section):

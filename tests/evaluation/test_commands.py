@@ -13,8 +13,9 @@ from teamtr_lora.evaluation import commands
 from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team
 from teamtr_lora.evaluation.inference_baselines import BaselineOptions
 from teamtr_lora.evaluation.outcome import Attempt
-from teamtr_lora.recipe.measuring_sections import PAPER_SAMPLES, EvaluationSection
+from teamtr_lora.recipe.measuring_sections import EvaluationSection
 from teamtr_lora.runs.evaluations import EvaluationStore
+from teamtr_lora.tasks.table import FAMILIES
 
 RECIPE = """
 base: {source: BASE, device: cpu}
@@ -195,11 +196,21 @@ def test_mistakes(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_papers_k() -> None:
-    section = EvaluationSection()
-    assert section.samples_in_training == 1
-    assert [section.samples_in_eval(n) for n in ("aime24", "math500", "zebralogic", "largest")] == [64, 4, 64, 1]
-    assert EvaluationSection(samples_per_item=3).samples_in_eval("aime24") == 3
-    assert PAPER_SAMPLES["arbench_gn"] == 25 and PAPER_SAMPLES["planbench_blocksworld"] == 8
+    assert EvaluationSection().samples_in_training == 1
+    found = {name: k for family in FAMILIES for name, k in family.paper_samples.items() if name in family.names()}
+    assert found == {
+        "aime24": 64,
+        "aime25": 64,
+        "math500": 4,
+        "zebralogic": 64,
+        "autologi": 64,
+        "arbench_gn": 25,
+        "arbench_dc": 25,
+        "arbench_sp": 25,
+        "planbench_blocksworld": 8,
+        "tau2_retail": 4,
+        "tau2_airline": 4,
+    }
 
 
 REWARDS = """

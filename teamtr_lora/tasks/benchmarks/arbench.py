@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -304,6 +304,7 @@ def _case(known: Mapping[str, Any]) -> str:
 
 
 class ArBenchSettings(ConversationSettings):
+    paper_samples: ClassVar[Mapping[str, int]] = {"arbench_dc": 25, "arbench_sp": 25}
     turns: int = Field(default=25, ge=1, description="Questions; one answer follows. A message is a turn.")
     answer_early: bool = Field(
         default=True, description="An answer before the last turn ends the episode; false plays all turns, as AR-Bench does."

@@ -154,6 +154,7 @@ def _programs(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 class AutoLogiSettings(ItemsOrGenerated):
     """Open puzzles checked by programs, in a sandbox; AutoLogi's items, or generated ones with at least one solution."""
 
+    paper_samples: ClassVar[Mapping[str, int]] = {"autologi": 64}
     reads_alone: ClassVar[bool] = True
 
     name: Literal["autologi"] = Field(

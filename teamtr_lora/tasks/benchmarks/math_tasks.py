@@ -126,6 +126,7 @@ def _reward_model(row: Mapping[str, Any]) -> dict[str, Any]:
 class MathSettings(ItemSource):
     """Problems with one answer, in a box or after the benchmark's marker; compared symbolically by math-verify."""
 
+    paper_samples: ClassVar[Mapping[str, int]] = {"aime24": 64, "aime25": 64, "math500": 4}
     reads_alone: ClassVar[bool] = True
     about: ClassVar[Mapping[str, str]] = {
         "gsm8k": "GSM8K: grade-school word problems; the answer is a number in a box or after ####, compared by math-verify.",

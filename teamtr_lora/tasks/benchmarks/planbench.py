@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -162,6 +162,7 @@ def _key(init: Iterable[Sequence[str]], goal: Iterable[Sequence[str]]) -> str:
 class BlocksworldSettings(ItemsOrGenerated):
     """Plans in the blocks world, simulated with exact preconditions; PlanBench's items, or generated ones."""
 
+    paper_samples: ClassVar[Mapping[str, int]] = {"planbench_blocksworld": 8}
     name: Literal["planbench_blocksworld"] = Field(
         description="Rows need objects, init, goal and query (PlanBench's fields); without path or hub, items are generated."
     )

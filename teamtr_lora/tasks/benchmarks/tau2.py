@@ -259,6 +259,7 @@ def _same(action: Mapping[str, Any], call: ToolCall) -> bool:
 class Tau2Settings(ConversationSettings):
     """Serve a customer, whom the responder plays, with tools over a database; tau2-bench's tasks and rewards."""
 
+    paper_samples: ClassVar[Mapping[str, int]] = {"tau2_retail": 4, "tau2_airline": 4}  # its pass@1 and pass@4 (sec:experiments)
     about: ClassVar[Mapping[str, str]] = {
         "tau2_retail": "tau2-bench, retail: serve a shop's customer, whom the responder plays, with tools over orders and users.",
         "tau2_airline": "tau2-bench, airline: serve a traveller, whom the responder plays, with tools over flights and bookings.",

@@ -133,6 +133,7 @@ def _as_text(solution: Mapping[str, Any]) -> dict[str, Any]:
 class ZebraSettings(ItemsOrGenerated):
     """Logic grids answered with a JSON table, scored as in ZeroEval; ZebraLogic's items, or generated ones with one solution."""
 
+    paper_samples: ClassVar[Mapping[str, int]] = {"zebralogic": 64}
     reads_alone: ClassVar[bool] = True
     about: ClassVar[Mapping[str, str]] = {
         "zebralogic": "ZebraLogic: logic grids answered with a JSON table, scored as in ZeroEval; its items or generated ones.",
