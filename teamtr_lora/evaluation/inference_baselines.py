@@ -17,7 +17,6 @@ from teamtr_lora.tasks import Task
 from teamtr_lora.team import most_messages
 
 Kind = Literal["cot", "self_consistency", "tree_of_thoughts"]
-KINDS: tuple[Kind, ...] = ("cot", "self_consistency", "tree_of_thoughts")
 FEWEST_VOTES = 3
 
 

@@ -18,7 +18,6 @@ STEPS: dict[str, tuple[int, ...]] = {
     "right": tuple(range(-1, -MOST_HOUSES, -1)),
     **{kind: (-distance, distance) for kind, distance in DISTANCE.items()},
 }
-KINDS = ("at", "not_at", *STEPS)
 
 
 @dataclass(frozen=True)
