@@ -20,8 +20,7 @@ from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.tasks import DataOrder
 from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.batches import message_batch
-from teamtr_lora.training.gate import gate_pass, read_candidate
-from teamtr_lora.training.judge import Judge
+from teamtr_lora.training.gate import Judge, gate_pass, read_candidate
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.scoring import keep_current
 from teamtr_lora.training.trainer import TeamTRTrainer

@@ -152,7 +152,8 @@ def _submit_next(team: Team, sampler: Sampler, plan: PlayPlan, player: _Player, 
     turn = len(episode.messages)
     params = SamplingParams(plan.temperature, min(plan.max_message_tokens, room), tuple(team.protocol.end_ids))
     player.agent, player.prompt_ids = agent, prompt
-    waiting[sampler.submit(Request(prompt, agent, params, derive_seed(episode.seed, turn), episode.seed))] = player
+    request = Request(prompt, agent, params, seed=derive_seed(episode.seed, turn), episode=episode.seed)
+    waiting[sampler.submit(request)] = player
     return False
 
 

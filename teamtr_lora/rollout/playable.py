@@ -167,7 +167,9 @@ def open_team(
     engine = ENGINES[rollout.engine]
     dealer = Dealer(ranks, fixed_lots=engine.exact_resume and base.device.type == "cpu", alone=engine.by_url)
     training = Ranks() if ranks.helping else ranks
-    playable = PlayableTeam(base, bank, team, sampler, dealer, seconds | sampler.start_seconds(), training)
+    playable = PlayableTeam(
+        base, bank, team, sampler, dealer=dealer, opening_seconds=seconds | sampler.start_seconds(), ranks=training
+    )
     try:
         playable.publish_all()
     except BaseException:

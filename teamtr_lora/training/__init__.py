@@ -14,12 +14,13 @@ The loop:
 One update, in the order in which to read it; its formulas are in algorithm/, its variants in algorithm/variants/:
     update           the story: advantages, division, optimization, judgement, accept or put back
     batches          episodes to micro-batches: tokens, and which of them belongs to which message
-    row_layout       how sequences lie in a micro-batch: padded or end to end, the common prefix of a group once
-    microbatch_size  how many tokens a forward pass takes
     scoring          forward passes over one agent's messages
     optimize         the steps on the clipped surrogate, with penalty and early stop
-    gate             KL and surrogate gain of a candidate on held-out messages
+    gate             KL and surrogate gain of a candidate on held-out messages, and how much of it is kept
 Around it:
+    row_layout       how sequences lie in a micro-batch: padded or end to end, the common prefix of a group once
+    microbatch_size  how many tokens a forward pass takes
+    phase_clock      where an update's time goes
     optimizers       building the optimizers, and their state as plain tensors
     floor            the smallest KL that a pass can measure
     outside_step     a step of somebody else's trainer, measured as the gate measures ours

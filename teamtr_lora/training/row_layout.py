@@ -214,7 +214,7 @@ def padded(rows: list[Row]) -> tuple[RowTensors, Starts]:
 
 def end_to_end(rows: list[Row]) -> tuple[RowTensors, Starts]:
     """All in one row: openings, lone sequences, rests."""
-    shared, lone = [row for row in rows if row.prefix], [row for row in rows if not row.prefix]
+    shared, lone = ([place for place, row in enumerate(rows) if bool(row.prefix) is opens] for opens in (True, False))
     ids: list[int] = []
     positions: list[int] = []
     lengths: list[int] = []
@@ -225,14 +225,17 @@ def end_to_end(rows: list[Row]) -> tuple[RowTensors, Starts]:
         lengths.append(end - start)
         return len(ids) - (end - start)
 
-    opening = [put(row.members[0], 0, row.prefix) for row in shared]
+    starts: Starts = [[] for _ in rows]
+    opening = [put(rows[place].members[0], 0, rows[place].prefix) for place in shared]
     openings = len(ids)
-    alone = [put(row.members[0], 0, len(row.members[0].ids)) for row in lone]
+    for place in lone:
+        at = put(rows[place].members[0], 0, len(rows[place].members[0].ids))
+        starts[place] = [(at, at)]
     rests = len(ids)
-    starts = {id(row): [(at, at)] for row, at in zip(lone, alone, strict=True)}
-    for row, at in zip(shared, opening, strict=True):
-        starts[id(row)] = [(at, put(member, row.prefix, len(member.ids))) for member in row.members]
-    opening_lengths, rest_lengths = [row.prefix for row in shared], [row.length - row.prefix for row in shared]
+    for place, at in zip(shared, opening, strict=True):
+        starts[place] = [(at, put(member, rows[place].prefix, len(member.ids))) for member in rows[place].members]
+    opening_lengths = [rows[place].prefix for place in shared]
+    rest_lengths = [rows[place].length - rows[place].prefix for place in shared]
     segments = Segments(
         part_S=_ends(lengths),
         longest=max(lengths),
@@ -243,7 +246,7 @@ def end_to_end(rows: list[Row]) -> tuple[RowTensors, Starts]:
         rest_G=_ends(rest_lengths),
         longest_rests=max(rest_lengths, default=0),
     )
-    return RowTensors(torch.tensor([ids]), torch.tensor([positions]), segments=segments), [starts[id(row)] for row in rows]
+    return RowTensors(torch.tensor([ids]), torch.tensor([positions]), segments=segments), starts
 
 
 def _ends(lengths: list[int]) -> Tensor:

@@ -118,9 +118,9 @@ def _misnamed(name: str, names: list[str]) -> Problem:
     if name in _FROM_TRL:
         return Problem(name, MISSING, "is no argument of TeamTRTrainer", _FROM_TRL[name])
     if not like and meant and not meant.startswith("task."):
-        return Problem(name, MISSING, "", theirs.words(str) if theirs else "", meant).of_a_script("TeamTRTrainer")
+        return Problem(name, MISSING, "", theirs.words(str) if theirs else "", suggestion=meant).of_a_script("TeamTRTrainer")
     fix = "" if like else theirs.words(in_a_script) if theirs and not theirs.key else f"there are {', '.join(names)}"
-    return Problem(name, MISSING, "unknown argument", fix, like)
+    return Problem(name, MISSING, "unknown argument", fix, suggestion=like)
 
 
 class TeamTRTrainer:

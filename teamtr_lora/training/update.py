@@ -1,7 +1,7 @@
 """One agent's update, from top to bottom: advantages, division of the episodes, optimization, judgement, accept or put back.
 
 It is given the `Material` of window.py, and goes on in batches.py (episodes to tensors), scoring.py (forward passes), optimize.py
-(the steps), and judge.py and gate.py (the judgement).
+(the steps) and gate.py (the judgement).
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from teamtr_lora.recipe import TeamTRConfig, TrainingSection
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import Episode, TokenSequence, agent_sequences
 from teamtr_lora.training.batches import MessageBatch, first_of_groups, judging_weights, message_batch
-from teamtr_lora.training.gate import CandidateReading
-from teamtr_lora.training.judge import Judge
+from teamtr_lora.training.gate import CandidateReading, Judge
 from teamtr_lora.training.optimize import InSample, Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
 from teamtr_lora.training.optimizers import build_optimizer
 from teamtr_lora.training.phase_clock import PhaseClock

@@ -18,7 +18,7 @@ from teamtr_lora.algorithm.variants.region import Gate
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.runs.metrics import UpdateRow
 from teamtr_lora.team import Episode
-from teamtr_lora.training import judge as judge_module
+from teamtr_lora.training import gate as gate_module
 from teamtr_lora.training import update as update_module
 from teamtr_lora.training.certificate_terms import certificate_terms
 from teamtr_lora.training.optimize import _step
@@ -153,12 +153,12 @@ def test_a_candidate_whose_held_out_gain_the_rule_refuses_is_rejected(
     updater: Updater, episodes, state_of, monkeypatch: pytest.MonkeyPatch, rule: str, gain: tuple[float, float], tries: int
 ) -> None:
     playable, update = updater(backtracks=tries, gain=rule)
-    real = judge_module.read_candidate
+    real = gate_module.read_candidate
 
     def no_gain(*args: Any) -> Any:
         return replace(real(*args), gain=ClusteredMean(gain[0], 0.1, gain[1]))
 
-    monkeypatch.setattr(judge_module, "read_candidate", no_gain)
+    monkeypatch.setattr(gate_module, "read_candidate", no_gain)
     before, moments = state_of(playable.bank.model), flat(update.optimizers["right"].state_dict())
     outcome = update.update("right", fresh(episodes), 0)
     assert outcome.decision == "rejected" and 1 <= len(outcome.step.readings) <= tries
@@ -240,11 +240,11 @@ def test_whole_groups_are_held_out_and_never_trained_on(updater: Updater, episod
     _, update = updater(minibatches_per_epoch=2, holdout=0.5)
     trained: list[Any] = []
     read: list[Any] = []
-    real_optimize, real_read = update_module.optimize, judge_module.read_candidate
+    real_optimize, real_read = update_module.optimize, gate_module.read_candidate
     monkeypatch.setattr(
         update_module, "optimize", lambda *a, **k: trained.extend(m.batch for m in a[1]) or real_optimize(*a, **k)
     )
-    monkeypatch.setattr(judge_module, "read_candidate", lambda *a: read.append(a[1]) or real_read(*a))
+    monkeypatch.setattr(gate_module, "read_candidate", lambda *a: read.append(a[1]) or real_read(*a))
     outcome = update.update("left", fresh(episodes), 3)
     groups = [set(b.group_M.tolist()) for b in trained]
     assert len(groups) == 2 and not groups[0] & groups[1] and len(groups[0]) == len(groups[1]) == 2
@@ -479,13 +479,13 @@ def test_a_stretch_that_went_too_far_leaves_the_step_that_fitted(
     lengths: list[float] = []
     real = playable.bank.interpolate
     playable.bank.interpolate = lambda *a: lengths.append(a[-1]) or real(*a)  # type: ignore[method-assign,func-returns-value]
-    read = judge_module.read_candidate
+    read = gate_module.read_candidate
 
     def jumps(*args: Any) -> Any:
         reading = read(*args)
         return reading if lengths[-1] <= 1 else replace(reading, kl=dict.fromkeys(reading.kl, ClusteredMean(9.0, 0.0, 9.0)))
 
-    monkeypatch.setattr(judge_module, "read_candidate", jumps)
+    monkeypatch.setattr(gate_module, "read_candidate", jumps)
     before = playable.bank.snapshot("left")
     candidates: list[dict[str, torch.Tensor]] = []
     snapshot = playable.bank.snapshot
