@@ -47,7 +47,7 @@ from teamtr_lora.training.window import Material
 
 logger = logging.getLogger(__name__)
 
-FITTED_TRIES = 3  # lengths that are measured on the messages that the step was fitted to; the first is nearly always in region
+FITTED_TRIES = 6  # lengths that are measured on the messages that the step was fitted to; mostly the first is in region
 
 Decision = Literal["accepted", "shrunk", "rejected", "skipped"]
 
