@@ -323,7 +323,7 @@ def test_recipe_mistakes(work: Path, user_error: Callable[..., str], override: s
     ("overrides", "parts"),
     [
         (["trust_region.delta=1e-16"], ["trust_region.delta = 1e-16", "floor", "use delta >="]),
-        (["team.agents.solver.lora.rank=65"], ["team.agents.solver.lora.rank = 65", "use at most"]),
+        (["team.agents.solver.lora.rank=65"], ["team.agents.solver.lora.rank: 65 is more than layer", "use at most"]),
         (["team.agents.solver.lora.targets=[q_prj]"], ["team.agents.solver.lora.targets", "q_prj", "q_proj"]),
         (["base.source=./nowhere"], ["base.source", "nowhere"]),
         (["base.source=nanoo"], ["base.source", "nanoo", "nano"]),

@@ -129,7 +129,7 @@ def _update(
         alpha={"accepted": 1.0, "shrunk": round(draw.uniform(0.2, 0.9), 2)}.get(decision), alphas_tried=[] if skipped else [1.0],
         out_of_region=False, kl={} if skipped else {"exact": reading, "k3": reading, "k1": reading},
         kl_message_sum=None if skipped else mean, kl_token_mean=None if skipped else mean / 9, kl_discounted=mean,
-        kl_in_sample=mean, surrogate_gain=None if skipped else gain, surrogate_gain_standard_error=0.004,
+        kl_in_sample=mean, kl_bound_in_sample=mean, surrogate_gain=None if skipped else gain, surrogate_gain_standard_error=0.004,
         surrogate_gain_in_sample=gain if taken else None, learning_rate=2e-3, probing_steps=0, window_episodes=0,
         log_ratio_max=0.4, ratio_clip_rate=0.05, gradient_norm=0.3, optimizer_steps=3, stopped_early=False, beta=0.0,
         reward_mean=min(1.0, max(0.0, 0.48 + 0.4 * (1 - math.exp(-3 * progress)) + draw.gauss(0, 0.03))),

@@ -64,7 +64,7 @@ def full(monkeypatch: pytest.MonkeyPatch, where: str, *, after: int = 0) -> None
         ("teamtr_lora.rollout.playable.play", 1, "rollout", ["rollout.requests_per_batch=128"]),
         ("teamtr_lora.training.update.optimize", 0, "update",
          ["training.tokens_per_microbatch=2048", "training.gradient_checkpointing=true"]),
-        ("teamtr_lora.training.update.read_candidate", 0, "gate", ["training.tokens_per_microbatch=2048"]),
+        ("teamtr_lora.training.gate.read_candidate", 0, "gate", ["training.tokens_per_microbatch=2048"]),
     ],
 )  # fmt: skip
 def test_each_phase_of_training(

@@ -281,7 +281,7 @@ def test_nothing_of_this_machine_goes_up(hub: Any, store: Any, swapped: Any, mak
 def test_no_server_or_file_of_a_conversation_goes_up(
     hub: Any, store: Any, make_recipe: Any, identity: Identity, tmp_path: Path
 ) -> None:
-    home, secret = tmp_path / "home", "http://gpu7.internal:8000/v1?token=abc"
+    home, secret = tmp_path / "home", "http://gpu7.internal:8000/v1?token=hushed"
     files = {"path": "tasks.json", "database": "db.json", "policy": "policy.md", "split": "split.json"}
     task = {"name": "tau2_retail"} | {key: str(home / name) for key, name in files.items()}
     answers: list[dict[str, Any]] = [
@@ -302,7 +302,7 @@ def test_no_server_or_file_of_a_conversation_goes_up(
         here = store(tmp_path / f"a{number}", identity, made=made)
         notes = push("pair", f"alice/team{number}", root=here.root).notes
         for path, data in hub.files(f"alice/team{number}").items():
-            assert not re.search(rb"gpu7|abc\b|GPU7|wandb|" + str(tmp_path).encode(), data), path
+            assert not re.search(rb"gpu7|hushed\b|GPU7|wandb|" + str(tmp_path).encode(), data), path
         told = {"task.responder", "task.responder.model"} if number == 0 else {"task.responder.script"}
         told |= {f"task.{key}" for key in files} | {"rollout.server", "tracking"}
         assert {note.split(":")[0] for note in notes} == told and not [note for note in notes if "gpu7" in note]
