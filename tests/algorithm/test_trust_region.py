@@ -149,6 +149,15 @@ def test_nothing_out_of_region_is_ever_accepted(
         assert not any(r.kl.bound <= delta and rule.allows(r.gain) for r in decision.readings), "a good step was thrown away"
 
 
+def test_a_shorter_length_is_shorter_by_a_tenth_at_least() -> None:
+    gain = ClusteredMean(1.0, 0.0, 1.0)
+    assert GateReading(0.5, ClusteredMean(0.0101, 0.0, 0.0101), gain).shortened(0.01) == pytest.approx(0.45)
+    assert GateReading(0.5, ClusteredMean(0.04, 0.0, 0.04), gain).shortened(0.01) == pytest.approx(0.5 * 0.97 / 2)
+    assert GateReading(0.5, ClusteredMean(0.0, 0.0, 0.0), gain, fitted_bound=0.04).shortened(0.01) == pytest.approx(
+        0.5 * 0.97 / 2
+    )
+
+
 def test_the_gate_compares_the_bound_and_not_the_mean() -> None:
     """A step whose mean KL is inside the region and whose upper bound is not is shortened."""
 

@@ -572,6 +572,37 @@ def test_a_step_that_never_fits_where_it_was_fitted_is_refused_and_leaves_no_tra
     assert "9.0000 above 0.5 on the episodes it was fitted to" in row_of(outcome, episodes, None).reason
 
 
+@pytest.mark.parametrize("what", ["kl", "gain"])
+def test_the_shorter_length_is_judged_on_held_out_messages_too(
+    updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Whether it leaves the region there, or is shown to harm: such a length is not accepted."""
+    playable, update = updater(delta=1.0, learning_rate=2e-4, inner_epochs=1, step="shrink")
+    judged_in_sample(monkeypatch, lambda count: 4.0 if count == 0 else 0.7)
+    read, readings = gate_module.read_candidate, []
+
+    def second_is_bad(*args: Any) -> Any:
+        readings.append(read(*args))
+        bad = {"kl": dict.fromkeys(readings[0].kl, ClusteredMean(9.0, 0.0, 9.0)), "gain": ClusteredMean(-2.0, 0.1, -1.0)}
+        return readings[-1] if len(readings) == 1 else replace(readings[-1], **{what: bad[what]})
+
+    monkeypatch.setattr(gate_module, "read_candidate", second_is_bad)
+    outcome = update.update("left", fresh(episodes), 0)
+    assert outcome.decision == "rejected" and len(readings) == 2 and outcome.version.number == 0
+
+
+def test_the_next_learning_rate_goes_by_the_larger_bound(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = []
+    for bound in (1e-9, 0.999):
+        _, update = updater(delta=1.0, learning_rate="auto")
+        with monkeypatch.context() as patched:
+            judged_in_sample(patched, lambda count, bound=bound: bound)
+            outcome = update.update("left", fresh(episodes), 0)
+        assert outcome.accepted and outcome.step.accepted is not None and outcome.step.accepted.kl.bound < 0.9
+        rates.append(update.rates["left"])
+    assert rates[1] < rates[0]
+
+
 def test_without_a_gate_no_bound_shortens_a_step(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
     _, update = updater(kind="none")
     passes = judged_in_sample(monkeypatch, lambda count: 9.0)
