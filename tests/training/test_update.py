@@ -604,10 +604,12 @@ def test_the_next_learning_rate_goes_by_the_larger_bound(updater: Updater, episo
 
 
 def test_without_a_gate_no_bound_shortens_a_step(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, update = updater(kind="none")
+    _, update = updater(kind="none", delta=1.0, learning_rate=2e-4)
     passes = judged_in_sample(monkeypatch, lambda count: 9.0)
     outcome = update.update("left", fresh(episodes), 0)
-    assert outcome.decision == "accepted" and len(passes) == 1 and row_of(outcome, episodes, None).out_of_region
+    row = row_of(outcome, episodes, None)
+    assert outcome.decision == "accepted" and len(passes) == 1
+    assert row.out_of_region and row.kl["exact"].bound < 1.0, "by the bound where it was fitted alone"
 
 
 def test_the_in_sample_gain_is_of_the_step_that_is_kept(updater: Updater, episodes, double_logp) -> None:
