@@ -37,9 +37,11 @@ LEARNER = SimpleNamespace(
 
 
 def in_sample(kl: float, group: int = 0, **means: float) -> InSample:
-    """Of a minibatch of one message."""
+    """Of a minibatch of one message, which weighs more the higher its group's number is."""
     one = torch.ones(1)
-    return InSample(kl=kl, log_ratio_M=torch.zeros(1), kl_M=kl * one, group_M=group * one.long(), weight_M=one, **means)
+    return InSample(
+        kl=kl, log_ratio_M=torch.zeros(1), kl_M=kl * one, group_M=group * one.long(), weight_M=(1 + group) * one, **means
+    )
 
 
 class Climbed(NamedTuple):
@@ -166,7 +168,7 @@ def test_the_report_of_the_kept_step_is_of_all_minibatches(climb, monkeypatch) -
     report = OptimizeReport(learning_rate=1.0, beta=1.0)
     assert len(measure_in_sample(LEARNER, [None] * 3, report)) == 3
     assert (report.kl, report.gain, report.clip_rate) == pytest.approx((0.3, 3.0, 0.3))
-    together = clustered_mean(torch.tensor([0.1, 0.2, 0.6]), torch.arange(3), 0.95)
+    together = clustered_mean(torch.tensor([0.1, 0.2, 0.6]), torch.arange(3), 0.95, torch.tensor([1.0, 2.0, 3.0]))
     assert report.kl_bound == pytest.approx(together.bound) and together.bound > 0.6, "of all groups, not of each minibatch's"
 
 
