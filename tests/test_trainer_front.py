@@ -183,7 +183,7 @@ def test_rows_say_why_a_step_was_not_taken(make: Make, tmp_path: Path) -> None:
         if isinstance(row, UpdateRow):
             assert (row.reason == "") == (row.decision == "accepted")
             if row.decision == "shrunk":
-                assert row.reason.startswith(("the whole step was out of region: KL bound", "the whole step had no gain"))
+                assert " step was out of region: KL bound" in row.reason or row.reason.startswith("the whole step had no gain")
             if row.decision == "rejected":
                 assert row.reason.startswith(("out of region: KL bound ", "no gain: "))
             if "no gain" in row.reason:

@@ -123,8 +123,8 @@ class UpdateRow(Row):
         "again), at the accepted alpha; else where optimization stopped"
     )
     kl_bound_in_sample: float | None = Field(
-        description="upper bound of kl_in_sample, clustered by group, not above delta where the exact KL gates; null where no "
-        "length was measured there"
+        description="upper bound of kl_in_sample, clustered by group; of an accepted step not above delta where the region gates; "
+        "null where no length was measured there"
     )
     surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")
     surrogate_gain_standard_error: float | None = Field(description="of surrogate_gain, clustered by group")

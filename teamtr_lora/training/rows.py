@@ -82,14 +82,15 @@ def decision_reason(outcome: UpdateOutcome) -> str:
     judged = outcome.step.shown
     if outcome.decision == "accepted" or judged is None:
         return ""
-    if outcome.decision == "shrunk":  # a longer one was: the last that was out of region, else the whole step had no gain
+    if outcome.decision == "shrunk":  # what a longer one was short of: the last out of region, else the whole step had no gain
         outside = [reading for reading in outcome.step.readings if not reading.in_region(outcome.delta)]
         judged = outside[-1] if outside else outcome.step.readings[0]
     gain, error, in_sample = judged.gain.mean, judged.gain.standard_error, outcome.optimized.gain
     if not math.isfinite(judged.kl.mean) or not math.isfinite(gain):
         return "broken: its KL or its gain is not a finite number"
     if not judged.in_region(outcome.delta):
-        whole = "the whole step was out of region" if outcome.decision == "shrunk" else "out of region"
+        length = "the whole step" if judged.alpha == 1 else f"x{judged.alpha:.2f} of the step"
+        whole = f"{length} was out of region" if outcome.decision == "shrunk" else "out of region"
         where = " on the episodes it was fitted to" if judged.kl.bound <= outcome.delta else ""
         return f"{whole}: KL bound {judged.bound:.4f} above {outcome.delta:g}{where}"
     spread = f" ± {error:.4f}" if math.isfinite(error) else ""
