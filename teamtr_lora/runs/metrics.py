@@ -123,7 +123,7 @@ class UpdateRow(Row):
         "again), at the accepted alpha; else where optimization stopped"
     )
     kl_bound_in_sample: float | None = Field(
-        description="upper bound of kl_in_sample, clustered by group; of an accepted step not above delta where the region gates; "
+        description="upper bound of kl_in_sample, clustered by group; of an accepted step not above delta where a gate holds; "
         "null where no length was measured there"
     )
     surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")
