@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from forked import ForkedPython
-from headless_browser import Tab
+from headless_browser import Tab, open_tab
 from made_up_run import MARKUP, make_run
 
 from teamtr_lora.report.figures import FIGURES
@@ -107,11 +107,17 @@ def test_transcripts_are_filtered_and_shaded(tab: Tab, full: Path, tmp_path: Pat
         assert all(word in text for word in shown), text
 
 
-def test_a_thousand_updates_open_quickly(tab: Tab, long: Path, tmp_path: Path) -> None:
-    tab.open(written(tmp_path, long))
-    tab.wait("document.querySelector('.plot .main-svg') !== null")
-    # the page's own time: how long others keep the processor is not the page's
-    assert tab.main_thread_seconds() < 2 and not tab.problems
+def test_a_thousand_updates_open_as_quickly_as_a_dozen(browser: str, full: Path, long: Path, tmp_path: Path) -> None:
+    """In processor time of the page itself, and relative to a short run: processors differ by a factor of two."""
+    spent = []
+    for run in (full, long):
+        with open_tab(browser) as tab:
+            tab.show()
+            tab.open(written(tmp_path, run))
+            tab.wait("document.querySelector('.plot .main-svg') !== null")
+            spent.append(tab.main_thread_seconds())
+            assert not tab.problems
+    assert spent[1] < 2 * spent[0]
 
 
 def test_several_runs_are_compared(tab: Tab, tmp_path: Path) -> None:
