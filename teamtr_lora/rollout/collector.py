@@ -41,12 +41,20 @@ class PlayPlan:
 
 
 @dataclass
+class _Asked:
+    """A message that an agent was asked for."""
+
+    agent: str
+    prompt_ids: list[int]
+    completion: Completion | None = None
+
+
+@dataclass
 class _Player:
     episode: Episode
     transcript: Transcript
     interaction: Interaction
-    agent: str = ""
-    prompt_ids: list[int] | None = None
+    asked: dict[int, _Asked] = field(default_factory=dict)  # by the sampler's ticket, in the order of their turns
     credit: list[dict[str, float] | None] = field(default_factory=list)  # by message, as the environment gave it
 
 
@@ -98,13 +106,14 @@ def _play(
                 if completion.ticket not in waiting:  # left in the sampler by a rollout that failed
                     continue
                 player = waiting.pop(completion.ticket)
-                feedback = _take(player, completion, versions)
+                player.asked[completion.ticket].completion = completion
                 tokens += len(completion.token_ids)
-                if isinstance(feedback, Future):
-                    answering[feedback] = player
-                else:
-                    _hear(team, player, feedback)
-                    done += _submit_next(team, sampler, plan, player, waiting)
+                for feedback in _said(player, versions):
+                    if isinstance(feedback, Future):
+                        answering[feedback] = player
+                    else:
+                        _hear(team, player, feedback)
+                        done += not player.asked and _submit_next(team, sampler, plan, player, waiting)
             if progress:
                 progress(done, len(players), tokens)
     finally:
@@ -140,21 +149,21 @@ def _seated(team: Team, task: Task, plan: PlayPlan) -> list[_Player]:
 
 
 def _submit_next(team: Team, sampler: Sampler, plan: PlayPlan, player: _Player, waiting: dict[int, _Player]) -> bool:
-    """Asks the next speaker for a message; True when the episode is over instead."""
+    """Asks the next speaker for a message, or a blind round's all at once; True when the episode is over instead."""
     episode = player.episode
-    agent = None if episode.ended == "task" else team.router.next(episode.messages)
-    if agent is None:
-        return True
-    prompt = player.transcript.prompt_for(agent)
-    room = team.context_tokens - len(prompt)
-    if room < 1:
-        return _overflow(team, episode, len(prompt))
-    turn = len(episode.messages)
-    params = SamplingParams(plan.temperature, min(plan.max_message_tokens, room), tuple(team.protocol.end_ids))
-    player.agent, player.prompt_ids = agent, prompt
-    request = Request(prompt, agent, params, seed=derive_seed(episode.seed, turn), episode=episode.seed)
-    waiting[sampler.submit(request)] = player
-    return False
+    speakers = [] if episode.ended == "task" else team.router.together(episode.messages)
+    if getattr(player.interaction.feed, "__func__", None) is not Interaction.feed:  # what it says comes before the next message
+        speakers = speakers[:1]
+    for turn, agent in enumerate(speakers, len(episode.messages)):
+        prompt = player.transcript.prompt_for(agent)
+        room = team.context_tokens - len(prompt)
+        if room < 1:
+            return not player.asked and _overflow(team, episode, len(prompt))
+        params = SamplingParams(plan.temperature, min(plan.max_message_tokens, room), tuple(team.protocol.end_ids))
+        request = Request(prompt, agent, params, seed=derive_seed(episode.seed, turn), episode=episode.seed)
+        ticket = sampler.submit(request)
+        waiting[ticket], player.asked[ticket] = player, _Asked(agent, prompt)
+    return not speakers
 
 
 def _overflow(team: Team, episode: Episode, tokens: int) -> bool:
@@ -200,20 +209,28 @@ def _answered(team: Team, answering: dict[Future[Feedback], _Player], *, until_o
     return players
 
 
-def _take(player: _Player, completion: Completion, versions: Mapping[str, str]) -> Feedback | Future[Feedback]:
-    """Adds the message to its episode; returns what the environment says to it, or will say."""
-    episode = player.episode
+def _said(player: _Player, versions: Mapping[str, str]) -> Iterator[Feedback | Future[Feedback]]:
+    """Adds the messages that have come to their episode, in the order of their turns. Yields what the environment says to each,
+    or will say."""
+    while player.asked:
+        ticket, asked = next(iter(player.asked.items()))
+        if asked.completion is None:
+            return
+        del player.asked[ticket]
+        yield _take(player, asked, asked.completion, versions)
+
+
+def _take(player: _Player, asked: _Asked, completion: Completion, versions: Mapping[str, str]) -> Feedback | Future[Feedback]:
+    episode, agent = player.episode, asked.agent
     if completion.error:
-        raise UserError(f"item {episode.item_id!r}, agent {player.agent!r}: {completion.error}")
-    if completion.version != versions[player.agent]:
-        raise RuntimeError(
-            f"{player.agent}: a message came from superseded version {completion.version}, not {versions[player.agent]}"
-        )
-    text = player.transcript.add_message(player.agent, completion.token_ids)
+        raise UserError(f"item {episode.item_id!r}, agent {agent!r}: {completion.error}")
+    if completion.version != versions[agent]:
+        raise RuntimeError(f"{agent}: a message came from superseded version {completion.version}, not {versions[agent]}")
+    text = player.transcript.add_message(agent, completion.token_ids)
     message = Message(
-        agent=player.agent,
+        agent=agent,
         turn=len(episode.messages),
-        prompt_ids=player.prompt_ids or [],
+        prompt_ids=asked.prompt_ids,
         token_ids=completion.token_ids,
         sampler_logprobs=completion.logprobs,
         version=completion.version,

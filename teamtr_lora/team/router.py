@@ -20,19 +20,31 @@ Read = Callable[[Message], str | None]  # the answer a message states, if any
 class Router:
     """`next(messages)` names the next speaker, or None to end the episode; never more than `max_messages` of them.
 
-    `decide(messages, read)` is the place of the message that is the team's answer; without it that is the last one. A round of
-    `round_messages` is spoken blind: its messages are heard when it is over.
+    `decide(messages, read)` is the place of the message that is the team's answer; without it that is the last one. The agents of
+    a `blind_round` do not hear each other: their messages are heard when it is over.
     """
 
     choose: Callable[[Sequence[Message]], str | None]
     max_messages: int
     decide: Callable[[Sequence[Message], Read], int] | None = None
-    round_messages: int = 1
+    blind_round: tuple[str, ...] = ()
     one_answer: bool = False  # a single message is all of the team's answer
     votes: bool = False  # the decision reads answers out of messages
 
     def next(self, messages: Sequence[Message]) -> str | None:
         return None if len(messages) >= self.max_messages else self.choose(messages)
+
+    def together(self, messages: Sequence[Message]) -> list[str]:
+        """The next speakers: one, or all who are left of a blind round, since none of them hears another. None: the end."""
+        first = self.next(messages)
+        if first in self.blind_round:
+            return list(self.blind_round[self.blind_round.index(first) :])
+        return [] if first is None else [first]
+
+    @property
+    def round_messages(self) -> int:
+        """After so many messages they are heard."""
+        return max(1, len(self.blind_round))
 
     def answer_turn(self, messages: Sequence[Message], read: Read) -> int | None:
         """The message that is the team's answer; None where nobody has spoken."""
@@ -58,7 +70,7 @@ def build_router(
     if kind in ("round_robin", "sequence"):
         return _answered(Router(in_turn, limit), answer)
     if kind == "blind":
-        return Router(in_turn, limit, round_messages=len(speakers))
+        return Router(in_turn, limit, blind_round=tuple(speakers))
     if kind == "until_done":
         done = lambda messages: bool(messages) and done_marker in messages[-1].text  # noqa: E731
         return _answered(Router(lambda messages: None if done(messages) else in_turn(messages), limit), answer)
@@ -81,9 +93,9 @@ def _debate(debaters: list[str], rounds: int, judge: str | None) -> Router:
     spoken = rounds * len(debaters)
     in_turn = lambda messages: debaters[len(messages) % len(debaters)]  # noqa: E731
     if judge is None:
-        return Router(in_turn, spoken, _majority, len(debaters), one_answer=True, votes=True)
+        return Router(in_turn, spoken, _majority, tuple(debaters), one_answer=True, votes=True)
     then_the_judge = lambda messages: judge if len(messages) == spoken else in_turn(messages)  # noqa: E731
-    return Router(then_the_judge, spoken + 1, round_messages=len(debaters), one_answer=True)
+    return Router(then_the_judge, spoken + 1, blind_round=tuple(debaters), one_answer=True)
 
 
 def _majority(messages: Sequence[Message], read: Read) -> int:

@@ -153,6 +153,62 @@ def test_real_episodes_do_not_depend_on_the_company(make_team: MakeTeam, make_sa
     assert len({tuple(m.token_ids) for e in many for m in e.messages}) > 12
 
 
+class Listening(Interaction):
+    """It could answer, so nobody is asked before it has."""
+
+    def feed(self, message: Message) -> Feedback:
+        return Feedback()
+
+
+class Listened(Task):
+    def open(self, item: Item) -> Interaction:
+        return Listening(item)
+
+
+class ListenedHere(Task):
+    """The same, by a function of the instance."""
+
+    def open(self, item: Item) -> Interaction:
+        found = Interaction(item)
+        found.feed = lambda message: Feedback()  # type: ignore[method-assign]
+        return found
+
+
+@pytest.mark.parametrize("router", [{"kind": "debate", "rounds": 2}, {"kind": "debate", "judge": "c"}, {"kind": "blind"}])
+def test_a_blind_round_is_asked_for_at_once_and_played_as_one_by_one(
+    make_team: MakeTeam, make_sampler: Any, bank: Any, router: dict[str, Any]
+) -> None:
+    team, versions = make_team(["a", "b", "c"], view="per_agent", router=router), {a: bank.version(a).name for a in "abc"}
+    blind = len(team.router.blind_round)
+    for task, begun in ((Task(), 6 * blind), (Listened(), 6), (ListenedHere(), 6)):
+        fake = FakeSampler(team, pick=max)  # the last turns come first
+        episodes = play(team, task, fake, plan(), VERSIONS)
+        assert fake.queue_sizes[0] == begun
+        assert [[(m.turn, m.agent) for m in e.messages] for e in episodes] == [
+            list(enumerate(team.router.next(e.messages[:t]) for t in range(len(e.messages)))) for e in episodes
+        ]
+        assert {len(e.messages) for e in episodes} == {team.router.max_messages} and all(
+            len(e.rewards) == len(e.messages) for e in episodes
+        )
+    at_once, in_turn = (play(team, task, make_sampler(context_tokens=512), plan(), versions) for task in (Task(), Listened()))
+    tokens = [[[(m.agent, m.prompt_ids, m.token_ids) for m in e.messages] for e in episodes] for episodes in (at_once, in_turn)]
+    assert tokens[0] == tokens[1]
+
+
+def test_a_blind_round_that_does_not_fit_ends_where_it_would_one_by_one(make_team: MakeTeam) -> None:
+    """The third agent's name makes its prompt too long."""
+    names = ["a", "b", "c" * 30]
+    wide = make_team(names, view="per_agent", router={"kind": "debate"}, context_tokens=512)
+    prompts = [len(wide.protocol.begin("prompt 0").prompt_for(name)) for name in names]
+    assert prompts[2] > prompts[0] + 10
+    team = make_team(names, view="per_agent", router={"kind": "debate"}, context_tokens=prompts[0] + 8)
+    sampler = FakeSampler(team)
+    sampler.versions[names[2]] = "v0000-c"
+    for task in (Counting(), Listened()):
+        for episode in play(team, task, sampler, plan(), dict(sampler.versions)):
+            assert episode.ended == "overflow" and [m.agent for m in episode.messages] == ["a", "b"]
+
+
 def test_a_prompt_longer_than_the_context_names_the_item(make_team: MakeTeam) -> None:
     team = make_team(["a", "b"], context_tokens=64)
     items = [Item("short", "x"), Item("long-one", "x" * 100)]

@@ -30,6 +30,8 @@ def test_a_blind_round_is_everybody_once_and_all_messages_are_the_answer() -> No
     assert order(router) == ["a", "b", "c", "a", "b", "c"] and router.max_messages == 6
     assert router.round_messages == 3, "what is said is heard when everybody has spoken"
     assert not router.one_answer and not router.votes and router.decide is None
+    said = [Message(agent, turn, [], [], [], "", "stop", "") for turn, agent in enumerate(order(router))]
+    assert [router.together(said[:turn]) for turn in (0, 1, 3, 5, 6)] == [AGENTS, AGENTS[1:], AGENTS, AGENTS[2:], []]
 
 
 def test_sequence_may_repeat_and_leave_out() -> None:
