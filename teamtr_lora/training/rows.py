@@ -89,10 +89,11 @@ def decision_reason(outcome: UpdateOutcome) -> str:
     if not math.isfinite(judged.kl.mean) or not math.isfinite(gain):
         return "broken: its KL or its gain is not a finite number"
     if not judged.in_region(outcome.delta):
-        whole = f"{'the whole' if judged.alpha == 1 else 'a longer'} step was out of region"
-        whole, at = (whole, f" at x{judged.alpha:.2f}") if outcome.decision == "shrunk" else ("out of region", "")
         where = " on the episodes it was fitted to" if judged.kl.bound <= outcome.delta else ""
-        return f"{whole}: KL bound {judged.bound:.4f} above {outcome.delta:g}{where}{at if judged.alpha != 1 else ''}"
+        found = f"out of region: KL bound {judged.bound:.4f} above {outcome.delta:g}{where}"
+        if outcome.decision != "shrunk":
+            return found
+        return f"the whole step was {found}" if judged.alpha == 1 else f"a longer step was {found} at x{judged.alpha:.2f}"
     spread = f" ± {error:.4f}" if math.isfinite(error) else ""
     whole = "the whole step had no gain" if outcome.decision == "shrunk" else "no gain"
     fitted = f"; {in_sample:+.4f} on those it was fitted to" if in_sample is not None else ""
