@@ -112,12 +112,9 @@ def alone(server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_number_of_processes_changes_nothing_but_times(
-    server: ForkServerContext, alone: Path, tmp_path: Path, ranks: int
-) -> None:
-    """Five groups on two and on three ranks. Rows hold the content hash of every adapter, and all that was measured."""
-    assert ended(started(server, *[train(tmp_path / "run")] * ranks)) == [0] * ranks
+def test_the_number_of_processes_changes_nothing_but_times(server: ForkServerContext, alone: Path, tmp_path: Path) -> None:
+    """Five groups on three ranks. Rows hold the content hash of every adapter, and all that was measured."""
+    assert ended(started(server, *[train(tmp_path / "run")] * 3)) == [0] * 3
     assert rows(tmp_path / "run") == rows(alone)
     updates = [row for row in rows(alone) if row["kind"] == "update"]
     assert {"shrunk", "rejected"} <= {row["decision"] for row in updates}, "the example should have both"
@@ -132,7 +129,7 @@ def test_killed_ranks_end_the_others_and_any_number_of_them_goes_on(
         processes = started(server, *[resumed] * ranks)
         wait_for_step(run, steps, processes)
         os.kill(processes[victim].pid or 0, signal.SIGKILL)
-        codes = ended(processes, 30)
+        codes = ended(processes, 120)
         assert codes.pop(victim) == -signal.SIGKILL and set(codes) == {2}, codes
     assert ended(started(server, resumed)) == [0]
     assert rows(run) == rows(alone)
@@ -161,7 +158,7 @@ def test_a_plain_command_is_several_processes_and_the_same_run(server: ForkServe
     process = subprocess.Popen(plain, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for_step(run, 2, [process])
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    told = process.communicate(timeout=30)[1]
+    told = process.communicate(timeout=120)[1]
     assert process.returncode == 130 and told.count("\n") == 1 and f"train {run} --resume" in told, told
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[1])["idle_share"] > 0, "it had nobody to wait for"
     assert subprocess.run([*plain, "--resume"], env=environment | {"OMP_NUM_THREADS": "2"}, timeout=200).returncode == 0

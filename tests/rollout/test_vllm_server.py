@@ -326,7 +326,7 @@ def test_a_hanging_server_is_left_after_the_timeout(
     stuck.go.clear()
     started = time.monotonic()
     assert [c.token_ids for c in run(sampler, [request(seed) for seed in range(20)])] == [expected(s, 4) for s in range(20)]
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     assert len(deaths(caplog)) == 1 and "no answer within 0.5 seconds" in deaths(caplog)[0]
     asked = [body["seed"] for body in stuck.bodies]
     assert asked and len(asked) == len(set(asked)), "a timeout is not tried twice"
@@ -636,7 +636,7 @@ def test_close_gives_up_what_is_in_flight(start: Callable[..., Fake], open_sampl
     started = time.monotonic()
     sampler.close()
     sampler.close()
-    assert time.monotonic() - started < 5 and sampler.poll() == []
+    assert time.monotonic() - started < 20 and sampler.poll() == []
     assert not fake.models and not fake.uploads
     wait_for(lambda: not [t for t in threading.enumerate() if t.name.startswith("rollout-")])
     assert len(fake.bodies) == 5, "nothing is asked again"

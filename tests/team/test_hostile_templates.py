@@ -51,7 +51,7 @@ def tokenizer(tiny_base: Path) -> Any:
 def test_a_template_without_an_end_is_ended(template: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("teamtr_lora.team.template_limits.TRIAL_SECONDS", 1.0)
     started, said = time.monotonic(), refusal(tokenizer, template + GOOD)
-    assert "was not finished after" in said and time.monotonic() - started < 10
+    assert "was not finished after" in said and time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize("template", LARGE.values(), ids=LARGE)

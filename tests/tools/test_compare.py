@@ -17,9 +17,9 @@ from teamtr_lora.training.run import TrainingRun
 
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
 TWO_AGENTS = ['team.agents=[{"name": "planner", "role": "ones"}, {"name": "solver", "role": "tens"}]', "task.digits=2"]
-SMALL = [*TWO_AGENTS, "training.stages=2", "rollout.items_per_stage=6", "rollout.episodes_per_item=2",
+SMALL = [*TWO_AGENTS, "training.stages=1", "rollout.items_per_stage=6", "rollout.episodes_per_item=2",
          "training.inner_epochs=1", "training.minibatches_per_epoch=1", "evaluation.items=4", "evaluation.every_stages=1",
-         "diagnostics.probe_every_stages=2", "diagnostics.probe_items=2", "diagnostics.probe_episodes_per_item=2",
+         "diagnostics.probe_every_stages=1", "diagnostics.probe_items=2", "diagnostics.probe_episodes_per_item=2",
          "diagnostics.token_shift_ranks=0"]  # fmt: skip
 FILL, SHRINK = "fill: trust_region.step=fill", "shrink: trust_region.step=shrink"
 
@@ -56,14 +56,14 @@ def test_failing_variants_are_reported_and_the_rest_goes_on(compare: ModuleType,
         variant = report[name]
         assert variant["seeds"] == [0, 1] and variant["errors"] == {}
         measures = variant["measures"]
-        assert measures["rollouts"]["mean"] == 2 * 2 * 12 and measures["tokens"]["mean"] > 0
+        assert measures["rollouts"]["mean"] == 2 * 12 and measures["tokens"]["mean"] > 0
         assert measures["probe_tokens"]["mean"] > 0
         for name in ("delta_stale", "paired", "d_occ", "coupled"):
             assert len(measures[name]["by_seed"]) == 2 and None not in measures[name]["by_seed"]
         assert all(value >= 0 for value in measures["coupled"]["by_seed"])
         updates = sum(measures[kind]["total"] for kind in ("accepted", "rejected", "skipped"))
-        assert updates == 2 * 2 * 2 and measures["out_of_region"]["total"] == 0
-        assert 0 <= measures["coordination"]["mean"] <= 1 and measures["stability"]["mean"] is not None
+        assert updates == 2 * 2 and measures["out_of_region"]["total"] == 0
+        assert 0 <= measures["coordination"]["mean"] <= 1
         before, after, rise = (measures[key]["by_seed"] for key in ("before", "after", "improvement"))
         assert rise == pytest.approx([b - a for a, b in zip(before, after, strict=True)])
     text = cells.table(json.loads((out / "comparison.json").read_text()))
@@ -113,7 +113,7 @@ def test_what_ran_out_of_time_or_was_interrupted_goes_on_where_it_stopped(
     record, made = TrainingRun.record_update, []
 
     def interrupted(self: TrainingRun, stage: int, update: int, *rest: Any) -> None:
-        if (stage, update) == (2, 1):
+        if (stage, update) == (1, 1):
             raise KeyboardInterrupt
         record(self, stage, update, *rest)
 
@@ -126,13 +126,13 @@ def test_what_ran_out_of_time_or_was_interrupted_goes_on_where_it_stopped(
         compare.main(arguments)
     monkeypatch.setattr(TrainingRun, "record_update", counted)
     assert compare.main(arguments) == 0
-    assert made == [(2, 1)], "only what was lost is done again"
+    assert made == [(1, 1)], "only what was lost is done again"
     assert hashes(tmp_path / "shrink" / "seed-1") == hashes(done[1] / "shrink" / "seed-1")
 
 
 def test_workers_are_processes_of_their_own(compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", ForkedPython)
-    one = [*SMALL, "training.stages=1", "diagnostics.probe_every_stages=0"]
+    one = [*SMALL, "diagnostics.probe_every_stages=0"]
     varied = ["--vary", FILL, "--vary", "too-fine: trust_region.delta=1e-13"]
     assert compare.main([RECIPE, *one, *varied, "--seeds", "0", "--workers", "2", "--out", str(tmp_path)]) == 1
     report = report_of(tmp_path)

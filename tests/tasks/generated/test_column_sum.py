@@ -1,11 +1,11 @@
 """The embedded task: totals, splits, what a message says, and that every message counts."""
 
-import time
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pace import processor_seconds
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.generated.column_sum import ColumnSum, column_totals, pair_key
@@ -110,12 +110,11 @@ def test_answers(text: str, answer: str | None) -> None:
 def test_hostile_messages_are_wrong_and_nothing_worse(text: str) -> None:
     task = ColumnSum(1)
     item = Item("x", "3+4", {"totals": [7], "answer": "7"})
-    started = time.process_time()
-    answer = task.answer(text)
-    assert answer is None or isinstance(answer, str)
-    assert task.score([episode(item, [text])]) in ([0.0], [1.0])
-    assert isinstance(task.message_correct(item, message(text)), bool)
-    assert time.process_time() - started < 2.0
+    with processor_seconds(2):
+        answer = task.answer(text)
+        assert answer is None or isinstance(answer, str)
+        assert task.score([episode(item, [text])]) in ([0.0], [1.0])
+        assert isinstance(task.message_correct(item, message(text)), bool)
 
 
 @given(st.text(alphabet="=0123456789 +-²٣\n\x00", max_size=40))

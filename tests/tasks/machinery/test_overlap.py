@@ -1,13 +1,13 @@
 """Train items that are test items too: found, named, refused or dropped."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pace import processor_seconds
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe.task_by_name import task_settings
@@ -93,19 +93,10 @@ def test_an_instruction_around_a_problem_hides_no_copy(frame: str) -> None:
 
 
 def test_a_long_text_is_read_in_time() -> None:
-    start = time.monotonic()
-    for part in (
-        "1 ",
-        " ",
-        "\\text{",
-        "\\frac{",
-        "}",
-        "1,",
-        "\\boxed{Answer: ",
-        "Solve the following math problem step by step. ",
-    ):
-        normalised(part * (300_000 // len(part)))
-    assert time.monotonic() - start < 8
+    words = ("\\text{", "\\frac{", "\\boxed{Answer: ", "Solve the following math problem step by step. ")
+    with processor_seconds(8):
+        for part in ("1 ", " ", "}", "1,", *words):
+            normalised(part * (300_000 // len(part)))
 
 
 def test_math_problems_inside_dapo_are_found(bench: Any) -> None:

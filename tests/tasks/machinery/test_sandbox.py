@@ -105,7 +105,7 @@ def test_the_problem_is_named_in_time(body: str, problem: str | None) -> None:
     assert not found.accepted
     assert sandbox._idle[-1] is server, "the alarm and the limits are inside: the server need not be killed"
     assert re.search(problem, str(found.problem)) if problem else found == Outcome({"check": [False]})
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 30
 
 
 @settings(max_examples=25, deadline=None)
