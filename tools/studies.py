@@ -58,6 +58,7 @@ ABLATIONS = {
     "no-normalisation": ("training.advantage=no_norm",),
     "no-advantage-clip": ("training.advantage=no_clip",),
 }
+BLIND_ROLE = "Solve the problem step by step, and end with your answer in the form that is asked for."
 RATES = (2e-4, 6e-4, 2e-3, 6e-3)  # a 30-fold range
 RATIOS, CLIPS = ("message", "token", "sequence_mean"), (0.1, 0.2, 0.5)
 COLLAPSE = ("training.learning_rate=0.02", "training.inner_epochs=8", "training.stages=4", "evaluation.every_stages=1", *QUIET)
@@ -137,9 +138,12 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
         "training.minibatches_per_epoch=1",
         "trust_region.holdout=0.07",
     )
+    solvers = [{"name": name, "role": BLIND_ROLE, "lora": lora} for name in ("first", "second", "third")]
+    blind = (f"team.agents={json.dumps(solvers)}", "team.router.kind=debate")
     spent = Budget(args.minutes_per_cell, args.tokens_per_cell)
     by_trl = Budget(args.minutes_per_cell, args.tokens_per_cell, trl=True)
-    chosen = [Variant(name, GSM8K, (*common, *METHODS[name]), spent.work) for name in ("teamtr", "naive", "no-region")]
+    arms = {name: METHODS[name] for name in ("teamtr", "naive", "no-region")} | {"blind": blind}
+    chosen = [Variant(name, GSM8K, (*common, *own), spent.work) for name, own in arms.items()]
     few = (*common, "training.stages=4")
     return {
         "gsm8k": [*chosen, Variant("grpo", GSM8K, (*common, *alone), by_trl.work)],

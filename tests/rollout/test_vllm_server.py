@@ -322,12 +322,12 @@ def test_a_hanging_server_is_left_after_the_timeout(
     start: Callable[..., Fake], open_sampler: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     stuck, good = start(), start()
-    sampler = open_sampler(stuck, good, timeout_seconds=0.5)
+    sampler = open_sampler(stuck, good, timeout_seconds=2.0)
     stuck.go.clear()
     started = time.monotonic()
     assert [c.token_ids for c in run(sampler, [request(seed) for seed in range(20)])] == [expected(s, 4) for s in range(20)]
     assert time.monotonic() - started < 20
-    assert len(deaths(caplog)) == 1 and "no answer within 0.5 seconds" in deaths(caplog)[0]
+    assert len(deaths(caplog)) == 1 and "no answer within 2 seconds" in deaths(caplog)[0]
     asked = [body["seed"] for body in stuck.bodies]
     assert asked and len(asked) == len(set(asked)), "a timeout is not tried twice"
 
