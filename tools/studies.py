@@ -110,7 +110,9 @@ def coupled(delta: str) -> list[Variant]:
     agents = json.dumps([{"name": name} for name in NAMES[:4]])
     own = (f"team.agents={agents}", f"trust_region.delta={delta}", "rollout.items_per_stage=96", "rollout.episodes_per_item=6")
     chosen = {name: METHODS[name] for name in ("teamtr", "no-reuse", "naive", "joint", "importance", "no-region")}
-    return variants(COUPLED, (*STAGE_BUDGET, *own), chosen)
+    recombined = {"recombined": "no-reuse", "naive-recombined": "naive"}
+    more = {name: (*METHODS[method], "team.recombine=true") for name, method in recombined.items()}
+    return variants(COUPLED, (*STAGE_BUDGET, *own), chosen | more)
 
 
 def objectives() -> list[Variant]:
@@ -139,7 +141,7 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
         "trust_region.holdout=0.07",
     )
     solvers = [{"name": name, "role": BLIND_ROLE, "lora": lora} for name in ("first", "second", "third")]
-    blind = (f"team.agents={json.dumps(solvers)}", "team.router.kind=debate")
+    blind = (f"team.agents={json.dumps(solvers)}", "team.router.kind=debate", "team.recombine=true")
     spent = Budget(args.minutes_per_cell, args.tokens_per_cell)
     by_trl = Budget(args.minutes_per_cell, args.tokens_per_cell, trl=True)
     arms = {name: METHODS[name] for name in ("teamtr", "naive", "no-region")} | {"blind": blind}

@@ -5,10 +5,12 @@ Descriptions are the user's documentation (they are the JSON schema's text), so 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.common.settings import DEVICE, SAFE_NAME, CallablePath, Mistake, Section, Text, nearest, refuse
 
 
@@ -151,6 +153,12 @@ class TeamSection(Section):
         "answer; the rest is the team's reward. For teams in which every agent states an answer. A task that gives credit itself "
         "has its own way.",
     )
+    recombine: bool = Field(
+        default=False,
+        description="One blind round only. What an agent learns from is its message's mean reward beside what the others said in "
+        "all episodes of the group: they did not hear it. Without the luck of whom a message met, less is left to chance. Not "
+        "with episodes that are weighted: training.reuse and resampling.",
+    )
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:
@@ -164,6 +172,10 @@ class TeamSection(Section):
         for i, name in enumerate(self.router.sequence):
             if name not in names:
                 mistakes.append((("router", "sequence", i), name, "no agent has this name", _meant(name, names)))
+        router = self.router
+        if self.recombine and (router.kind not in ("blind", "debate") or router.rounds > 1 or router.judge is not None):
+            wrong, fix = "messages that others heard cannot be put beside other ones", "set team.router.kind=blind or debate, one"
+            mistakes.append((("recombine",), True, wrong, f"{fix} round, no judge; or leave it out"))
         refuse("team", [*mistakes, *self._roles_are_filled(names)])
         return self
 
@@ -191,6 +203,13 @@ class TeamSection(Section):
             wrong = "one shared transcript cannot hide the answers of a round from the others of that round"
             mistakes.append((at, router.kind, wrong, "set team.protocol.view=per_agent"))
         return mistakes
+
+
+def recombining_mistakes(team: TeamSection, variants: Variants) -> Iterator[Mistake]:
+    """What the training section asks for and recombined messages cannot have."""
+    if team.recombine and (variants.resampling.weighted or variants.reuse.window(len(team.agents)) > 0):
+        wrong = "training weights whole episodes here, and recombining takes them apart"
+        yield ("team", "recombine"), True, wrong, "set training.reuse=none and no resampling=importance, or leave it out"
 
 
 def _meant(name: str, names: list[str]) -> str:

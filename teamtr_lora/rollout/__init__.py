@@ -3,7 +3,7 @@
 Modules:
     sampler              the contract of engines, and what they share
     collector            plays episodes, each at its own pace
-    own_answers          credit by agent for its own answer
+    credit               credit by agent, where the task gives none
     dealing              which process plays which items
     playable             base, adapters, protocol and sampler put together
     helping              a process that only helps another one to play

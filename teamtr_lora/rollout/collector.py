@@ -16,7 +16,7 @@ import torch
 from teamtr_lora.common.code_paths import raised, user_code
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import meant
-from teamtr_lora.rollout.own_answers import credit_own_answers
+from teamtr_lora.rollout.credit import credit_agents
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
 from teamtr_lora.tasks.machinery.background import as_future
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Task, settled
@@ -152,7 +152,7 @@ def _submit_next(team: Team, sampler: Sampler, plan: PlayPlan, player: _Player, 
     """Asks the next speaker for a message, or a blind round's all at once; True when the episode is over instead."""
     episode = player.episode
     speakers = [] if episode.ended == "task" else team.router.together(episode.messages)
-    if getattr(player.interaction.feed, "__func__", None) is not Interaction.feed:  # what it says comes before the next message
+    if _answers_back(player):  # what it says comes before the next message
         speakers = speakers[:1]
     for turn, agent in enumerate(speakers, len(episode.messages)):
         prompt = player.transcript.prompt_for(agent)
@@ -164,6 +164,10 @@ def _submit_next(team: Team, sampler: Sampler, plan: PlayPlan, player: _Player, 
         ticket = sampler.submit(request)
         waiting[ticket], player.asked[ticket] = player, _Asked(agent, prompt)
     return not speakers
+
+
+def _answers_back(player: _Player) -> bool:
+    return getattr(player.interaction.feed, "__func__", None) is not Interaction.feed
 
 
 def _overflow(team: Team, episode: Episode, tokens: int) -> bool:
@@ -322,9 +326,14 @@ def _settle(team: Team, task: Task, players: list[_Player]) -> None:
     if any(credit is not None for player in players for credit in player.credit):
         for player in players:
             player.episode.credit = {agent: _earned(player, agent) for agent in team.names}
-    elif team.own_answer_share:
+    elif team.own_answer_share or team.recombine:
+        if team.recombine and any(_answers_back(player) for player in players):
+            raise UserError(
+                f"team.recombine: {task.name or 'this task'} answers messages, and what it would have said to other ones is not "
+                "known; leave it out"
+            )
         with _of_the_task(task, episodes[0].item_id if episodes else ""):
-            credit_own_answers(task, episodes, rewards, team.names, team.own_answer_share)
+            credit_agents(task, team, episodes, rewards)
 
 
 def _earned(player: _Player, agent: str) -> list[float]:

@@ -21,6 +21,7 @@ class Team:
     context_tokens: int
     on_overflow: str
     own_answer_share: float = 0.0  # of an agent's reward: what its own last message would have got as the team's answer
+    recombine: bool = False  # what a message is worth is its mean reward beside the others' messages of its whole group
 
     def answer_turn(self, episode: Episode, vote: Callable[[Episode], str | None]) -> int | None:
         """The message that is the team's answer; `vote` is the task's, and reads the answer of an episode."""
@@ -59,6 +60,7 @@ def build_team(
         context_tokens=min(protocol.context_tokens or base_context_tokens, base_context_tokens),
         on_overflow=protocol.on_overflow,
         own_answer_share=settings.own_answer_share,
+        recombine=settings.recombine,
     )
 
 

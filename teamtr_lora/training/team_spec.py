@@ -22,6 +22,7 @@ class TeamSpec(BaseModel, metaclass=HelpPage):
     protocol  what each agent sees of the conversation: view, system, reasoning_tags, tool_calls, context_tokens, on_overflow
     router    who speaks when: kind, rounds, sequence, done_marker, judge, answer, callable
     own_answer_share    how much of what an agent learns from is the reward of its own last answer, from 0 to 1
+    recombine           whether a message is credited with its mean reward beside the others' messages of its whole group
 
     These are the sections of a recipe, which `teamtr-lora keys base` and `keys team` explain. A mistake in them raises
     RecipeError, which names every wrong key and its fix.
@@ -33,6 +34,7 @@ class TeamSpec(BaseModel, metaclass=HelpPage):
     protocol: ProtocolSection = Field(default_factory=ProtocolSection)
     router: RouterSection = Field(default_factory=RouterSection)
     own_answer_share: float = 0.0
+    recombine: bool = False
 
     def __init__(self, **values: Any) -> None:
         try:

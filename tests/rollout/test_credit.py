@@ -1,0 +1,189 @@
+"""Credit by agent: by hand, by enumeration of every episode there can be, and through the collector."""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.rollout.collector import play
+from teamtr_lora.rollout.credit import beside_others, credit_agents, own_answers
+from teamtr_lora.tasks import Feedback, Interaction, Item, Task
+from teamtr_lora.tasks.generated.distinct import Distinct
+from teamtr_lora.team import Episode, Message, Team
+from tests.rollout.test_answers import VERSIONS, Echo, plan
+
+BLIND = {"kind": "blind"}
+
+
+class ByText(Task):
+    """The answer's text is its score."""
+
+    def __init__(self) -> None:
+        self.scored: list[str] = []
+
+    def score(self, episodes: Sequence[Episode]) -> list[float]:
+        self.scored += [episode.messages[-1].text for episode in episodes]
+        return [float(episode.messages[-1].text) for episode in episodes]
+
+
+def said(turn: int, agent: str, text: str) -> Message:
+    return Message(agent, turn, [], [1], [0.0], "v0000-x", "stop", text)
+
+
+def test_own_answers_replace_their_share_of_the_last_reward(make_team: Callable[..., Team]) -> None:
+    messages = [said(0, "a", "0.2"), said(1, "b", "1.0"), said(2, "a", "0.6")]
+    # a's first message was not its last; b's second-to-last is the team's answer; c never spoke; 0.1 came before the end
+    episode = Episode(item_id="i", group=0, prompt="", seed=0, item=Item("i", "", {}), messages=messages)
+    episode.rewards, episode.answer_turn = [0.1, 0.0, 1.0], 1
+    task = ByText()
+    credit_agents(task, replace(make_team(["a", "b", "c"]), own_answer_share=0.25), [episode], [1.0])
+    assert episode.credit == {"a": [0.1, 0.0, 0.75 + 0.25 * 0.6], "b": [0.1, 0.0, 1.0], "c": [0.1, 0.0, 1.0]}
+    assert task.scored == ["0.6"], "the team's answer is not scored twice"
+    assert episode.discounted_return(1.0, "a") == 0.1 + 0.9
+
+
+class FirstSpeaker(Task):
+    """Right is what the first agent says."""
+
+    def score(self, episodes: Sequence[Episode]) -> list[float]:
+        return [float(episode.messages[-1].agent == "a") for episode in episodes]
+
+
+def test_a_team_says_how_much_own_answers_count(make_team: Callable[..., Team]) -> None:
+    def credit(**settings: Any) -> list[dict[str, list[float]]]:
+        team = replace(make_team(["a", "b"]), **settings)
+        episodes = play(team, FirstSpeaker(), Echo(team), plan(), VERSIONS)  # type: ignore[arg-type]
+        assert {episode.reward for episode in episodes} == {0.0}, "b speaks last"
+        return [episode.credit for episode in episodes]
+
+    assert not any(credit())
+    assert credit(own_answer_share=0.5) == [{"a": [0.0, 0.5], "b": [0.0, 0.0]}] * 12
+
+
+# --- beside the others' messages
+
+
+def spoken(group: int, *texts: str, **more: Any) -> Episode:
+    messages = [said(turn, "abc"[turn], text) for turn, text in enumerate(texts)]
+    return Episode(item_id="i", group=group, prompt="", seed=0, item=Item("i", "", more), messages=messages)
+
+
+def test_a_message_is_worth_its_mean_reward_beside_all_others_of_its_group(make_team: Callable[..., Team]) -> None:
+    """Two digits on offer. In the first group the agents clash in one of three episodes; an episode that broke off counts as it
+    is, and so does the other group's."""
+    team, task = make_team(["a", "b"], router=BLIND, view="per_agent"), Distinct(options=2)
+    episodes = [spoken(0, *texts, options=[1, 2]) for texts in ("11", "12", "21", "2")] + [spoken(1, "1", "1", options=[1, 2])]
+    rewards = task.score(episodes)
+    assert rewards == [0, 1, 1, 1, 0]
+    found = beside_others(task, team, episodes, rewards)
+    # a said 1, 1, 2 and b said 1, 2, 1: who said 1 stands apart from one of the three, who said 2 from two
+    assert found == {(0, "a"): 1 / 3, (1, "a"): 1 / 3, (2, "a"): 2 / 3, (0, "b"): 1 / 3, (1, "b"): 2 / 3, (2, "b"): 1 / 3}
+    for episode, reward in zip(episodes, rewards, strict=True):
+        episode.rewards = [0.25] * (len(episode.messages) - 1) + [reward]
+    credit_agents(task, replace(team, recombine=True), episodes, rewards)
+    last = [episode.credit["a"].pop() for episode in episodes]
+    assert last == pytest.approx([1 / 3, 1 / 3, 2 / 3, 1, 0])
+    assert [episode.credit["a"] for episode in episodes] == [[0.25]] * 3 + [[], [0.25]]
+
+
+class Table(Task):
+    """A reward for each pair of words."""
+
+    def score(self, episodes: Sequence[Episode]) -> list[float]:
+        worth = {"xx": 0.1, "xy": 0.9, "yx": 0.4, "yy": 0.3}
+        return [worth["".join(message.text for message in episode.messages)] for episode in episodes]
+
+
+def test_the_expected_gradient_stays_the_same_and_its_variance_falls(make_team: Callable[..., Team]) -> None:
+    """Every group of three episodes that two agents can play, with its probability; advantages as they are learned from."""
+    team, task, size = make_team(["a", "b"], router=BLIND, view="per_agent"), Table(), 3
+    chance = {"a": {"x": 0.3, "y": 0.7}, "b": {"x": 0.6, "y": 0.4}}  # softmax: d log p(word) / d logit of x = [word is x] - p(x)
+    moments = {"as played": np.zeros(2), "recombined": np.zeros(2)}
+    for words in itertools.product("xy", repeat=2 * size):
+        episodes = [spoken(0, *words[2 * place : 2 * place + 2]) for place in range(size)]
+        rewards, likely = task.score(episodes), float(np.prod([chance["ab"[n % 2]][word] for n, word in enumerate(words)]))
+        beside = beside_others(task, team, episodes, rewards)
+        for name, worth in (("as played", rewards), ("recombined", [beside[at, "a"] for at in range(size)])):
+            slopes = [(episode.messages[0].text == "x") - chance["a"]["x"] for episode in episodes]
+            gradient = float(np.dot(slopes, np.array(worth) - np.mean(worth))) / (size - 1)
+            moments[name] += likely * np.array([gradient, gradient**2])
+    worths = {"x": 0.6 * 0.1 + 0.4 * 0.9, "y": 0.6 * 0.4 + 0.4 * 0.3}
+    exact = 0.3 * 0.7 * (worths["x"] - worths["y"])
+    for name, (mean, _) in moments.items():
+        assert mean == pytest.approx(exact, abs=1e-12), name
+    deviation = {name: square - mean**2 for name, (mean, square) in moments.items()}
+    assert deviation["recombined"] < 0.5 * deviation["as played"]
+
+
+class Voted(ByText):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: Counter[int] = Counter()
+
+    def vote(self, episode: Episode) -> str | None:
+        self.read[id(episode.messages[-1])] += 1
+        return episode.messages[-1].text[-1] if episode.messages[-1].text != "0" else None
+
+
+def test_a_vote_is_counted_anew_and_no_message_is_read_or_scored_twice(make_team: Callable[..., Team]) -> None:
+    """Against putting every episode together and scoring it. Equal answers may have different scores here."""
+    rng, team = random.Random(0), make_team(["a", "b", "c"], router={"kind": "debate"}, view="per_agent")
+    for _ in range(20):
+        texts = ["0", "0.5", "1.5", "2.5", "0.1", "0.2", "0.3"]
+        episodes = [spoken(n % 2, *rng.choices(texts, k=3)) for n in range(8)]
+        task, plain = Voted(), Voted()
+        for episode in episodes:
+            episode.answer_turn = team.answer_turn(episode, plain.vote)
+        rewards = plain.score([episode.as_answered() for episode in episodes])
+        found = beside_others(task, team, episodes, rewards)
+        assert len(task.scored) <= 3 * 8 - 8 and max(task.read.values()) == 1, "the answers as played are known"
+        for at, episode in enumerate(episodes):
+            for turn, agent in enumerate("abc"):
+                met = []
+                for other in episodes:
+                    if other.group == episode.group:
+                        messages = [m if m.turn != turn else episode.messages[turn] for m in other.messages]
+                        remade = replace(other, messages=messages)
+                        remade.answer_turn = team.answer_turn(remade, plain.vote)
+                        met += plain.score([remade.as_answered()])
+                assert found[at, agent] == pytest.approx(np.mean(met), abs=1e-12)
+
+
+def test_both_kinds_of_credit_share_the_last_reward(make_team: Callable[..., Team]) -> None:
+    team, task = make_team(["a", "b", "c"], router={"kind": "debate"}, view="per_agent"), Voted()
+    episodes = [spoken(0, "0.5", "1.5", "0.2"), spoken(0, "0.2", "2.5", "0.2")]
+    for episode in episodes:
+        episode.answer_turn = team.answer_turn(episode, task.vote)
+        episode.rewards = [0.0, 0.0, *task.score([episode.as_answered()])]
+    rewards = [episode.rewards[-1] for episode in episodes]
+    assert rewards == [0.5, 0.2]
+    own, beside = own_answers(task, episodes), beside_others(task, team, episodes, rewards)
+    credit_agents(task, replace(team, own_answer_share=0.25, recombine=True), episodes, rewards)
+    for at, episode in enumerate(episodes):
+        for agent in "abc":
+            mixed = 0.25 * own.get((at, agent), rewards[at]) + 0.75 * beside[at, agent]
+            assert episode.credit[agent] == pytest.approx([0.0, 0.0, mixed])
+    assert beside[0, "c"] != rewards[0] != own[0, "c"]
+
+
+class Listening(Task):
+    class _Back(Interaction):
+        def feed(self, message: Message) -> Feedback:
+            return Feedback("go on")
+
+    def open(self, item: Item) -> Interaction:
+        return self._Back(item)
+
+
+def test_a_team_recombines_what_it_played_unless_the_task_answers(make_team: Callable[..., Team]) -> None:
+    team = replace(make_team(["a", "b"], router=BLIND, view="per_agent"), recombine=True)
+    episodes = play(team, FirstSpeaker(), Echo(team), plan(), VERSIONS)  # type: ignore[arg-type]
+    assert [episode.credit for episode in episodes] == [{"a": [0.0, 0.0], "b": [0.0, 0.0]}] * 12
+    with pytest.raises(UserError, match=r"team\.recombine: this task answers messages.*leave it out"):
+        play(team, Listening(), Echo(team), plan(), VERSIONS)  # type: ignore[arg-type]
