@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ def credit_agents(task: Task, team: Team, episodes: Sequence[Episode], rewards: 
         *earlier, last = episode.rewards
         for agent in team.names:
             answered, heard = own.get((at, agent), reward), beside.get((at, agent), reward)
-            episode.credit[agent] = [*earlier, last + share * (answered - reward) + (1 - share) * (heard - reward)]
+            episode.credit[agent] = [*earlier, last - reward + share * answered + (1 - share) * heard]
 
 
 def own_answers(task: Task, episodes: Sequence[Episode]) -> Worth:
@@ -67,10 +68,11 @@ def beside_others(task: Task, team: Team, episodes: Sequence[Episode], rewards: 
     known = {_scored(team, episode): reward for episode, reward in zip(episodes, rewards, strict=True) if episode.messages}
     new = [key for key in remade if key not in known]
     known |= zip(new, map(float, task.score([remade[key].as_answered() for key in new])), strict=True)
-    total: dict[tuple[int, str], float] = defaultdict(float)
+    got: dict[tuple[int, str], list[float]] = defaultdict(list)
     for at, agent, key in met:
-        total[at, agent] += known[key]
-    return {(at, agent): (value + rewards[at]) / len(groups[episodes[at].group]) for (at, agent), value in total.items()}
+        got[at, agent].append(known[key])
+    # summed exactly: messages that are worth the same differ by nothing, in whatever order they met the others
+    return {(at, agent): math.fsum([*values, rewards[at]]) / (1 + len(values)) for (at, agent), values in got.items()}
 
 
 def _scored(team: Team, episode: Episode) -> tuple[int, ...]:
