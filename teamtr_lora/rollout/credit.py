@@ -60,7 +60,7 @@ def beside_others(task: Task, team: Team, episodes: Sequence[Episode], rewards: 
             for at, other in permutations(members, 2):
                 messages = [*episodes[other].messages]
                 messages[turn] = episodes[at].messages[turn]
-                episode = replace(episodes[at], messages=messages)
+                episode = replace(episodes[at], messages=messages, answer_turn=None)
                 episode.answer_turn = team.answer_turn(episode, vote)
                 key = _scored(team, episode)
                 remade.setdefault(key, episode)
