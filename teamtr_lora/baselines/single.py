@@ -38,6 +38,7 @@ def single_agent_recipe(recipe: Recipe, name: str | None = None) -> Recipe:
     kind = recipe.team.router.kind
     data = recipe.model_dump()
     data["team"]["agents"] = [AgentSection(name=chosen.name, role=jobs, lora=chosen.lora).model_dump()]
+    data["team"]["recombine"] = False  # there is nobody else
     data["team"]["router"] = {
         "kind": kind if kind == "until_done" else "round_robin",
         "rounds": most_messages(recipe.team),

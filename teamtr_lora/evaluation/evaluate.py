@@ -68,6 +68,7 @@ def evaluate(
         temperature=temperature,
         max_message_tokens=max_message_tokens,
         purpose=evaluation_purpose(seed, "test"),
+        learned_from=False,
     )
     return summarise(playable.play(task, plan), task, split="test", k=k, temperature=temperature)
 
@@ -81,6 +82,7 @@ def plan_in_training(task: Task, config: TeamTRConfig, items: int | None = None)
         temperature=section.sampled_at(rollout),
         max_message_tokens=rollout.max_message_tokens,
         purpose=evaluation_purpose(config.seed, "test"),
+        learned_from=False,
     )
 
 

@@ -60,6 +60,7 @@ class Played:
             max_message_tokens=self.max_message_tokens,
             purpose=self.purpose,
             groups=groups,
+            learned_from=False,
         )
         return self.playable.play(self.task, plan, progress)
 

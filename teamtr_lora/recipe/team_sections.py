@@ -155,9 +155,10 @@ class TeamSection(Section):
     )
     recombine: bool = Field(
         default=False,
-        description="One blind round only. What an agent learns from is its message's mean reward beside what the others said in "
-        "all episodes of the group: they did not hear it. Without the luck of whom a message met, less is left to chance. Not "
-        "with episodes that are weighted: training.reuse and resampling.",
+        description="What an agent learns from is its message's mean reward beside what the others said in all episodes of the "
+        "group (in 15 others at most): they did not hear it. Needs one blind round, a task that does not answer messages, "
+        "training.reuse=none, and not resampling=importance. The task scores up to agents x (episodes_per_item - 1) times as "
+        "many episodes more; one that gives credit itself has its own way.",
     )
 
     @model_validator(mode="after")
@@ -207,9 +208,11 @@ class TeamSection(Section):
 
 def recombining_mistakes(team: TeamSection, variants: Variants) -> Iterator[Mistake]:
     """What the training section asks for and recombined messages cannot have."""
-    if team.recombine and (variants.resampling.weighted or variants.reuse.window(len(team.agents)) > 0):
-        wrong = "training weights whole episodes here, and recombining takes them apart"
-        yield ("team", "recombine"), True, wrong, "set training.reuse=none and no resampling=importance, or leave it out"
+    wrong = "training weights whole episodes here, and recombining takes them apart"
+    if team.recombine and variants.resampling.weighted:
+        yield ("team", "recombine"), True, wrong, "choose another training.resampling, or leave it out"
+    elif team.recombine and variants.reuse.window(len(team.agents)) > 0:
+        yield ("team", "recombine"), True, wrong, "set training.reuse=none, or leave it out"
 
 
 def _meant(name: str, names: list[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -16,7 +15,7 @@ import torch
 from teamtr_lora.common.code_paths import raised, user_code
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import meant
-from teamtr_lora.rollout.credit import credit_agents
+from teamtr_lora.rollout.credit import credit_agents, number, scored
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
 from teamtr_lora.tasks.machinery.background import as_future
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Task, settled
@@ -35,6 +34,7 @@ class PlayPlan:
     max_message_tokens: int
     purpose: str
     groups: Sequence[int] | None = None  # the items' numbers where they are a part of a longer list; seeds depend on them
+    learned_from: bool = True  # credit by agent is of use
 
     def group(self, place: int) -> int:
         return place if self.groups is None else self.groups[place]
@@ -90,6 +90,11 @@ def _play(
     team: Team, task: Task, sampler: Sampler, plan: PlayPlan, versions: Mapping[str, str], progress: Progress | None
 ) -> list[Episode]:
     players = _seated(team, task, plan)
+    if team.recombine and plan.learned_from and any(map(_answers_back, players)):
+        raise UserError(
+            f"team.recombine: {task.name or 'this task'} answers messages, and what it would have said to other ones is not "
+            "known; leave it out"
+        )
     waiting: dict[int, _Player] = {}  # for a message, by the sampler's ticket
     answering: dict[Future[Feedback], _Player] = {}  # for the environment's answer to one
     done = tokens = 0
@@ -119,7 +124,7 @@ def _play(
     finally:
         for answer in answering:
             answer.cancel()
-    _settle(team, task, players)
+    _settle(team, task, players, credited=plan.learned_from)
     return [player.episode for player in players]
 
 
@@ -267,7 +272,7 @@ def _hear(team: Team, player: _Player, answer: Feedback | Future[Feedback]) -> N
         where = f"{type(player.interaction).__name__}.feed"
         raise _returned(episode.item_id, where, feedback, "a Feedback with a text or None")
     player.credit.append(_credit(team, episode, feedback.credit))
-    episode.rewards.append(_number(episode, "reward", feedback.reward))
+    episode.rewards.append(number(episode, "reward", feedback.reward))
     episode.feedback.append(feedback.text)
     if feedback.done:
         episode.ended = "task"
@@ -277,16 +282,6 @@ def _hear(team: Team, player: _Player, answer: Feedback | Future[Feedback]) -> N
 
 def _returned(item: str, where: str, value: Any, wanted: str) -> UserError:
     return UserError(f"item {item!r}: {where} returned {value!r:.60}; it must return {wanted}, or a future or coroutine of one")
-
-
-def _number(episode: Episode, what: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UserError(f"item {episode.item_id!r}: the task gave a {what} of {value!r}; it must be a finite number")
-    return number
 
 
 def _credit(team: Team, episode: Episode, credit: Mapping[str, float] | None) -> dict[str, float] | None:
@@ -299,39 +294,32 @@ def _credit(team: Team, episode: Episode, credit: Mapping[str, float] | None) ->
         if agent not in team.names:
             fix = meant(str(agent), team.names)
             raise UserError(f"item {episode.item_id!r}: the task gave credit to {agent!r}, who is no agent of the team; {fix}")
-    return None if credit is None else {agent: _number(episode, f"credit for {agent}", n) for agent, n in credit.items()}
+    return None if credit is None else {agent: number(episode, f"credit for {agent}", n) for agent, n in credit.items()}
 
 
-def _settle(team: Team, task: Task, players: list[_Player]) -> None:
+def _settle(team: Team, task: Task, players: list[_Player], *, credited: bool) -> None:
     """Adds terminal rewards and credit for the answers that the router chooses, scoring all episodes in one call."""
     episodes = [player.episode for player in players]
     for episode in episodes:
         episode.answer_turn = team.answer_turn(episode, task.vote)
     answered = [episode.as_answered() for episode in episodes]
     with _of_the_task(task, episodes[0].item_id if episodes else ""):
-        rewards, credits = list(task.score(answered)), list(task.credit(answered))
-    for name, values in (("score", rewards), ("credit", credits)):
-        if len(values) != len(episodes):
-            raise UserError(f"{type(task).__name__}.{name} returned {len(values)} values for {len(episodes)} episodes")
+        rewards, credits = scored(task, answered), list(task.credit(answered))
+    if len(credits) != len(episodes):
+        raise UserError(f"{type(task).__name__}.credit returned {len(credits)} values for {len(episodes)} episodes")
     for player, reward, credit in zip(players, rewards, credits, strict=True):
         episode = player.episode
-        final = _number(episode, "reward", reward)
         if episode.rewards:
-            episode.rewards[-1] += final
+            episode.rewards[-1] += reward
         else:
-            episode.rewards.append(final)
+            episode.rewards.append(reward)
         player.credit.append(_credit(team, episode, credit))
         with _of_the_task(task, episode.item_id):
             episode.success = bool(task.success(episode.reward))
     if any(credit is not None for player in players for credit in player.credit):
         for player in players:
             player.episode.credit = {agent: _earned(player, agent) for agent in team.names}
-    elif team.own_answer_share or team.recombine:
-        if team.recombine and any(_answers_back(player) for player in players):
-            raise UserError(
-                f"team.recombine: {task.name or 'this task'} answers messages, and what it would have said to other ones is not "
-                "known; leave it out"
-            )
+    elif credited and (team.own_answer_share or team.recombine):
         with _of_the_task(task, episodes[0].item_id if episodes else ""):
             credit_agents(task, team, episodes, rewards)
 

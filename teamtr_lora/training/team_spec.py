@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from teamtr_lora.base.source import beside
 from teamtr_lora.common.errors import UserError
@@ -34,7 +34,7 @@ class TeamSpec(BaseModel, metaclass=HelpPage):
     protocol: ProtocolSection = Field(default_factory=ProtocolSection)
     router: RouterSection = Field(default_factory=RouterSection)
     own_answer_share: float = 0.0
-    recombine: bool = False
+    recombine: StrictBool = False
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -12,7 +12,7 @@ import pytest
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.rollout.collector import play
-from teamtr_lora.rollout.credit import beside_others, credit_agents, own_answers
+from teamtr_lora.rollout.credit import MOST_OTHERS, beside_others, credit_agents, own_answers
 from teamtr_lora.tasks import Feedback, Interaction, Item, Task
 from teamtr_lora.tasks.generated.distinct import Distinct
 from teamtr_lora.team import Episode, Message, Team
@@ -101,7 +101,7 @@ class Table(Task):
 
 
 def test_the_expected_gradient_stays_the_same_and_its_variance_falls(make_team: Callable[..., Team]) -> None:
-    """Every group of three episodes that two agents can play, with its probability; advantages as they are learned from."""
+    """Every group of three episodes that two agents can play, with its probability; advantages as of `leave_one_out`."""
     team, task, size = make_team(["a", "b"], router=BLIND, view="per_agent"), Table(), 3
     chance = {"a": {"x": 0.3, "y": 0.7}, "b": {"x": 0.6, "y": 0.4}}  # softmax: d log p(word) / d logit of x = [word is x] - p(x)
     moments = {"as played": np.zeros(2), "recombined": np.zeros(2)}
@@ -122,6 +122,8 @@ def test_the_expected_gradient_stays_the_same_and_its_variance_falls(make_team: 
 
 
 class Voted(ByText):
+    scores_the_answer_alone = True
+
     def __init__(self) -> None:
         super().__init__()
         self.read: Counter[int] = Counter()
@@ -134,7 +136,7 @@ class Voted(ByText):
         return text[-1] if text != "0" else None
 
 
-def test_a_vote_is_counted_anew_and_no_message_is_read_or_scored_twice(make_team: Callable[..., Team]) -> None:
+def test_a_vote_is_counted_anew_and_no_answer_is_read_or_scored_twice(make_team: Callable[..., Team]) -> None:
     """Against putting every episode together and scoring it. Equal answers may have different scores here."""
     rng, team = random.Random(0), make_team(["a", "b", "c"], router={"kind": "debate"}, view="per_agent")
     for _ in range(20):
@@ -156,6 +158,65 @@ def test_a_vote_is_counted_anew_and_no_message_is_read_or_scored_twice(make_team
                         remade.answer_turn = team.answer_turn(remade, plain.vote)
                         met += plain.score([remade.as_answered()])
                 assert found[at, agent] == pytest.approx(np.mean(met), abs=1e-12)
+
+
+class Terse(Voted):
+    """Also looks at what does not answer."""
+
+    scores_the_answer_alone = False
+
+    def score(self, episodes: Sequence[Episode]) -> list[float]:
+        assert not any(sum(episode.rewards) or episode.success for episode in episodes), "as a task sees an episode at its end"
+        return [-float(sum(len(message.text) for message in episode.messages)) for episode in episodes]
+
+
+def test_a_reward_that_looks_at_all_messages_blames_the_one_who_wrote_them(make_team: Callable[..., Team]) -> None:
+    team, task = make_team(["a", "b", "c"], router={"kind": "debate"}, view="per_agent"), Terse()
+    episodes = [spoken(0, "1", "1", "1"), spoken(0, "1", "1", "1 1 1")]
+    for episode in episodes:
+        episode.answer_turn = team.answer_turn(episode, task.vote)
+    rewards = task.score(episodes)
+    for episode, reward in zip(episodes, rewards, strict=True):
+        episode.rewards, episode.success = [0.0, 0.0, reward], True
+    found = beside_others(task, team, episodes, rewards)
+    assert found == {(0, "a"): -5, (1, "a"): -5, (0, "b"): -5, (1, "b"): -5, (0, "c"): -3, (1, "c"): -7}
+
+
+def test_only_episodes_that_began_alike_are_recombined_and_not_too_many(make_team: Callable[..., Team]) -> None:
+    team, task = make_team(["a", "b"], router=BLIND, view="per_agent"), Table()
+    other = [replace(spoken(0, "x", "y"), prompt="?"), spoken(0, "y", "x")]
+    assert beside_others(task, team, other, task.score(other)) == {}
+    many = [spoken(0, "xy"[n < 10], "x") for n in range(40)]
+    rewards = task.score(many)
+    found = beside_others(task, team, many, rewards)
+    assert len(found) == 80 and {found[at, "a"] for at in range(40)} == {0.1, 0.4}
+    met = [rewards[0]] + [rewards[(1 + n) % 40] for n in range(MOST_OTHERS)]
+    assert found[0, "b"] == pytest.approx(np.mean(met)) and found[0, "b"] != found[20, "b"]
+
+
+class Whimsical(Table):
+    """Gives what is asked for more than once something else."""
+
+    def __init__(self, later: Any) -> None:
+        self.later, self.asked = later, 0
+
+    def score(self, episodes: Sequence[Episode]) -> list[float]:
+        assert episodes, "asked about nothing"
+        self.asked += 1
+        return [0.5] * len(episodes) if self.asked == 1 else self.later(len(episodes))
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [(lambda n: [float("nan")] * n, "item 'i0': the task gave a reward of nan"), (lambda n: [1.0], "returned 1 values for")],
+)
+def test_rewards_of_recombined_episodes_are_checked(make_team: Callable[..., Team], later: Any, said: str) -> None:
+    team = replace(make_team(["a", "b"], router=BLIND, view="per_agent"), recombine=True)
+    with pytest.raises(UserError, match=said):
+        play(team, Whimsical(later), Echo(team), plan(), VERSIONS)  # type: ignore[arg-type]
+    for unasked in (replace(plan(), episodes_per_item=1), replace(plan(), learned_from=False)):
+        episodes = play(team, Whimsical(later), Echo(team), unasked, VERSIONS)  # type: ignore[arg-type]
+        assert {episode.reward for episode in episodes} == {0.5}
 
 
 def test_both_kinds_of_credit_share_the_last_reward(make_team: Callable[..., Team]) -> None:
@@ -188,5 +249,6 @@ def test_a_team_recombines_what_it_played_unless_the_task_answers(make_team: Cal
     team = replace(make_team(["a", "b"], router=BLIND, view="per_agent"), recombine=True)
     episodes = play(team, FirstSpeaker(), Echo(team), plan(), VERSIONS)  # type: ignore[arg-type]
     assert [episode.credit for episode in episodes] == [{"a": [0.0, 0.0], "b": [0.0, 0.0]}] * 12
+    assert len(play(team, Listening(), Echo(team), replace(plan(), learned_from=False), VERSIONS)) == 12  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"team\.recombine: this task answers messages.*leave it out"):
         play(team, Listening(), Echo(team), plan(), VERSIONS)  # type: ignore[arg-type]

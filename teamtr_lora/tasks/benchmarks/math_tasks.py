@@ -50,6 +50,7 @@ class MathData(Form):
 
 class MathTask(BenchTask):
     data_form = MathData
+    scores_the_answer_alone = True
 
     def __init__(self, name: str, instruction: str | None = None, answer_seconds: float = 3.0) -> None:
         self.name = name

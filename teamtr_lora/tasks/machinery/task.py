@@ -162,6 +162,7 @@ class Task:
     reward_range: tuple[float, float] = (0.0, 1.0)
     data_form: type[Form] = Form  # what the verifier needs in the data of an item
     needs_every_message = False  # the score is made of several messages: none of them answers alone
+    scores_the_answer_alone = False  # the score does not look at any message but the one that is the team's answer
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
