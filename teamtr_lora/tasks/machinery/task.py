@@ -216,8 +216,7 @@ class Task:
         return self.answer(episode.as_answered().messages[-1].text) if episode.messages else None
 
     def team_answer(self, episode: Episode) -> str:
-        """The team's answer, to be read by a person: what the message that answers states, or all of that message where no answer
-        can be read in it."""
+        """The team's answer, to be read by a person: what the message that answers states, or all of it where that is nothing."""
         text = episode.as_answered().messages[-1].text.strip() if episode.messages else ""
         return self.answer(text) or text
 
