@@ -207,6 +207,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "window": {"reuse": "window", "learning_rate": "auto"},
     "none": {"reuse": "none", "learning_rate": "auto"},
     "importance": {"resampling": "importance"},
+    "never": {"resampling": "never"},
 }
 
 
