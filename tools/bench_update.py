@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -205,14 +205,26 @@ def peak_of_update(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     playable = opened(recipe)
     updater = AgentUpdater(playable, recipe)
     episodes = drawn_episodes(recipe, playable, args.prompt_tokens)
+    with memory_beside_the_model(playable, updater, recipe) as found:
+        updater.update(playable.team.names[0], Material(newest=PlayedEpisodes.fresh(episodes)), 0)
+    return found
+
+
+@contextmanager
+def memory_beside_the_model(playable: PlayableTeam, updater: AgentUpdater, recipe: Recipe) -> Iterator[dict[str, Any]]:
+    """Around an update: what it took beside what stood before, and what the memory model says. On a CPU nothing is found."""
+    found: dict[str, Any] = {}
+    if not torch.cuda.is_available():
+        yield found
+        return
     standing = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    updater.update(playable.team.names[0], Material(newest=PlayedEpisodes.fresh(episodes)), 0)
+    yield found
     measured = torch.cuda.max_memory_allocated() - standing
     shape = replace(team_shape(playable, recipe), tokens=updater.scorer.tokens_per_microbatch)
     parts = update_memory(base_facts(playable.base.folder), shape)
     model = update_peak(parts)
-    return {
+    found |= {
         "model_gib": model / 2**30,
         "measured_gib": measured / 2**30,
         "model_over_measured": model / measured,
@@ -223,7 +235,7 @@ def peak_of_update(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
 
 
 def part_growth(args: argparse.Namespace, done: set[str]) -> Measure:
-    """Sampling, passes and gate of the first agent's update as one size grows, in one engine."""
+    """Sampling, passes and gate of the first agent's update as one size grows, in one engine. One update compiles for all."""
     longest, most = max(args.lengths), max(args.agents)
     recipe = recipe_of(args, agents=most, prompts=args.prompts, tokens=longest)
     playable = opened(recipe)
@@ -231,23 +243,25 @@ def part_growth(args: argparse.Namespace, done: set[str]) -> Measure:
         sizes = [("agents", n, n, args.message_tokens, args.prompts) for n in args.agents]
         sizes += [("message tokens", n, 1, n, args.prompts) for n in args.lengths]
         sizes += [("episodes", n * args.group, 1, args.message_tokens, n) for n in args.prompt_counts]
-        for what, size, agents, tokens, prompts in sizes:
-            name = f"{what} {size}"
-            if name not in done:
-                yield name, one_update(args, playable, agents=agents, tokens=tokens, prompts=prompts)
+        todo = [size for size in sizes if f"{size[0]} {size[1]}" not in done]
+        for _, _, agents, tokens, prompts in todo[:1]:
+            best_update(args, playable, 1, agents=agents, tokens=tokens, prompts=prompts)
+        for what, size, agents, tokens, prompts in todo:
+            yield f"{what} {size}", best_update(args, playable, args.repeats, agents=agents, tokens=tokens, prompts=prompts)
     finally:
         playable.close()
 
 
-def one_update(args: argparse.Namespace, whole: PlayableTeam, *, agents: int, tokens: int, prompts: int) -> dict[str, Any]:
-    """The best of --repeats, after one that compiles what is new."""
+def best_update(
+    args: argparse.Namespace, whole: PlayableTeam, repeats: int, *, agents: int, tokens: int, prompts: int
+) -> dict[str, Any]:
     recipe = recipe_of(args, agents=agents, prompts=prompts, tokens=tokens)
     section = TeamSection.model_validate(recipe.team.model_dump())
     team = build_team(section, whole.base.tokenizer, base_context_tokens=whole.base.context_tokens)
     playable = PlayableTeam(whole.base, whole.bank, team, whole.sampler)
     updater = AgentUpdater(playable, recipe)
-    runs = [stage_of(args, playable, updater, recipe, agents=1, purpose=str(i)) for i in range(args.repeats + 1)]
-    best = min(runs[1:], key=lambda run: run["update"])
+    runs = [stage_of(args, playable, updater, recipe, agents=1, purpose=str(i)) for i in range(repeats)]
+    best = min(runs, key=lambda run: run["update"])
     return best | {"seconds_per_1000_tokens": 1000 * best["update"] / best["sampled_tokens"]}
 
 
@@ -256,8 +270,6 @@ def stage_of(
 ) -> dict[str, Any]:
     """Rollout, update and publish of the first `agents`, added up by phase."""
     total: dict[str, Any] = {"update": 0.0, "sampled_tokens": 0}
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
     rollout = recipe.rollout
     for agent in playable.team.names[:agents]:
         texts = [f"{purpose} {agent} {i}: " + "7 " * (args.prompt_tokens // 2) for i in range(rollout.items_per_stage)]
@@ -268,9 +280,10 @@ def stage_of(
         started = time.perf_counter()
         episodes = playable.play(Drawn(), plan)
         sampled = time.perf_counter()
-        with playable.training_memory():
+        with playable.training_memory(), memory_beside_the_model(playable, updater, recipe) as memory:
             outcome = updater.update(agent, Material(newest=PlayedEpisodes.fresh(episodes)), 0)
         updated = time.perf_counter()
+        total |= memory
         if outcome.accepted:
             playable.publish(outcome.version)
         phases = {"rollout": sampled - started, **outcome.seconds, "publish": time.perf_counter() - updated}
@@ -278,8 +291,6 @@ def stage_of(
         total["update"] += time.perf_counter() - started
         total["sampled_tokens"] += sum(episode.tokens for episode in episodes)
         print(f"  {agent}: {outcome.decision}, {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
-    if torch.cuda.is_available():
-        total["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     return total
 
 

@@ -13,8 +13,10 @@ Strict passes, sampling and exported weights go through PEFT's own modules, whic
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from types import MethodType
 from typing import Any
 
 import torch
@@ -255,7 +257,7 @@ def fused(model: nn.Module, adapter: str, *, compiled: bool, wide: bool = False)
         elif compiled:  # the first layer's input asks for a gradient as the others' do, so that it shares their graph
             hooks.append(embeddings.register_forward_hook(_ask_for_gradient))
         for layer in layers if compiled else ():
-            layer.forward = torch.compile(layer.forward, dynamic=True)
+            layer.forward = MethodType(_compiled(type(layer).forward), layer)
         # Sizes vary from batch to batch, and two that happen to be equal once need not be so again. Scales and scalings do not
         # vary: as constants they keep the graph free of guards.
         with torch._dynamo.config.patch(specialize_float=True), _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
@@ -267,6 +269,12 @@ def fused(model: nn.Module, adapter: str, *, compiled: bool, wide: bool = False)
             layer.__dict__.pop("forward", None)
         for parent, name, module in places:
             parent._modules[name] = module
+
+
+@cache
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Asking torch for it anew, for every layer of every pass, would take longer than the gate's products."""
+    return torch.compile(forward, dynamic=True)
 
 
 def _ask_for_gradient(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
