@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from teamtr_lora.base.precision import HALF_DTYPES, keep_activations_unquantised
+from teamtr_lora.base.precision import HALF_DTYPES, decoder_layers, keep_activations_unquantised
 from teamtr_lora.base.sharding import split_layers
 from teamtr_lora.base.source import Progress, known_sha256, one_line, quiet_transformers, resolve
 from teamtr_lora.common.errors import UserError
@@ -377,10 +377,14 @@ def _check_finite(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.d
     """Refuses a base that overflows in half precision (fp16 ends at 65504), which would show later as NaN losses."""
     if dtype not in HALF_DTYPES:
         return
+    outputs: list[Any] = []  # not by output_hidden_states: its hooks stay, and each would cut a compiled layer in two
+    hooks = [layer.register_forward_hook(lambda *found: outputs.append(found[-1])) for layer in decoder_layers(model)]
     ids_B_T = torch.tensor([tokenizer(_PROBE_TEXT)["input_ids"]], device=model.device)
-    output = model(input_ids=ids_B_T, output_hidden_states=True, use_cache=False)
-    inner = output.hidden_states or ()  # which transformers does not find in a base that is split
-    if not all(bool(torch.isfinite(part).all()) for part in (*inner, output.logits)):
+    logits = model(input_ids=ids_B_T, use_cache=False).logits
+    for hook in hooks:
+        hook.remove()
+    inner = [output[0] if isinstance(output, tuple) else output for output in outputs]
+    if not all(bool(torch.isfinite(part).all()) for part in (*inner, logits)):
         name = next(key for key, value in PRECISIONS.items() if value is dtype)
         fix = "use bf16 or fp32" if dtype is torch.float16 else "use fp32"
         raise UserError(f"base.precision: {name} gives infinite or NaN activations with this base; {fix}")

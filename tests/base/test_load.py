@@ -115,7 +115,10 @@ def test_overflowing_activations_are_found_at_start_up(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"base\.precision: fp16.*bf16 or fp32"):
         load_base(str(folder), device="cpu", precision="fp16")
-    assert load_base(str(folder), device="cpu", precision="bf16").dtype == torch.bfloat16
+    base = load_base(str(folder), device="cpu", precision="bf16")
+    assert base.dtype == torch.bfloat16
+    hooked = [name for name, module in base.model.named_modules() if module._forward_hooks]
+    assert not hooked, "hooks would cut every compiled layer into pieces"
 
 
 def test_device_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
