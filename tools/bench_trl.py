@@ -2,7 +2,7 @@
 
     python tools/bench_trl.py                                              # the embedded base, seconds, on a CPU
     python tools/bench_trl.py --shape 1.7b-256 --trl default,liger,64 --out bench
-    python tools/bench_trl.py --shape 1.7b-1024 --trl 16,liger --out bench-1024
+    python tools/bench_trl.py --shape 1.7b-1024 --trl default,liger --out bench-1024
     python tools/bench_trl.py --base random:qwen3-1.7b --prompts 32 --message-tokens 256 --engine vllm
 
 Both sides stay loaded in processes of their own and take turns, an update each, so that what the machine does meanwhile happens
@@ -43,7 +43,7 @@ def drawn_from_text(prompts, completions, **columns):
 UPDATES_TO_WARM_UP = 1
 SHAPES: dict[str, dict[str, Any]] = {
     "1.7b-256": {"base": "random:qwen3-1.7b", "prompts": 32, "group": 8, "message_tokens": 256, "engine": "vllm"},
-    "1.7b-1024": {"base": "random:qwen3-1.7b", "prompts": 32, "group": 8, "prompt_tokens": 512, "message_tokens": 1024,
+    "1.7b-1024": {"base": "random:qwen3-1.7b", "prompts": 8, "group": 8, "prompt_tokens": 512, "message_tokens": 1024,
                   "engine": "vllm", "trl_rows": 8},
     "smollm2-24": {"base": "random:smollm2-135m", "prompts": 64, "group": 8, "message_tokens": 24, "engine": "vllm",
                    "trl_rows": 128},

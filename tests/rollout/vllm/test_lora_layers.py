@@ -6,6 +6,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from teamtr_lora.rollout.vllm.patches.lora_layers import (
     lay_side_by_side,
     linear_with_lora,
     lora_side_by_side,
+    only_with_adapters,
 )
 
 
@@ -205,3 +207,11 @@ def test_the_kernel_gives_the_same_products(
     said = add_chosen(wide, b, case.chosen_T_S.to(device), outs, blocks)
     assert said.dtype == dtype
     assert float((said.cpu().double() - case.expected).abs().max() / case.expected.abs().max()) < error
+
+
+def test_graphs_are_captured_for_steps_with_adapters_only() -> None:
+    for cases, wanted in ([0, 3], [3]), ([0, 1, 2, 4], [1, 2, 4]), ([0], [0]):
+        runner = SimpleNamespace(lora_capture_cases=cases)
+        only_with_adapters(runner)
+        assert runner.lora_capture_cases == wanted
+    only_with_adapters(SimpleNamespace())  # one that captures in another way
