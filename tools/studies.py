@@ -101,7 +101,8 @@ def by_size(size: int) -> list[Variant]:
     agents = [{"name": agent, "role": role} for agent, role in zip(NAMES[:size], ROLES, strict=False)]
     own = (f"team.agents={json.dumps(agents)}", f"task.digits={size}", "task.credit=columns")
     budget = (f"rollout.items_per_stage={ITEMS[size]}", "rollout.episodes_per_item=3")
-    more = {"long-window": (f"training.window={2 * size}",), "newest-too": ("training.reuse=window_and_newest",)}
+    short = f"training.window={size - 1}"
+    more = {"short-window": (short,), "newest-too": ("training.reuse=window_and_newest", short)}
     return variants(QUICKSTART, (*STAGE_BUDGET, *own, *budget), METHODS | more)
 
 

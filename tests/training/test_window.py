@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.reuse import REUSE, HoldOut, Window, WindowAndNewest
 from teamtr_lora.base.versions import read_adapter_folder
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.runs.checkpoint import CheckpointStore
 from teamtr_lora.runs.metrics import TIME_FIELDS, UpdateRow, read_rows
 from teamtr_lora.runs.rollout_store import RolloutStore
@@ -403,6 +405,10 @@ def test_how_each_way_of_reuse_divides_the_newest_rollout() -> None:
     assert WindowAndNewest(settings).divide(newest, {1, 2, 5}, True, 0) == alone
     assert {name: kind(settings).window(4) for name, kind in REUSE.items()} == {"none": 0, "window": 3, "window_and_newest": 3}
     assert {name: kind(settings, 7).window(4) for name, kind in REUSE.items()} == {"none": 0, "window": 7, "window_and_newest": 7}
+    shared = [Window(settings, rollouts, shared=True).window(agents) for rollouts, agents in ((None, 4), (7, 4), (None, 1))]
+    assert shared == [8, 7, 0], "rollouts that share a stage's episodes are small: two stages of them"
+    budgets = {matched: TeamTRConfig(training={"matched": matched}) for matched in ("update", "stage")}
+    assert {matched: Variants.of(config).reuse.window(4) for matched, config in budgets.items()} == {"update": 3, "stage": 8}
 
 
 def test_what_has_no_gradient_is_held_out_first() -> None:

@@ -28,15 +28,15 @@ class Variants:
     def of(cls, config: Any) -> Self:
         """`config` has the sections `training` and `trust_region` of a recipe."""
         training, region = config.training, config.trust_region
-        resampling = RESAMPLING[training.resampling](training)
+        resampling, matched = RESAMPLING[training.resampling](training), MATCHED[training.matched]()
         return cls(
             order=ordering(training.order),
             resampling=resampling,
-            matched=MATCHED[training.matched](),
+            matched=matched,
             publishing=UPDATES[training.update](),
             region=REGIONS[region.kind](region),
             radii=RADII[region.radii](),
             reuse=REUSE[training.reuse if resampling.always_fresh else "none"](
-                region, None if training.window == "auto" else training.window
+                region, None if training.window == "auto" else training.window, shared=matched.shared
             ),
         )

@@ -13,6 +13,7 @@ Item = TypeVar("Item")
 
 class Matched(ABC):
     words: ClassVar[str]
+    shared: ClassVar[bool]  # whether a stage's rollouts share its episodes
 
     @abstractmethod
     def count(self, items_per_stage: int, rollouts: int) -> int:
@@ -25,6 +26,7 @@ class Matched(ABC):
 
 class MatchedUpdate(Matched):
     words = "the episodes that each update learns from, so every rollout of a stage plays all its items"
+    shared = False
 
     def count(self, items_per_stage: int, rollouts: int) -> int:
         return items_per_stage
@@ -35,6 +37,7 @@ class MatchedUpdate(Matched):
 
 class MatchedStage(Matched):
     words = "the episodes of a whole stage, whose items are shared out evenly among its rollouts"
+    shared = True
 
     def count(self, items_per_stage: int, rollouts: int) -> int:
         return items_per_stage // rollouts

@@ -39,9 +39,9 @@ class Division:
 class Reuse(ABC):
     words: ClassVar[str]
 
-    def __init__(self, settings: ReuseSettings, rollouts: int | None = None) -> None:
-        """`rollouts`: of a window; None: one less than there are agents."""
-        self.settings, self._rollouts = settings, rollouts
+    def __init__(self, settings: ReuseSettings, rollouts: int | None = None, *, shared: bool = False) -> None:
+        """`rollouts`: of a window; None: by the number of agents, more where they have `shared` a stage's episodes."""
+        self.settings, self._rollouts, self._shared = settings, rollouts, shared
 
     def window(self, agents: int) -> int:
         """Rollouts before the newest one that an update of a team of `agents` learns from."""
@@ -92,12 +92,15 @@ class HoldOut(Reuse):
 class Window(HoldOut):
     """The gradient comes from the rollouts of the last updates, n - 1 by default, across the border of stages too, and the whole
     newest rollout judges: the candidate has never seen it, and there are several times as many groups to judge by. The next
-    updates then learn from it. Where there is nothing earlier to learn from, the newest rollout is divided as without reuse."""
+    updates then learn from it. Where there is nothing earlier to learn from, the newest rollout is divided as without reuse.
+    Where n rollouts share a stage's episodes, each is so small that two stages of them are kept."""
 
     words = "an update learns from the last rollouts (window), weighted by trajectory ratios, and the whole newest one judges it"
 
     def window(self, agents: int) -> int:
-        return agents - 1 if self._rollouts is None else self._rollouts
+        if self._rollouts is not None:
+            return self._rollouts
+        return 2 * agents if self._shared and agents > 1 else agents - 1
 
     def judges(self, items: int) -> str:
         return f"the {items} items of the newest rollout, from which it has not learned"
