@@ -175,7 +175,7 @@ def test_where_a_wide_pass_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("wide", [False, True])
 def test_all_layers_sizes_and_steps_share_one_compiled_graph(monkeypatch: pytest.MonkeyPatch, wide: bool) -> None:
     """Each further graph of a large base would take half a minute to compile."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    monkeypatch.setattr(fused_lora, "_compiled", partial(torch.compile, backend="eager", fullgraph=True, dynamic=True))
     torch._dynamo.reset()
     counters.clear()
     model = tiny(torch.float16 if wide else torch.float32)
