@@ -14,7 +14,8 @@ def test_a_start_is_told_by_phase(
     tool: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bench = tool("bench_start")
-    monkeypatch.setattr(sys, "argv", [bench.__file__, "--repeats", "1", "--group", "2", "base.device=cpu", "training.stages=1000"])
+    asked = ["--repeats", "1", "--group", "2", "base.device=cpu", "training.stages=1000"]
+    monkeypatch.setattr(sys, "argv", [bench.__file__, *asked])
     monkeypatch.setattr(subprocess, "Popen", ForkedPython)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     bench.main()
