@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def start(folder: Path, recipe: dict[str, object], settings: list[str]) -> dict[str, float]:
-    """Seconds by phase; `first rollout` is all of them together, as a clock beside the command has it."""
+    """Seconds by phase as the run tells them, their sum until the first rollout, and a clock's from the command to its first row."""
     (folder / "recipe.yaml").write_text(json.dumps(recipe))
     command = [
         sys.executable,
@@ -55,8 +55,9 @@ def start(folder: Path, recipe: dict[str, object], settings: list[str]) -> dict[
         while run.poll() is None and not any(isinstance(row, StageRow) for row in rows_of(folder / "run")):
             time.sleep(0.2)
         run.terminate()
-    first = next(row for row in rows_of(folder / "run") if isinstance(row, StageRow))
-    assert first.start_seconds is not None
+    first = next((row for row in rows_of(folder / "run") if isinstance(row, StageRow)), None)
+    if first is None or first.start_seconds is None:
+        sys.exit(f"the run ended with exit status {run.returncode} before its first row")
     opened = sum(first.start_seconds[phase] for phase in ("process", "base", "adapters", "engine"))
     return first.start_seconds | {"first rollout": opened, "with its evaluation and floors": first.time - began}
 

@@ -1,6 +1,6 @@
 """The fused adapter layers against autograd in float64, and against PEFT's own modules."""
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,19 @@ def test_all_layers_sizes_and_steps_share_one_compiled_graph(monkeypatch: pytest
                     parameter.add_(0.01) if "lora_" in name else None
     torch._dynamo.reset()
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+
+
+def test_torch_is_asked_for_compiled_layers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every update begins three passes of 28 layers and more."""
+    asked: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda forward, **_: asked.append(forward) or forward)
+    monkeypatch.setattr(fused_lora, "_compiled", cache(fused_lora._compiled.__wrapped__))
+    model = tiny(torch.float32)
+    layers = model.get_base_model().model.layers  # type: ignore[operator]
+    for _ in range(2):
+        with fused(model, ADAPTER, compiled=True):
+            assert all(layer.forward.__self__ is layer and layer.forward.__func__ is asked[0] for layer in layers)
+    assert asked == [type(layers[0]).forward]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="half precision on tensor cores and compiled layers need a GPU")
