@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def start(folder: Path, recipe: dict[str, object], settings: list[str]) -> dict[str, float]:
-    """Seconds by phase as the run tells them, their sum until the first rollout, and a clock's from the command to its first row."""
+    """Seconds by phase as the run tells them, their sum until the first rollout, and a clock's until its first row."""
     (folder / "recipe.yaml").write_text(json.dumps(recipe))
     command = [
         sys.executable,
