@@ -12,10 +12,11 @@ Strict passes, sampling and exported weights go through PEFT's own modules, whic
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from types import MethodType
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental import _config
 from torch.nn import functional
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from teamtr_lora.base.precision import HALF_DTYPES, decoder_layers
 
@@ -273,8 +275,22 @@ def fused(model: nn.Module, adapter: str, *, compiled: bool, wide: bool = False)
 
 @cache
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Asking torch for it anew, for every layer of every pass, would take longer than the gate's products."""
-    return torch.compile(forward, dynamic=True)
+    """Asking torch for it anew, for every layer of every pass, would take longer than the gate's products. For its backward pass a
+    layer keeps what products and attention gave, and computes again what lies between: norms, rotations, the MLP's activation."""
+    logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)  # says that this way of keeping is a new one
+    contexts = partial(create_selective_checkpoint_contexts, _keeps_products)
+
+    def lean(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(layer, *args, **kwargs)
+        return checkpoint(partial(forward, layer), *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    return torch.compile(lean, dynamic=True)
+
+
+def _keeps_products(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    dear = (torch.ops.teamtr_lora.lora.default, torch.ops.teamtr_lora.attend.default)
+    return CheckpointPolicy.MUST_SAVE if operation in dear else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _ask_for_gradient(module: nn.Module, inputs: object, output: Tensor) -> Tensor:

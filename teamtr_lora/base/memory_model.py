@@ -78,8 +78,8 @@ def kept_per_token(facts: BaseFacts, path: TrainingPath, value: int, rank: int) 
     """Bytes that one decoder layer keeps of one token for the backward pass.
 
     Counted in widths: D hidden, I of the MLP, Q and K of the queries and of the keys. Norms compute in float32 and keep such an
-    input; PEFT keeps a float32 input of every adapted module of a half-precision base; a compiled layer computes norms and the
-    MLP's activation again.
+    input; PEFT keeps a float32 input of every adapted module of a half-precision base; a compiled layer keeps its own input and
+    the outputs of products and of attention, and computes all else again.
     """
     wide, mlp = facts.hidden_size, facts.intermediate_size
     query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
@@ -87,7 +87,7 @@ def kept_per_token(facts: BaseFacts, path: TrainingPath, value: int, rank: int) 
     head_norms = query + key if facts.head_norms else 0
     inner = ADAPTED * rank * (1 if path == "peft" else 3)
     if path == "compiled":
-        return value * (3 * mlp + 4 * wide + attention + head_norms + inner)
+        return value * (2 * mlp + 2 * wide + attention + inner)
     norms = 4 * (2 * wide + head_norms)
     if path == "peft" and value < 4:
         return value * (3 * mlp + attention) + 4 * (6 * wide + mlp + inner) + norms

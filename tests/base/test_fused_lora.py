@@ -164,6 +164,28 @@ def test_a_wide_pass_rounds_only_what_goes_into_a_product(targets: str | list[st
     assert peft.dtype == torch.float16, "nothing of the wide pass stays"
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_that_compute_again_have_the_same_gradients(monkeypatch: pytest.MonkeyPatch, checkpointing: bool) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition", fullgraph=True))
+    monkeypatch.setattr(fused_lora, "_compiled", cache(fused_lora._compiled.__wrapped__))
+    torch._dynamo.reset()
+    ids, weight, start = torch.randint(0, 300, (1, 24)), torch.randn(1, 24, 64), torch.tensor([0, 10, 24], dtype=torch.int32)
+    segments = Segments(start, 14, 0, 24, *(part for _ in range(2) for part in (torch.zeros(1, dtype=torch.int32), 0)))
+    found = []
+    for compiled in (False, True):
+        model = tiny(torch.float32)
+        causal_lm: Any = model.get_base_model()  # type: ignore[operator]
+        if compiled and checkpointing:
+            causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+            model.train()
+        with attending_over_segments(causal_lm), fused(model, ADAPTER, compiled=compiled):
+            hidden = causal_lm.model(input_ids=ids, segments=segments, use_cache=False).last_hidden_state
+            (hidden * weight).sum().backward()
+        found.append({name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None})
+    torch._dynamo.reset()
+    assert distance(found[1], found[0]) < 1e-6
+
+
 def test_where_a_wide_pass_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_lora, "can_fuse", lambda *_: True)
     assert can_widen(tiny(torch.float16), ADAPTER) and not can_widen(tiny(torch.bfloat16), ADAPTER)
@@ -175,7 +197,8 @@ def test_where_a_wide_pass_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("wide", [False, True])
 def test_all_layers_sizes_and_steps_share_one_compiled_graph(monkeypatch: pytest.MonkeyPatch, wide: bool) -> None:
     """Each further graph of a large base would take half a minute to compile."""
-    monkeypatch.setattr(fused_lora, "_compiled", partial(torch.compile, backend="eager", fullgraph=True, dynamic=True))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition", fullgraph=True))
+    monkeypatch.setattr(fused_lora, "_compiled", cache(fused_lora._compiled.__wrapped__))
     torch._dynamo.reset()
     counters.clear()
     model = tiny(torch.float16 if wide else torch.float32)
@@ -207,7 +230,7 @@ def test_torch_is_asked_for_compiled_layers_once(monkeypatch: pytest.MonkeyPatch
     for _ in range(2):
         with fused(model, ADAPTER, compiled=True):
             assert all(layer.forward.__self__ is layer and layer.forward.__func__ is asked[0] for layer in layers)
-    assert asked == [type(layers[0]).forward]
+    assert len(asked) == 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="half precision on tensor cores and compiled layers need a GPU")

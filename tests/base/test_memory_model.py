@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -66,9 +66,9 @@ def kept_tensors(node: Any) -> Iterator[torch.Tensor]:
 def kept_bytes(model: nn.Module, around: AbstractContextManager[Any], tokens: int) -> int:
     """Of all tensors that autograd keeps of a forward pass and that grow with its tokens."""
     causal_lm: Any = model.get_base_model()  # type: ignore[operator]
-    start, none = torch.arange(0, tokens + 1, tokens // 4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    alone = Segments(start, tokens // 4, 0, tokens, none, 0, none, 0)
-    with around, attending_over_segments(causal_lm):
+    start, none, nobody = torch.arange(0, tokens + 1, tokens // 4, dtype=torch.int32), *torch.zeros(2, 1, dtype=torch.int32)
+    alone = Segments(start, tokens // 4, 0, tokens, none, 0, nobody, 0)
+    with attending_over_segments(causal_lm), around:
         ids = torch.randint(0, 300, (1, tokens))
         hidden = causal_lm.model(input_ids=ids, use_cache=False, segments=alone).last_hidden_state
     kept = [tensor for tensor in kept_tensors(hidden.grad_fn) if tokens in tensor.shape]
@@ -79,7 +79,8 @@ def kept_bytes(model: nn.Module, around: AbstractContextManager[Any], tokens: in
     ("kind", "path"), [("llama", "peft"), ("llama", "fused"), ("qwen3", "peft"), ("qwen3", "fused"), ("qwen3", "compiled")]
 )
 def test_what_a_layer_keeps_is_what_autograd_keeps(kind: str, path: TrainingPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_lora, "_compiled", partial(torch.compile, backend="aot_eager_decomp_partition", dynamic=True))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
+    monkeypatch.setattr(fused_lora, "_compiled", cache(fused_lora._compiled.__wrapped__))
     tokens, found = 400, {}
     for layers in (1, 3):
         model = tiny(kind, layers)
