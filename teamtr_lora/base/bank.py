@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from teamtr_lora.base.frozen_base import linear_shapes
-from teamtr_lora.base.fused_lora import can_fuse, can_widen, fused
+from teamtr_lora.base.fused_lora import can_fuse, can_widen, fused, takes_float32
 from teamtr_lora.base.lora_config import misfit
 from teamtr_lora.base.precision import float32_products
 from teamtr_lora.base.versions import AdapterVersion, content_hash
@@ -110,16 +110,17 @@ class AdapterBank:
         self._checkpointing = True
 
     @contextmanager
-    def training(self, agent: str, *, compiled: bool = False) -> Iterator[list[nn.Parameter]]:
+    def training(self, agent: str, *, compiled: bool = False, unrounded: bool = False) -> Iterator[list[nn.Parameter]]:
         """`agent` is active and its own parameters, and no others, require gradients. On a GPU in half precision its layers are
-        fused ones meanwhile, and run compiled where `compiled` says so."""
+        fused ones meanwhile, and run compiled where `compiled` says so. `unrounded`: what they add up is float32."""
         self.activate(agent)
         parameters = list(self._owned[agent].values())
         for parameter in parameters:
             parameter.requires_grad_(True)
         fusing = can_fuse(self.model, _peft_name(agent))
         try:
-            with fused(self.model, _peft_name(agent), compiled=compiled) if fusing else nullcontext():
+            layers = fused(self.model, _peft_name(agent), compiled=compiled, unrounded=unrounded) if fusing else nullcontext()
+            with layers:
                 self.model.train(self._checkpointing)  # checkpointing acts in training mode only
                 yield parameters
         finally:
@@ -127,6 +128,10 @@ class AdapterBank:
             for parameter in parameters:
                 parameter.requires_grad_(False)
                 parameter.grad = None
+
+    def takes_float32(self, agent: str) -> bool:
+        """Whether training passes of `agent` may be `unrounded`."""
+        return can_fuse(self.model, _peft_name(agent)) and takes_float32(self.model)
 
     @property
     def can_widen(self) -> bool:

@@ -162,7 +162,8 @@ class FusedLora(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # read now: the weights of a layer that is split over processes are there during its passes only
         weight, bias = self.layer.weight, self.layer.bias
-        y: Tensor = _LoraLinear.apply(x, weight, bias, self.a, self.b, self.a_parts, self.b_parts, self.scaling)
+        rounded = x.to(weight.dtype)
+        y: Tensor = _LoraLinear.apply(rounded, weight, bias, self.a, self.b, self.a_parts, self.b_parts, self.scaling)
         return y
 
 
@@ -173,12 +174,19 @@ class WideLora(FusedLora):
         return _wide_layer(x, self.layer, self.a_parts, self.b, self.scaling)
 
 
-class WideLinear(nn.Module):
-    """A frozen linear layer without an adapter, float32 in and out."""
+class RoundedLinear(nn.Module):
+    """A frozen linear layer without an adapter, of an input that may be float32."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer: Any = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x.to(self.layer.weight.dtype), self.layer.weight, self.layer.bias)
+
+
+class WideLinear(RoundedLinear):
+    """The same, float32 in and out."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _wide_layer(x, self.layer, None, None, 0.0)
@@ -220,25 +228,32 @@ def can_fuse(model: nn.Module, adapter: str) -> bool:
 
 
 def can_widen(model: nn.Module, adapter: str) -> bool:
-    """Whether a `wide` pass fits: float16 linear layers, whose inputs bf16 would round to 8 bits, and norms that multiply a
-    float32 input by their stored weights."""
-    return can_fuse(model, adapter) and all(
-        parameter.dtype == torch.float16 if isinstance(module, nn.Linear) else "RMSNorm" in type(module).__name__
-        for layer in decoder_layers(model)
-        for module in layer.modules()
-        for parameter in module.parameters(recurse=False)
-        if parameter.dtype in HALF_DTYPES
-    )
+    """Whether a `wide` pass fits: float16 products, whose inputs bf16 would round to 8 bits, and float32 between them."""
+    return can_fuse(model, adapter) and takes_float32(model) and next(_stored(model))[1].dtype == torch.float16
+
+
+def takes_float32(model: nn.Module) -> bool:
+    """Whether all that a decoder layer has beside linear layers are norms that multiply a float32 input by stored weights."""
+    return all(isinstance(module, nn.Linear) or "RMSNorm" in type(module).__name__ for module, _ in _stored(model))
+
+
+def _stored(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
+    """The half-precision weights of decoder layers, each with its module."""
+    modules = (module for layer in decoder_layers(model) for module in layer.modules())
+    return ((m, weight) for m in modules for weight in m.parameters(recurse=False) if weight.dtype in HALF_DTYPES)
 
 
 @contextmanager
-def fused(model: nn.Module, adapter: str, *, compiled: bool, wide: bool = False) -> Iterator[None]:
-    """While active, the modules of `adapter` are fused ones, and decoder layers run compiled where `compiled` says so.
+def fused(model: nn.Module, adapter: str, *, compiled: bool, wide: bool = False, unrounded: bool = False) -> Iterator[None]:
+    """While active, the modules of `adapter` are fused ones, and decoder layers run compiled where `compiled` says so. `unrounded`:
+    the sum that layers add to is float32, as in a `wide` pass. Rounding it is half of a pass's noise.
 
     All layers, and all adapters of one rank, share one compiled graph: their weights are inputs of it.
     """
     places = _adapted(model, adapter)
     layers = list(decoder_layers(model))
+    causal_lm: Any = model.get_base_model()  # type: ignore[operator]
+    unrounded = unrounded or wide
     hooks: list[Any] = []
     try:
         ours = []
@@ -246,17 +261,16 @@ def fused(model: nn.Module, adapter: str, *, compiled: bool, wide: bool = False)
             a, b = module.lora_A[adapter].weight, module.lora_B[adapter].weight
             ours.append((WideLora if wide else FusedLora)(module.base_layer, a, b, module.scaling[adapter]))
             parent._modules[name] = ours[-1]
-        if wide:
+        if unrounded:
             bare = [place for layer in layers for place in _bare(layer)]
             places += bare
             for parent, name, module in bare:
-                parent._modules[name] = WideLinear(getattr(module, "base_layer", module))
-        causal_lm: Any = model.get_base_model()  # type: ignore[operator]
+                parent._modules[name] = (WideLinear if wide else RoundedLinear)(getattr(module, "base_layer", module))
         embeddings = causal_lm.get_input_embeddings()
         hooks.append(causal_lm.base_model.register_forward_pre_hook(lambda *_: refresh(ours)))
-        if wide:
+        if unrounded:
             hooks.append(embeddings.register_forward_hook(lambda *found: found[-1].float()))
-        elif compiled:  # the first layer's input asks for a gradient as the others' do, so that it shares their graph
+        if compiled:  # the first layer's input asks for a gradient as the others' do, so that it shares their graph
             hooks.append(embeddings.register_forward_hook(_ask_for_gradient))
         for layer in layers if compiled else ():
             layer.forward = MethodType(_compiled(type(layer).forward), layer)

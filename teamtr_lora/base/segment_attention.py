@@ -110,8 +110,11 @@ def _attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """[B, heads, tokens, width] -> [B, tokens, heads, width], called by transformers' layers; with segments B is 1."""
-    if query.is_cuda and query.dtype == torch.float32:  # flash kernels are of half precision, whose 11 bits are those of TF32
-        query, key, value = query.half(), key.half(), value.half()
+    # Flash kernels are of half precision, whose 11 bits are those of TF32. Queries and keys may be wider than what they are made
+    # of: rotations are float32 where a layer's input is.
+    half = value.dtype if value.dtype in HALF_DTYPES else torch.float16
+    if query.dtype == torch.float32 and (query.is_cuda or half == value.dtype):
+        query, key, value = query.to(half), key.to(half), value.to(half)
     if segments is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

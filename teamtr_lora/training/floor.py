@@ -12,6 +12,7 @@ import torch
 
 from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.algorithm.variants.radii import RADII
+from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import TrustRegionSection
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 PERTURBATIONS = (1e-6, 1e-5, 1e-4, 1e-3)
 MARGIN = 5.0
 MESSAGES = 32
+TRAINING_FLOOR = 2e-3 / 256  # nats a token: training passes that are noisier than this add up in float32, which takes longer
 
 
 def measure_floors(
@@ -36,7 +38,7 @@ def measure_floors(
     training pass, and a gate in TF32, the most that they read above a strict pass over all perturbations.
 
     With `gate_precision: auto` the scorer's gate passes are made TF32 if that resolves the radius; without messages to try it on,
-    they stay strict."""
+    they stay strict. Its training passes are made to add up in float32 if they are too noisy."""
     chosen = [e for e in episodes if any(m.agent == agent and m.token_ids for m in e.messages)][:MESSAGES]
     if not chosen:
         return {}
@@ -58,8 +60,16 @@ def measure_floors(
             coarse = floor_here(as_trained if scorer.quick else batch)
         scorer.tf32 = region.gate_precision == "tf32" or MARGIN * coarse <= least_radius(region)
         gate = coarse if scorer.tf32 else gate
-    with scorer.training(agent), torch.no_grad():
-        return {"training": floor_here(as_trained), "gate": gate}
+
+    def training_floor() -> float:
+        with scorer.training(agent), torch.no_grad():
+            return floor_here(as_trained)
+
+    training, tokens = training_floor(), batch.tokens / len(batch.messages)
+    if training > REDUCTIONS[reduction].of_message(TRAINING_FLOOR * tokens, tokens) and scorer.can_unround(agent):
+        scorer.unrounded = True
+        training = training_floor()
+    return {"training": training, "gate": gate}
 
 
 def perturbed_kl(

@@ -53,6 +53,7 @@ class Scorer:
         ranks: Ranks | None = None,
     ) -> None:
         self._compiled, self._training, self._wide, self.ranks = compiled, False, False, ranks or Ranks()
+        self.unrounded = False  # whether layers add up in float32 in training passes
         self.tokens_per_microbatch = tokens_per_microbatch
         self._bank, self._temperature, self._chunk, self.tf32 = bank, temperature, head_chunk_tokens, tf32
         self._split = base.split
@@ -100,12 +101,15 @@ class Scorer:
     def training(self, agent: str) -> Iterator[list[torch.nn.Parameter]]:
         """Around the passes that an update learns from; yields the parameters of `agent`."""
         attention = attending_over_segments(self._model) if self.takes_segments else nullcontext()
-        with attention, self._bank.training(agent, compiled=self._compiled) as parameters:
+        with attention, self._bank.training(agent, compiled=self._compiled, unrounded=self.unrounded) as parameters:
             self._training = True
             try:
                 yield parameters
             finally:
                 self._training = False
+
+    def can_unround(self, agent: str) -> bool:
+        return self.takes_segments and self._bank.takes_float32(agent)
 
     @property
     def quick(self) -> bool:
@@ -142,7 +146,8 @@ class Scorer:
         # Messages that share a row share the position before their first token. Indexing would add up their gradients in an
         # order that depends on threads; an embedding adds them in the order of N, so that a run can be repeated bit by bit.
         hidden_ND = embedding(batch.place_N, hidden_B_T_D.flatten(0, 1))
-        return hidden_ND.to(self._head.dtype) if self._wide else hidden_ND  # the head's input, rounded as those of other products
+        rounded = self._wide or (self._training and self.unrounded)  # the head's input, as those of other products are
+        return hidden_ND.to(self._head.dtype) if rounded else hidden_ND
 
     def score_and_keep(self, batch: Microbatch, current: Kept | None = None) -> tuple[TokenScores, Kept]:
         """The scores of the adapter as it is now, and what later passes need to measure from this policy."""

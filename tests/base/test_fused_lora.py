@@ -1,5 +1,6 @@
 """The fused adapter layers against autograd in float64, and against PEFT's own modules."""
 
+from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,34 @@ def test_a_wide_pass_rounds_only_what_goes_into_a_product(targets: str | list[st
     assert float(noise) < 6e-4 and float(noise) < 0.7 * float(coarse)
     peft = model.get_base_model().model(input_ids=ids).last_hidden_state  # type: ignore[operator]
     assert peft.dtype == torch.float16, "nothing of the wide pass stays"
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
+@pytest.mark.parametrize("device", DEVICES)
+def test_layers_that_add_up_in_float32_are_less_noisy(device: str, targets: str | list[str]) -> None:
+    """Against float64 on the same stored weights, forward and backward."""
+    torch.manual_seed(0)
+    ids, weight = torch.randint(0, 300, (1, 48), device=device), torch.randn(1, 48, 64, device=device)
+    start, none, nobody = torch.tensor([0, 20, 48], dtype=torch.int32, device=device), *torch.zeros(2, 1, dtype=torch.int32)
+    segments = Segments(start, 28, 0, 48, none.to(device), 0, nobody.to(device), 0)
+    at = torch.cat([torch.arange(20), torch.arange(28)])[None].to(device)
+    found = {}
+    for how, dtype in (("exact", torch.float64), ("rounded", torch.float16), ("unrounded", torch.float16)):
+        model = tiny(torch.float16, device, targets).to(torch.float64 if dtype == torch.float64 else None)
+        causal_lm: Any = model.get_base_model()  # type: ignore[operator]
+        with torch.no_grad():  # the sum is larger than what a layer adds to it, as in trained bases
+            causal_lm.get_input_embeddings().weight.mul_(32)
+        around = fused(model, ADAPTER, compiled=False, unrounded=how == "unrounded")
+        with attending_over_segments(causal_lm), nullcontext() if how == "exact" else around:
+            hidden = causal_lm.model(input_ids=ids, position_ids=at, segments=segments, use_cache=False).last_hidden_state
+            assert hidden.dtype == (torch.float32 if how == "unrounded" else dtype)
+            ((hidden.to(weight.dtype if how != "exact" else dtype) * weight).sum() * 16).backward()
+        gradient = {name: p.grad.double() / 16 for name, p in model.named_parameters() if p.grad is not None}
+        found[how] = {"hidden": hidden.detach().double()}, gradient
+        assert not any("Rounded" in type(module).__name__ for module in model.modules())
+    for what in (0, 1):
+        noise, coarse = (distance(found[how][what], found["exact"][what]) for how in ("unrounded", "rounded"))
+        assert noise < 1e-3 and noise < 0.5 * coarse, (what, noise, coarse)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

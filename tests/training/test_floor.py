@@ -9,6 +9,7 @@ import torch
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import TrustRegionSection
 from teamtr_lora.team import agent_sequences
+from teamtr_lora.training import floor
 from teamtr_lora.training.floor import check_floors, measure_floors
 from teamtr_lora.training.gate import gate_pass
 from teamtr_lora.training.scoring import Scorer, keep_current, unweighted_batch
@@ -99,6 +100,28 @@ def test_a_gate_of_fewer_digits_has_their_noise_for_a_floor(make_team, episodes,
         assert measure_floors(scorer, playable.bank, "left", [], region=region) == {} and not scorer.tf32, "strict until tried"
         floor = measure_floors(scorer, playable.bank, "left", episodes[:6], region=region)["gate"]
         assert scorer.tf32 == kept and floor == pytest.approx(coarse if kept else floors[False]["gate"])
+
+
+@pytest.mark.parametrize("reduction", ["message_sum", "token_mean"])
+def test_training_passes_that_are_too_noisy_add_up_in_float32(make_team, episodes, monkeypatch, reduction: str) -> None:
+    playable, asked = make_team(precision="bf16"), []
+    region = TrustRegionSection(reduction=reduction)
+
+    def chosen() -> bool:
+        scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=64)
+        measure_floors(scorer, playable.bank, "left", episodes[:6], region=region)
+        return scorer.unrounded
+
+    assert not chosen(), "no base can on a CPU"
+    monkeypatch.setattr(Scorer, "can_unround", lambda *_: True)
+    training = playable.bank.training
+    monkeypatch.setattr(playable.bank, "training", lambda *a, **how: asked.append(how["unrounded"]) or training(*a, **how))
+    tokens = sum(len(e.messages[0].token_ids) for e in episodes[:6]) / 6
+    noise = floors_of(playable, episodes[:6], reduction=reduction)["training"] / (tokens if reduction == "message_sum" else 1)
+    for limit, unrounded in ((1.5 * noise, False), (0.7 * noise, True)):
+        asked.clear()
+        monkeypatch.setattr(floor, "TRAINING_FLOOR", limit)
+        assert chosen() == unrounded and asked == [False, True][: 1 + unrounded]
 
 
 def test_the_floor_is_of_the_recipes_reduction(make_team, episodes, move) -> None:

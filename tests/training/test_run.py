@@ -162,6 +162,17 @@ def test_a_resumed_run_keeps_the_size_of_its_micro_batches(start: Start, tmp_pat
     assert start(tmp_path / "sizes", resume=True, tokens_per_microbatch="auto").updater.scorer.tokens_per_microbatch == 384
 
 
+def test_a_resumed_run_keeps_the_precision_of_its_passes(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(scorer: Any, *_: Any, **__: Any) -> dict[str, float]:
+        scorer.tf32 = scorer.unrounded = True
+        return {}
+
+    monkeypatch.setattr("teamtr_lora.training.run.measure_floors", found)
+    start(tmp_path / "precision").begin()
+    resumed = start(tmp_path / "precision", resume=True).updater.scorer
+    assert resumed.tf32 and resumed.unrounded
+
+
 def test_gain_weighted_radii_share_one_total_and_survive_a_resume(start: Start, tmp_path: Path) -> None:
     weighted = {"radii": "gain_weighted", "stages": 3}
     whole = start(tmp_path / "whole", **weighted)
