@@ -1,6 +1,6 @@
 """The smallest KL that each pass can measure, for one base on this machine.
 
-    .venv/bin/python tools/measure_floors.py [BASE] [--device auto] [--message-tokens 64] [--json FILE]
+    .venv/bin/python tools/measure_floors.py [BASE] [--device auto] [--precisions fp16] [--message-tokens 64] [--json FILE]
 
 BASE is anything base.source accepts. It is loaded in every precision that makes sense on the device; per pass there are two
 readings, both of the exact KL summed over a message, in nats:
@@ -67,6 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", nargs="?", default="nano")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--precisions", default="fp32,fp16,bf16", help="of the stored weights, with commas")
     parser.add_argument("--message-tokens", type=int, default=64)
     parser.add_argument("--messages", type=int, default=16)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -76,7 +77,7 @@ def main() -> None:
     except UserError as error:
         sys.exit(f"measure_floors: {error}")
     skipped = {"fp16": HALF_ON_CPU, "bf16": HALF_ON_CPU} if device.type == "cpu" else {}
-    precisions = [p for p in ("fp32", "fp16", "bf16") if p not in skipped]
+    precisions = [p for p in args.precisions.split(",") if p not in skipped]
     readings, failed = measure(args.base, str(device), precisions, messages=args.messages, tokens=args.message_tokens)
     skipped |= failed
     if readings:
@@ -146,7 +147,8 @@ def sample(playable: PlayableTeam, count: int, tokens: int) -> list[Episode]:
 def read_passes(playable: PlayableTeam, episodes: list[Episode], precision: str) -> Iterator[PassReading]:
     base, bank = playable.base, playable.bank
     for tf32 in (False, True) if base.device.type == "cuda" else (False,):
-        scorer = Scorer(base, bank, temperature=1.0, head_chunk_tokens=TRAINING.head_chunk_tokens, tf32=tf32)
+        how = {"head_chunk_tokens": TRAINING.head_chunk_tokens, "compiled": TRAINING.compile}  # as a run's passes are
+        scorer = Scorer(base, bank, temperature=1.0, tf32=tf32, **how)  # type: ignore[arg-type]
         region = TrustRegionSection(gate_precision="tf32" if tf32 else "fp32")
         floors = measure_floors(scorer, bank, AGENT, episodes, region=region)
         sequences = agent_sequences(episodes, AGENT)
