@@ -156,7 +156,8 @@ class FusedLora(nn.Module):
 
     def __init__(self, layer: nn.Module, a: Tensor, b: Tensor, scaling: float) -> None:
         super().__init__()
-        self.layer, self.a, self.b, self.scaling = layer, a, b, float(scaling)
+        self.layer: Any = layer
+        self.a, self.b, self.scaling = a, b, float(scaling)
         self.made_of = (-1, -1)  # versions of the factors that the parts are of
 
     def forward(self, x: Tensor) -> Tensor:
@@ -245,8 +246,8 @@ def _stored(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
 
 @contextmanager
 def fused(model: nn.Module, adapter: str, *, compiled: bool, wide: bool = False, unrounded: bool = False) -> Iterator[None]:
-    """While active, the modules of `adapter` are fused ones, and decoder layers run compiled where `compiled` says so. `unrounded`:
-    the sum that layers add to is float32, as in a `wide` pass. Rounding it is half of a pass's noise.
+    """While active, the modules of `adapter` are fused ones, and decoder layers run compiled where `compiled` says so.
+    `unrounded`: the sum that layers add to is float32, as in a `wide` pass. Rounding it is half of a pass's noise.
 
     All layers, and all adapters of one rank, share one compiled graph: their weights are inputs of it.
     """
@@ -289,8 +290,8 @@ def fused(model: nn.Module, adapter: str, *, compiled: bool, wide: bool = False,
 
 @cache
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Asking torch for it anew, for every layer of every pass, would take longer than the gate's products. For its backward pass a
-    layer keeps what products and attention gave, and computes again what lies between: norms, rotations, the MLP's activation."""
+    """Asking torch for it anew, for every layer of every pass, would take longer than the gate's products. For its backward pass
+    a layer keeps what products and attention gave, and computes again what lies between: norms, rotations, the activation."""
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)  # says that this way of keeping is a new one
     contexts = partial(create_selective_checkpoint_contexts, _keeps_products)
 
