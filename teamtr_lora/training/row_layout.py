@@ -154,7 +154,7 @@ def fill_end_to_end(groups: list[list[Numbered]], budget: int) -> Iterator[list[
             if part and left < rest + (prefix if row is None else 0):
                 yield _without_needless_openings(part)
                 part, left, row = [], most, None
-            if row is None:
+            if row is None or not prefix:
                 row = Row([], prefix)
                 part.append(row)
                 left -= prefix
@@ -165,7 +165,11 @@ def fill_end_to_end(groups: list[list[Numbered]], budget: int) -> Iterator[list[
 
 
 def _without_needless_openings(rows: list[Row]) -> list[Row]:
-    return [row if len(row.members) > 1 else Row(row.members) for row in rows]
+    """Only what several share is computed as an opening. Where nothing is, one sequence still opens so: layers that are compiled
+    for rows with openings would be compiled again for rows without."""
+    opened = [place for place, row in enumerate(rows) if row.prefix]
+    openings = {place for place in opened if len(rows[place].members) > 1} or set(opened[:1])
+    return [row if place in openings else Row(row.members) for place, row in enumerate(rows)]
 
 
 Starts = list[list[tuple[int, int]]]

@@ -92,6 +92,16 @@ def test_rows_end_to_end_fill_micro_batches_evenly() -> None:
     assert members == [member for group in groups for member in group]
 
 
+def test_one_sequence_opens_a_micro_batch_that_has_nothing_to_share() -> None:
+    """Compiled layers know rows with openings: without one they would be compiled again."""
+    groups = [group_of(10, 30, 3, group=group) for group in range(2)]
+    for budget, openings in ((1000, [[10, 10]]), (45, [[10]] * 6), (80, [[10], [10], [10]])):
+        parts = list(fill_end_to_end(groups, budget))
+        assert [[row.prefix for row in part if row.prefix] for part in parts] == openings
+    (part,) = fill_end_to_end([group_of(0, 30, 3)], 1000)  # nothing in common: a row each, none is lost
+    assert [len(row.members) for row in part] == [1, 1, 1]
+
+
 def test_two_processes_have_the_same_work_in_every_pass() -> None:
     draw = random.Random(0)
     for lengths in ([draw.randint(20, 60) for _ in range(count)] for count in (30, 47, 66, 101, 133)):

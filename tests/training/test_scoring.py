@@ -149,7 +149,7 @@ def test_gradients_of_a_shared_position_are_added_in_one_order() -> None:
     hidden_B_T_D = torch.randn(1, 400, 64, requires_grad=True)
     place_N, gradient_N_D = torch.randint(0, 20, (2000,)), torch.randn(2000, 64)
     scorer = Scorer.__new__(Scorer)
-    scorer._wide = False
+    scorer._wide = scorer._training = False
     scorer._bank = SimpleNamespace(decoder=lambda **_: SimpleNamespace(last_hidden_state=hidden_B_T_D))
     rows = SimpleNamespace(ids_B_T=None, position_B_T=None, segments=None, mask=lambda: None)
     threads = torch.get_num_threads()
