@@ -27,6 +27,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from teamtr_lora.base.precision import HALF_DTYPES, decoder_layers
+from teamtr_lora.base.segment_attention import attend
 
 # The low parts of small weights would fall below half precision's range: factors are multiplied by a power of two first, which is
 # exact, and the product is divided by it. LoRA's A has the size of 1 / sqrt(width); B starts at zero and stays small. A's is
@@ -304,8 +305,16 @@ def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keeps_products(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    dear = (torch.ops.teamtr_lora.lora.default, torch.ops.teamtr_lora.attend.default)
-    return CheckpointPolicy.MUST_SAVE if operation in dear else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation in _products() else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@cache
+def _products() -> set[Any]:
+    """Adapted and bare linear layers, and attention by whichever kernel."""
+    kernels = ("flash_attention", "efficient_attention", "cudnn_attention", "fused_attention_overrideable")
+    attention = [getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}").default for kernel in kernels]
+    aten = torch.ops.aten
+    return {torch.ops.teamtr_lora.lora.default, aten.mm.default, aten.addmm.default, attend, *attention}
 
 
 def _ask_for_gradient(module: nn.Module, inputs: object, output: Tensor) -> Tensor:

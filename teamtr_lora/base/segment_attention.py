@@ -130,10 +130,10 @@ class _OverSegments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, *where: Any) -> Tensor:
         at = Segments(*where)
-        out, lse = _attend(q, k, v, at.part_S, at.part_S, at.longest, at.longest, True, scale)
+        out, lse = attend(q, k, v, at.part_S, at.part_S, at.longest, at.longest, True, scale)
         if at.openings:
             rests, openings = slice(at.rests, None), slice(0, at.openings)
-            far, far_lse = _attend(
+            far, far_lse = attend(
                 q[rests], k[openings], v[openings], at.rest_G, at.opening_G, at.longest_rests, at.longest_opening, False, scale
             )
             wide, near_lse = torch.promote_types(out.dtype, torch.float32), lse[:, rests]
@@ -161,18 +161,9 @@ class _OverSegments(torch.autograd.Function):
         return dq, dk, dv, *[None] * (1 + len(Segments._fields))
 
 
-@torch.library.custom_op("teamtr_lora::attend", mutates_args=())
-def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    q_start: torch.Tensor,
-    k_start: torch.Tensor,
-    longest_q: int,
-    longest_k: int,
-    causal: bool,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend_parts(
+    q: Tensor, k: Tensor, v: Tensor, q_start: Tensor, k_start: Tensor, longest_q: int, longest_k: int, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
     """Attention of each part of `q` over the part of `k` of the same number, and its log-sum-exp [heads, tokens]."""
     if q.is_cuda:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
@@ -187,21 +178,20 @@ def _attend(
     return out, lse
 
 
-@torch.library.custom_op("teamtr_lora::attend_backward", mutates_args=())
-def _attend_backward(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    q_start: torch.Tensor,
-    k_start: torch.Tensor,
+def _attend_parts_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q_start: Tensor,
+    k_start: Tensor,
     longest_q: int,
     longest_k: int,
     causal: bool,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, where `out` and `lse` may be of a softmax that goes over further keys too."""
     if q.is_cuda:
         seed, unused = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)  # of dropout
@@ -221,13 +211,25 @@ def _attend_backward(
     return dq, dk, dv
 
 
-@_attend.register_fake
+# Not by `torch.library.custom_op`, whose checks around every call take longer than the call.
+_OPS = torch.library.Library("teamtr_lora", "FRAGMENT")
+_PLACES = "Tensor q_start, Tensor k_start, SymInt longest_q, SymInt longest_k, bool causal, float scale"
+_OPS.define(f"attend(Tensor q, Tensor k, Tensor v, {_PLACES}) -> (Tensor, Tensor)")
+_OPS.define(
+    f"attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_PLACES}) -> (Tensor, Tensor, Tensor)"
+)
+_OPS.impl("attend", _attend_parts, "CompositeExplicitAutograd")
+_OPS.impl("attend_backward", _attend_parts_backward, "CompositeExplicitAutograd")
+attend, _attend_backward = torch.ops.teamtr_lora.attend.default, torch.ops.teamtr_lora.attend_backward.default
+
+
+@torch.library.register_fake("teamtr_lora::attend", lib=_OPS)
 def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     wide = torch.float32 if q.is_cuda else q.dtype
     return torch.empty_like(q), torch.empty(q.shape[1], q.shape[0], device=q.device, dtype=wide)
 
 
-@_attend_backward.register_fake
+@torch.library.register_fake("teamtr_lora::attend_backward", lib=_OPS)
 def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 

@@ -1,5 +1,6 @@
 """The fused adapter layers against autograd in float64, and against PEFT's own modules."""
 
+from collections import Counter
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from teamtr_lora.base import fused_lora
@@ -191,6 +193,40 @@ def test_layers_that_add_up_in_float32_are_less_noisy(device: str, targets: str 
     for what, share in ((0, 0.5), (1, 1.0)):  # gradients are half precision's own either way
         noise, coarse = (distance(found[how][what], found["exact"][what]) for how in ("unrounded", "rounded"))
         assert noise < 2e-3 and noise < share * coarse, (what, noise, coarse)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is called while active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found[str(operation)] += 1
+        return operation(*args, **kwargs or {})
+
+
+def test_no_product_and_no_attention_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapters on two modules: the products of all others are not in an operation of ours."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition", fullgraph=True))
+    monkeypatch.setattr(fused_lora, "_compiled", cache(fused_lora._compiled.__wrapped__))
+    torch._dynamo.reset()
+    model = tiny(torch.float32, targets=["q_proj", "down_proj"])
+    causal_lm: Any = model.get_base_model()  # type: ignore[operator]
+    start = torch.tensor([0, 10, 24], dtype=torch.int32)
+    segments = Segments(start, 14, 0, 24, *(part for _ in range(2) for part in (torch.zeros(1, dtype=torch.int32), 0)))
+    ids = torch.randint(0, 300, (1, 24))
+    with attending_over_segments(causal_lm), fused(model, ADAPTER, compiled=True):
+        hidden = causal_lm.model(input_ids=ids, segments=segments, use_cache=False).last_hidden_state
+        with Operations() as backward:
+            hidden.sum().backward()
+    torch._dynamo.reset()
+    ours = {
+        name: backward.found[f"teamtr_lora.{name}.default"] for name in ("lora", "attend", "attend_backward", "lora_backward")
+    }
+    assert ours == {"lora": 0, "attend": 0, "attend_backward": 2, "lora_backward": 4}
+    assert backward.found["aten.mm.default"] == 2 * 5, "the gradient of each bare layer's input, in both layers"
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
