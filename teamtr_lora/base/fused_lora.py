@@ -200,6 +200,12 @@ def _wide_layer(x: Tensor, layer: Any, a: Tensor | None, b: Tensor | None, scali
     return y.view(*x.shape[:-1], -1)
 
 
+def fixed(tensor: Tensor) -> Tensor:
+    """Compiled layers take its sizes as constants. Otherwise each call would ask for them one by one."""
+    torch._dynamo.mark_static(tensor)
+    return tensor
+
+
 @torch.no_grad()
 def refresh(modules: list[FusedLora]) -> None:
     """Makes the parts of factors that a step has changed, of all of one shape together: thousands of launches would take time."""
@@ -211,10 +217,10 @@ def refresh(modules: list[FusedLora]) -> None:
     for (*_, dtype), group in alike.items():
         high, low = two_parts(torch.stack([module.a for module in group]), A_SCALE, dtype)
         for module, parts in zip(group, torch.cat([high, low, high], 1), strict=True):
-            module.a_parts = parts
+            module.a_parts = fixed(parts)
         high, low = two_parts(torch.stack([module.b for module in group]), B_SCALE, dtype)
         for module, parts in zip(group, torch.cat([high, high, low], 2), strict=True):
-            module.b_parts = parts
+            module.b_parts = fixed(parts)
 
 
 def can_fuse(model: nn.Module, adapter: str) -> bool:
