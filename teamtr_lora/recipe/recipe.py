@@ -64,7 +64,8 @@ class TrainingSection(Section):
     window: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto",
         description="reuse: window only. Rollouts before the newest one that an update learns from; more of them make a better "
-        "direction of the same episodes, and take longer. auto: one less than there are agents, or two each with matched: stage.",
+        "direction of the same episodes, and take longer. auto: one less than there are agents, or two each with matched: stage "
+        "and a delta of at most 0.05.",
     )
     least_ess: float = Field(
         default=0.5,

@@ -405,10 +405,11 @@ def test_how_each_way_of_reuse_divides_the_newest_rollout() -> None:
     assert WindowAndNewest(settings).divide(newest, {1, 2, 5}, True, 0) == alone
     assert {name: kind(settings).window(4) for name, kind in REUSE.items()} == {"none": 0, "window": 3, "window_and_newest": 3}
     assert {name: kind(settings, 7).window(4) for name, kind in REUSE.items()} == {"none": 0, "window": 7, "window_and_newest": 7}
-    shared = [Window(settings, rollouts, shared=True).window(agents) for rollouts, agents in ((None, 4), (7, 4), (None, 1))]
-    assert shared == [8, 7, 0], "rollouts that share a stage's episodes are small: two stages of them"
-    budgets = {matched: TeamTRConfig(training={"matched": matched}) for matched in ("update", "stage")}
-    assert {matched: Variants.of(config).reuse.window(4) for matched, config in budgets.items()} == {"update": 3, "stage": 8}
+    two = [Window(settings, rollouts, two_stages=True).window(agents) for rollouts, agents in ((None, 4), (7, 4), (None, 1))]
+    assert two == [8, 7, 0]
+    for matched, delta, rollouts in (("update", 0.01, 3), ("stage", 0.05, 8), ("stage", 0.051, 3)):
+        config = TeamTRConfig(training={"matched": matched}, trust_region={"delta": delta})
+        assert Variants.of(config).reuse.window(4) == rollouts, "small rollouts of small steps: two stages of them"
 
 
 def test_what_has_no_gradient_is_held_out_first() -> None:

@@ -11,7 +11,7 @@ from teamtr_lora.algorithm.variants.publishing import UPDATES, Publishing
 from teamtr_lora.algorithm.variants.radii import RADII, Radii
 from teamtr_lora.algorithm.variants.region import REGIONS, TrustRegion
 from teamtr_lora.algorithm.variants.resampling import RESAMPLING, Resampling
-from teamtr_lora.algorithm.variants.reuse import REUSE, Reuse
+from teamtr_lora.algorithm.variants.reuse import REUSE, SMALL_RADIUS, Reuse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,8 @@ class Variants:
             region=REGIONS[region.kind](region),
             radii=RADII[region.radii](),
             reuse=REUSE[training.reuse if resampling.always_fresh else "none"](
-                region, None if training.window == "auto" else training.window, shared=matched.shared
+                region,
+                None if training.window == "auto" else training.window,
+                two_stages=matched.shared and region.delta <= SMALL_RADIUS,
             ),
         )

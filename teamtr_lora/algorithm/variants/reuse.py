@@ -13,6 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+SMALL_RADIUS = 0.05  # nats: what updates of this size have left behind is nearly fresh for two stages
+
 
 class Played(Protocol):
     """What a rule needs to know of an episode."""
@@ -39,9 +41,9 @@ class Division:
 class Reuse(ABC):
     words: ClassVar[str]
 
-    def __init__(self, settings: ReuseSettings, rollouts: int | None = None, *, shared: bool = False) -> None:
-        """`rollouts`: of a window; None: by the number of agents, more where they have `shared` a stage's episodes."""
-        self.settings, self._rollouts, self._shared = settings, rollouts, shared
+    def __init__(self, settings: ReuseSettings, rollouts: int | None = None, *, two_stages: bool = False) -> None:
+        """`rollouts`: of a window; None: by the number of agents, those of `two_stages` or one less than a stage has."""
+        self.settings, self._rollouts, self._two_stages = settings, rollouts, two_stages
 
     def window(self, agents: int) -> int:
         """Rollouts before the newest one that an update of a team of `agents` learns from."""
@@ -93,14 +95,15 @@ class Window(HoldOut):
     """The gradient comes from the rollouts of the last updates, n - 1 by default, across the border of stages too, and the whole
     newest rollout judges: the candidate has never seen it, and there are several times as many groups to judge by. The next
     updates then learn from it. Where there is nothing earlier to learn from, the newest rollout is divided as without reuse.
-    Where n rollouts share a stage's episodes, each is so small that two stages of them are kept."""
+    Where n rollouts share a stage's episodes, each is so small that two stages of them are kept, unless the radius is so large
+    that they would be stale."""
 
     words = "an update learns from the last rollouts (window), weighted by trajectory ratios, and the whole newest one judges it"
 
     def window(self, agents: int) -> int:
         if self._rollouts is not None:
             return self._rollouts
-        return 2 * agents if self._shared and agents > 1 else agents - 1
+        return 2 * agents if self._two_stages and agents > 1 else agents - 1
 
     def judges(self, items: int) -> str:
         return f"the {items} items of the newest rollout, from which it has not learned"
