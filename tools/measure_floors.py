@@ -2,8 +2,8 @@
 
     .venv/bin/python tools/measure_floors.py [BASE] [--device auto] [--precisions fp16] [--message-tokens 64] [--json FILE]
 
-BASE is anything base.source accepts. It is loaded in every precision that makes sense on the device; per pass there are two
-readings, both of the exact KL summed over a message, in nats:
+BASE is anything base.source accepts. It is loaded in every precision that makes sense on the device, of those in --precisions;
+per pass there are two readings, both of the exact KL summed over a message, in nats:
 - floor: what a run measures for itself at start-up (teamtr_lora/training/floor.py); a delta below five times it is refused
 - resolves: from a scan of its own. A fresh agent is moved by alpha along one random direction; as long as a pass resolves the
   KL, KL / alpha^2 stays what the strict float32 pass finds. This is the smallest KL for which it does, within a factor of two
@@ -37,6 +37,7 @@ from teamtr_lora.training.gate import gate_pass
 from teamtr_lora.training.scoring import Scorer, unweighted_batch
 
 AGENT = "agent"
+PRECISIONS = ("fp32", "fp16", "bf16")
 ALPHAS = tuple(10.0**-power for power in range(8))
 REFERENCE = 1e-2  # small enough for the KL to be quadratic, large enough for strict float32 to see it well
 HALF_ON_CPU = "a CPU rounds half precision in other places than a GPU: its floor would say nothing of one"
@@ -67,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", nargs="?", default="nano")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--precisions", default="fp32,fp16,bf16", help="of the stored weights, with commas")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="of the stored weights")
     parser.add_argument("--message-tokens", type=int, default=64)
     parser.add_argument("--messages", type=int, default=16)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -77,7 +78,8 @@ def main() -> None:
     except UserError as error:
         sys.exit(f"measure_floors: {error}")
     skipped = {"fp16": HALF_ON_CPU, "bf16": HALF_ON_CPU} if device.type == "cpu" else {}
-    precisions = [p for p in args.precisions.split(",") if p not in skipped]
+    skipped = {precision: why for precision, why in skipped.items() if precision in args.precisions}
+    precisions = [precision for precision in args.precisions if precision not in skipped]
     readings, failed = measure(args.base, str(device), precisions, messages=args.messages, tokens=args.message_tokens)
     skipped |= failed
     if readings:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from teamtr_lora.base.frozen_base import linear_shapes
-from teamtr_lora.base.fused_lora import can_fuse, can_widen, fused, takes_float32
+from teamtr_lora.base.fused_lora import can_fuse, can_widen, fused, takes_float32_sum
 from teamtr_lora.base.lora_config import misfit
 from teamtr_lora.base.precision import float32_products
 from teamtr_lora.base.versions import AdapterVersion, content_hash
@@ -110,16 +110,16 @@ class AdapterBank:
         self._checkpointing = True
 
     @contextmanager
-    def training(self, agent: str, *, compiled: bool = False, unrounded: bool = False) -> Iterator[list[nn.Parameter]]:
+    def training(self, agent: str, *, compiled: bool = False, float32_sum: bool = False) -> Iterator[list[nn.Parameter]]:
         """`agent` is active and its own parameters, and no others, require gradients. On a GPU in half precision its layers are
-        fused ones meanwhile, and run compiled where `compiled` says so. `unrounded`: what they add up is float32."""
+        fused ones meanwhile, and run compiled where `compiled` says so. `float32_sum`: what they add up is float32."""
         self.activate(agent)
         parameters = list(self._owned[agent].values())
         for parameter in parameters:
             parameter.requires_grad_(True)
         fusing = can_fuse(self.model, _peft_name(agent))
         try:
-            layers = fused(self.model, _peft_name(agent), compiled=compiled, unrounded=unrounded) if fusing else nullcontext()
+            layers = fused(self.model, _peft_name(agent), compiled=compiled, float32_sum=float32_sum) if fusing else nullcontext()
             with layers:
                 self.model.train(self._checkpointing)  # checkpointing acts in training mode only
                 yield parameters
@@ -129,9 +129,9 @@ class AdapterBank:
                 parameter.requires_grad_(False)
                 parameter.grad = None
 
-    def takes_float32(self, agent: str) -> bool:
-        """Whether training passes of `agent` may be `unrounded`."""
-        return can_fuse(self.model, _peft_name(agent)) and takes_float32(self.model)
+    def takes_float32_sum(self, agent: str) -> bool:
+        """Whether training passes of `agent` may be `float32_sum`."""
+        return can_fuse(self.model, _peft_name(agent)) and takes_float32_sum(self.model)
 
     @property
     def can_widen(self) -> bool:

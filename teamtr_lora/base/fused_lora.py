@@ -176,7 +176,7 @@ class WideLora(FusedLora):
         return _wide_layer(x, self.layer, self.a_parts, self.b, self.scaling)
 
 
-class RoundedLinear(nn.Module):
+class RoundingLinear(nn.Module):
     """A frozen linear layer without an adapter, of an input that may be float32."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -187,7 +187,7 @@ class RoundedLinear(nn.Module):
         return functional.linear(x.to(self.layer.weight.dtype), self.layer.weight, self.layer.bias)
 
 
-class WideLinear(RoundedLinear):
+class WideLinear(RoundingLinear):
     """The same, float32 in and out."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -237,10 +237,11 @@ def can_fuse(model: nn.Module, adapter: str) -> bool:
 
 def can_widen(model: nn.Module, adapter: str) -> bool:
     """Whether a `wide` pass fits: float16 products, whose inputs bf16 would round to 8 bits, and float32 between them."""
-    return can_fuse(model, adapter) and takes_float32(model) and next(_stored(model))[1].dtype == torch.float16
+    products = (weight.dtype for module, weight in _stored(model) if isinstance(module, nn.Linear))
+    return can_fuse(model, adapter) and takes_float32_sum(model) and all(dtype == torch.float16 for dtype in products)
 
 
-def takes_float32(model: nn.Module) -> bool:
+def takes_float32_sum(model: nn.Module) -> bool:
     """Whether all that a decoder layer has beside linear layers are norms that multiply a float32 input by stored weights."""
     return all(isinstance(module, nn.Linear) or "RMSNorm" in type(module).__name__ for module, _ in _stored(model))
 
@@ -252,16 +253,16 @@ def _stored(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
 
 
 @contextmanager
-def fused(model: nn.Module, adapter: str, *, compiled: bool, wide: bool = False, unrounded: bool = False) -> Iterator[None]:
+def fused(model: nn.Module, adapter: str, *, compiled: bool, wide: bool = False, float32_sum: bool = False) -> Iterator[None]:
     """While active, the modules of `adapter` are fused ones, and decoder layers run compiled where `compiled` says so.
-    `unrounded`: the sum that layers add to is float32, as in a `wide` pass. Rounding it is half of a pass's noise.
+    `float32_sum`: the sum that layers add to is float32, as in a `wide` pass. Rounding it is half of a pass's noise.
 
     All layers, and all adapters of one rank, share one compiled graph: their weights are inputs of it.
     """
     places = _adapted(model, adapter)
     layers = list(decoder_layers(model))
     causal_lm: Any = model.get_base_model()  # type: ignore[operator]
-    unrounded = unrounded or wide
+    float32_sum = float32_sum or wide
     hooks: list[Any] = []
     try:
         ours = []
@@ -269,22 +270,23 @@ def fused(model: nn.Module, adapter: str, *, compiled: bool, wide: bool = False,
             a, b = module.lora_A[adapter].weight, module.lora_B[adapter].weight
             ours.append((WideLora if wide else FusedLora)(module.base_layer, a, b, module.scaling[adapter]))
             parent._modules[name] = ours[-1]
-        if unrounded:
+        if float32_sum:
             bare = [place for layer in layers for place in _bare(layer)]
             places += bare
             for parent, name, module in bare:
-                parent._modules[name] = (WideLinear if wide else RoundedLinear)(getattr(module, "base_layer", module))
+                parent._modules[name] = (WideLinear if wide else RoundingLinear)(getattr(module, "base_layer", module))
         embeddings = causal_lm.get_input_embeddings()
         hooks.append(causal_lm.base_model.register_forward_pre_hook(lambda *_: refresh(ours)))
-        if unrounded:
+        if float32_sum:
             hooks.append(embeddings.register_forward_hook(lambda *found: found[-1].float()))
         if compiled:  # the first layer's input asks for a gradient as the others' do, so that it shares their graph
             hooks.append(embeddings.register_forward_hook(_ask_for_gradient))
         for layer in layers if compiled else ():
             layer.forward = MethodType(_compiled(type(layer).forward), layer)
         # Sizes vary from batch to batch, and two that happen to be equal once need not be so again. Scales and scalings do not
-        # vary: as constants they keep the graph free of guards.
-        with torch._dynamo.config.patch(specialize_float=True), _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        # vary: as constants they keep the graph free of guards. Agents of several ranks need more graphs than torch makes.
+        how = torch._dynamo.config.patch(specialize_float=True, recompile_limit=64)
+        with how, _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             yield
     finally:
         for hook in hooks:
@@ -311,7 +313,9 @@ def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keeps_products(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _products() else CheckpointPolicy.PREFER_RECOMPUTE
+    # Attention over openings and over rests is put together along the tokens: that is kept, and its parts need not be.
+    together = operation is torch.ops.aten.cat.default and (args[1] if len(args) > 1 else kwargs.get("dim", 0)) == 0
+    return CheckpointPolicy.MUST_SAVE if together or operation in _products() else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @cache

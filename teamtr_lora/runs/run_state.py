@@ -74,7 +74,7 @@ class RunState:
     rates: dict[str, float | None] = field(default_factory=dict)  # learning rates found by training.learning_rate: auto
     loss_scaler: dict[str, float] = field(default_factory=dict)  # empty where no half precision needs one
     gate_tf32: bool = False  # the precision of gate passes, once the floors have been measured
-    training_unrounded: bool = False  # and whether layers add up in float32 in training passes
+    training_float32_sum: bool = False  # and whether layers add up in float32 in training passes
     tokens_per_microbatch: int = 0  # what `auto` came to; 0 before the first update
     threads: int = 0  # of a process on a CPU, by whose number torch rounds; 0 on a GPU
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))

@@ -66,9 +66,12 @@ def measure_floors(
             return floor_here(as_trained)
 
     training, tokens = training_floor(), batch.tokens / len(batch.messages)
-    if training > REDUCTIONS[reduction].of_message(TRAINING_FLOOR * tokens, tokens) and scorer.can_unround(agent):
-        scorer.unrounded = True
+    if training > REDUCTIONS[reduction].of_message(TRAINING_FLOOR * tokens, tokens) and scorer.takes_float32_sum(agent):
+        scorer.float32_sum, rounded = True, training
         training = training_floor()
+        logger.info(
+            "the training pass cannot resolve KL below %.2g nats, %.2g with float32 sums between layers", rounded, training
+        )
     return {"training": training, "gate": gate}
 
 

@@ -80,7 +80,7 @@ class TrainingRun:
         self.updater.slopes.update(self.state.slopes)
         self.updater.rates.update(self.state.rates)
         self.rollouts.window.resume(self.state.rollouts)
-        self.updater.scorer.tf32, self.updater.scorer.unrounded = self.state.gate_tf32, self.state.training_unrounded
+        self.updater.scorer.tf32, self.updater.scorer.float32_sum = self.state.gate_tf32, self.state.training_float32_sum
         if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
             self.updater.scaler.load_state_dict(self.state.loss_scaler)
         chosen_by_us = self.config.training.tokens_per_microbatch == "auto"
@@ -119,7 +119,7 @@ class TrainingRun:
         speaker = next((m.agent for e in episodes for m in e.messages), self.agents[0])
         with self.playable.training_memory():
             found = measure_floors(scorer, self.playable.bank, speaker, episodes, region=region)
-        floors, scorer.tf32, scorer.unrounded = self.ranks.broadcast((found, scorer.tf32, scorer.unrounded))
+        floors, scorer.tf32, scorer.float32_sum = self.ranks.broadcast((found, scorer.tf32, scorer.float32_sum))
         check_floors(floors, least_radius(region), tf32=scorer.tf32)
         begun = {"process": self.context.process_seconds, **self.playable.opening_seconds}
         self.state.accuracy_before = self.state.accuracy_after = evaluation["avg_at_k"]
@@ -227,7 +227,7 @@ class TrainingRun:
         state.step += 1
         state.versions = self.playable.adapter_versions()
         state.betas, state.radii, state.slopes = dict(self.updater.betas), dict(self.updater.radii), dict(self.updater.slopes)
-        state.gate_tf32, state.training_unrounded = self.updater.scorer.tf32, self.updater.scorer.unrounded
+        state.gate_tf32, state.training_float32_sum = self.updater.scorer.tf32, self.updater.scorer.float32_sum
         state.rates, state.rollouts = dict(self.updater.rates), self.rollouts.window.records()
         state.loss_scaler = self.updater.scaler.state_dict()
         state.tokens_per_microbatch = self.updater.scorer.tokens_per_microbatch

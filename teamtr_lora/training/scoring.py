@@ -53,7 +53,7 @@ class Scorer:
         ranks: Ranks | None = None,
     ) -> None:
         self._compiled, self._training, self._wide, self.ranks = compiled, False, False, ranks or Ranks()
-        self.unrounded = False  # whether layers add up in float32 in training passes
+        self.float32_sum = False  # whether layers add up in float32 in training passes
         self.tokens_per_microbatch = tokens_per_microbatch
         self._bank, self._temperature, self._chunk, self.tf32 = bank, temperature, head_chunk_tokens, tf32
         self._split = base.split
@@ -101,15 +101,16 @@ class Scorer:
     def training(self, agent: str) -> Iterator[list[torch.nn.Parameter]]:
         """Around the passes that an update learns from; yields the parameters of `agent`."""
         attention = attending_over_segments(self._model) if self.takes_segments else nullcontext()
-        with attention, self._bank.training(agent, compiled=self._compiled, unrounded=self.unrounded) as parameters:
+        float32_sum = self.float32_sum and self.takes_float32_sum(agent)
+        with attention, self._bank.training(agent, compiled=self._compiled, float32_sum=float32_sum) as parameters:
             self._training = True
             try:
                 yield parameters
             finally:
                 self._training = False
 
-    def can_unround(self, agent: str) -> bool:
-        return self.takes_segments and self._bank.takes_float32(agent)
+    def takes_float32_sum(self, agent: str) -> bool:
+        return self.takes_segments and self._bank.takes_float32_sum(agent)
 
     @property
     def quick(self) -> bool:
@@ -146,8 +147,8 @@ class Scorer:
         # Messages that share a row share the position before their first token. Indexing would add up their gradients in an
         # order that depends on threads; an embedding adds them in the order of N, so that a run can be repeated bit by bit.
         hidden_ND = embedding(batch.place_N, hidden_B_T_D.flatten(0, 1))
-        rounded = self._wide or (self._training and self.unrounded)  # the head's input, as those of other products are
-        return hidden_ND.to(self._head.dtype) if rounded else hidden_ND
+        float32 = self._wide or (self._training and self.float32_sum)  # the head's input is rounded, as other products' are
+        return hidden_ND.to(self._head.dtype) if float32 else hidden_ND
 
     def score_and_keep(self, batch: Microbatch, current: Kept | None = None) -> tuple[TokenScores, Kept]:
         """The scores of the adapter as it is now, and what later passes need to measure from this policy."""

@@ -177,21 +177,21 @@ def test_layers_that_add_up_in_float32_are_less_noisy(device: str, targets: str 
     segments = Segments(start, 28, 0, 48, none.to(device), 0, nobody.to(device), 0)
     at = torch.cat([torch.arange(20), torch.arange(28)])[None].to(device)
     found = {}
-    for how, dtype in (("exact", torch.float64), ("rounded", torch.float16), ("unrounded", torch.float16)):
+    for how, dtype in (("exact", torch.float64), ("rounded", torch.float16), ("float32_sum", torch.float16)):
         model = tiny(torch.float16, device, targets).to(torch.float64 if dtype == torch.float64 else None)
         causal_lm: Any = model.get_base_model()  # type: ignore[operator]
         with torch.no_grad():  # the sum is larger than what a layer adds to it, as in trained bases
             causal_lm.get_input_embeddings().weight.mul_(32)
-        around = fused(model, ADAPTER, compiled=False, unrounded=how == "unrounded")
+        around = fused(model, ADAPTER, compiled=False, float32_sum=how == "float32_sum")
         with attending_over_segments(causal_lm), nullcontext() if how == "exact" else around:
             hidden = causal_lm.model(input_ids=ids, position_ids=at, segments=segments, use_cache=False).last_hidden_state
-            assert hidden.dtype == (torch.float32 if how == "unrounded" else dtype)
+            assert hidden.dtype == (torch.float32 if how == "float32_sum" else dtype)
             ((hidden.to(weight.dtype if how != "exact" else dtype) * weight).sum() * 16).backward()
         gradient = {name: p.grad.double() / 16 for name, p in model.named_parameters() if p.grad is not None}
         found[how] = {"hidden": hidden.detach().double()}, gradient
         assert not any("Rounded" in type(module).__name__ for module in model.modules())
     for what, share in ((0, 0.5), (1, 1.0)):  # gradients are half precision's own either way
-        noise, coarse = (distance(found[how][what], found["exact"][what]) for how in ("unrounded", "rounded"))
+        noise, coarse = (distance(found[how][what], found["exact"][what]) for how in ("float32_sum", "rounded"))
         assert noise < 2e-3 and noise < share * coarse, (what, noise, coarse)
 
 

@@ -66,18 +66,17 @@ def kept_tensors(node: Any) -> Iterator[torch.Tensor]:
 def kept_bytes(model: nn.Module, around: AbstractContextManager[Any], tokens: int) -> int:
     """Of all tensors that autograd keeps of a forward pass and that grow with its tokens."""
     causal_lm: Any = model.get_base_model()  # type: ignore[operator]
-    start, none, nobody = torch.arange(0, tokens + 1, tokens // 4, dtype=torch.int32), *torch.zeros(2, 1, dtype=torch.int32)
-    alone = Segments(start, tokens // 4, 0, tokens, none, 0, nobody, 0)
+    part = tokens // 4  # an opening, a lone sequence, and two rests
+    start, opening, rests = (torch.arange(0, end + 1, part, dtype=torch.int32) for end in (tokens, part, 2 * part))
+    rows = Segments(start, part, part, 2 * part, opening, part, rests[::2].contiguous(), 2 * part)
     with attending_over_segments(causal_lm), around:
         ids = torch.randint(0, 300, (1, tokens))
-        hidden = causal_lm.model(input_ids=ids, use_cache=False, segments=alone).last_hidden_state
+        hidden = causal_lm.model(input_ids=ids, use_cache=False, segments=rows).last_hidden_state
     kept = [tensor for tensor in kept_tensors(hidden.grad_fn) if tokens in tensor.shape]
     return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}.values())
 
 
-@pytest.mark.parametrize(
-    ("kind", "path"), [("llama", "peft"), ("llama", "fused"), ("qwen3", "peft"), ("qwen3", "fused"), ("qwen3", "compiled")]
-)
+@pytest.mark.parametrize(("kind", "path"), [(kind, path) for kind in KINDS for path in ("peft", "fused", "compiled")])
 def test_what_a_layer_keeps_is_what_autograd_keeps(kind: str, path: TrainingPath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
     monkeypatch.setattr(fused_lora, "_compiled", cache(fused_lora._compiled.__wrapped__))

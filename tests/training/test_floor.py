@@ -110,18 +110,18 @@ def test_training_passes_that_are_too_noisy_add_up_in_float32(make_team, episode
     def chosen() -> bool:
         scorer = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=64)
         measure_floors(scorer, playable.bank, "left", episodes[:6], region=region)
-        return scorer.unrounded
+        return scorer.float32_sum
 
     assert not chosen(), "no base can on a CPU"
-    monkeypatch.setattr(Scorer, "can_unround", lambda *_: True)
+    monkeypatch.setattr(Scorer, "takes_float32_sum", lambda *_: True)
     training = playable.bank.training
-    monkeypatch.setattr(playable.bank, "training", lambda *a, **how: asked.append(how["unrounded"]) or training(*a, **how))
+    monkeypatch.setattr(playable.bank, "training", lambda *a, **how: asked.append(how["float32_sum"]) or training(*a, **how))
     tokens = sum(len(e.messages[0].token_ids) for e in episodes[:6]) / 6
     noise = floors_of(playable, episodes[:6], reduction=reduction)["training"] / (tokens if reduction == "message_sum" else 1)
-    for limit, unrounded in ((1.5 * noise, False), (0.7 * noise, True)):
+    for limit, float32_sum in ((1.5 * noise, False), (0.7 * noise, True)):
         asked.clear()
         monkeypatch.setattr(floor, "TRAINING_FLOOR", limit)
-        assert chosen() == unrounded and asked == [False, True][: 1 + unrounded]
+        assert chosen() == float32_sum and asked == [False, True][: 1 + float32_sum]
 
 
 def test_the_floor_is_of_the_recipes_reduction(make_team, episodes, move) -> None:

@@ -164,13 +164,13 @@ def test_a_resumed_run_keeps_the_size_of_its_micro_batches(start: Start, tmp_pat
 
 def test_a_resumed_run_keeps_the_precision_of_its_passes(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(scorer: Any, *_: Any, **__: Any) -> dict[str, float]:
-        scorer.tf32 = scorer.unrounded = True
+        scorer.tf32 = scorer.float32_sum = True
         return {}
 
     monkeypatch.setattr("teamtr_lora.training.run.measure_floors", found)
     start(tmp_path / "precision").begin()
     resumed = start(tmp_path / "precision", resume=True).updater.scorer
-    assert resumed.tf32 and resumed.unrounded
+    assert resumed.tf32 and resumed.float32_sum
 
 
 def test_gain_weighted_radii_share_one_total_and_survive_a_resume(start: Start, tmp_path: Path) -> None:
