@@ -22,5 +22,5 @@ def test_a_start_is_told_by_phase(
     line = capsys.readouterr().out
     found = {part.rsplit(" ", 1)[0].strip(): float(part.rsplit(" ", 1)[1]) for part in line[9:].removesuffix(" s\n").split(",")}
     phases = [found[name] for name in ("process", "base", "adapters", "engine")]
-    assert found["first rollout"] == pytest.approx(sum(phases), abs=0.3) and found["base"] > 0
+    assert found["first rollout"] == pytest.approx(sum(phases), abs=0.3)  # each is told to a tenth, and a warm base takes less
     assert found["with its evaluation and floors"] > 0
