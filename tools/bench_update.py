@@ -150,7 +150,7 @@ def timed_pass(
     args: argparse.Namespace, updater: AgentUpdater, episodes: list[Episode], facts: BaseFacts, peak: float | None
 ) -> dict[str, Any]:
     agent = episodes[0].messages[0].agent
-    material = Material(newest=PlayedEpisodes.fresh(episodes))
+    material = Material(newest=PlayedEpisodes(episodes))
     split = updater._split(agent, material, updater._advantages(agent, material), 0)
     assert split is not None
     batch = split.fit[0]
@@ -206,7 +206,7 @@ def peak_of_update(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     updater = AgentUpdater(playable, recipe)
     episodes = drawn_episodes(recipe, playable, args.prompt_tokens)
     with memory_beside_the_model(playable, updater, recipe) as found:
-        updater.update(playable.team.names[0], Material(newest=PlayedEpisodes.fresh(episodes)), 0)
+        updater.update(playable.team.names[0], Material(newest=PlayedEpisodes(episodes)), 0)
     return found
 
 
@@ -281,7 +281,7 @@ def stage_of(
         episodes = playable.play(Drawn(), plan)
         sampled = time.perf_counter()
         with playable.training_memory(), memory_beside_the_model(playable, updater, recipe) as memory:
-            outcome = updater.update(agent, Material(newest=PlayedEpisodes.fresh(episodes)), 0)
+            outcome = updater.update(agent, Material(newest=PlayedEpisodes(episodes)), 0)
         updated = time.perf_counter()
         total |= memory
         if outcome.accepted:

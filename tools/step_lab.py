@@ -114,7 +114,7 @@ def _spoken_by(episodes: list[Episode], agent: str, adapter: str) -> list[Episod
 def _one_update(playable: PlayableTeam, recipe: Recipe, adapter: str, episodes: list[Episode], repeat: int) -> dict[str, float]:
     started, before = time.monotonic(), playable.bank.snapshot(adapter)
     with playable.training_memory():
-        outcome = AgentUpdater(playable, recipe).update(adapter, Material(newest=PlayedEpisodes.fresh(episodes)), repeat)
+        outcome = AgentUpdater(playable, recipe).update(adapter, Material(newest=PlayedEpisodes(episodes)), repeat)
     playable.bank.restore(adapter, before)
     reading = outcome.kept
     if reading is None:

@@ -111,7 +111,7 @@ def coupled(delta: str) -> list[Variant]:
     agents = json.dumps([{"name": name} for name in NAMES[:4]])
     own = (f"team.agents={agents}", f"trust_region.delta={delta}", "rollout.items_per_stage=96", "rollout.episodes_per_item=6")
     chosen = {name: METHODS[name] for name in ("teamtr", "no-reuse", "naive", "joint", "importance", "no-region")}
-    recombined = {"recombined": "no-reuse", "naive-recombined": "naive"}
+    recombined = {"recombined": "teamtr", "recombined-no-reuse": "no-reuse", "naive-recombined": "naive"}
     more = {name: (*METHODS[method], "team.recombine=true") for name, method in recombined.items()}
     return variants(COUPLED, (*STAGE_BUDGET, *own), chosen | more)
 

@@ -31,7 +31,7 @@ from teamtr_lora.common.settings import FOLDER, Mistake, Section, Text, refuse
 from teamtr_lora.recipe.choices import OneOf
 from teamtr_lora.recipe.measuring_sections import DiagnosticsSection, EvaluationSection, SwapSection
 from teamtr_lora.recipe.rollout_section import RolloutSection, engine_mistakes
-from teamtr_lora.recipe.team_sections import BaseSection, TeamSection, recombining_mistakes
+from teamtr_lora.recipe.team_sections import BaseSection, TeamSection
 from teamtr_lora.tasks.table import BY_NAME, DEFAULT, TaskSection
 
 _ORDER, _RESAMPLING, _UPDATE, _MATCHED = OneOf(ORDERS), OneOf(RESAMPLING), OneOf(UPDATES), OneOf(MATCHED)
@@ -330,7 +330,7 @@ class Recipe(TeamTRConfig):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        mistakes: list[Mistake] = [*engine_mistakes(self), *recombining_mistakes(self.team, Variants.of(self))]
+        mistakes: list[Mistake] = list(engine_mistakes(self))
         names = [agent.name for agent in self.team.agents]
         mistakes += self._shares_are_even()
         if isinstance(self.training.order, list) and sorted(self.training.order) != sorted(names):

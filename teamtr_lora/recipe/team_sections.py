@@ -5,12 +5,10 @@ Descriptions are the user's documentation (they are the JSON schema's text), so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.common.settings import DEVICE, SAFE_NAME, CallablePath, Mistake, Section, Text, nearest, refuse
 
 
@@ -156,8 +154,8 @@ class TeamSection(Section):
     recombine: bool = Field(
         default=False,
         description="What an agent learns from is its message's mean reward beside what the others said in all episodes of the "
-        "group (in 15 others at most): they did not hear it. Needs one blind round, a task that does not answer messages, "
-        "training.reuse=none, and not resampling=importance. The task scores up to agents x (episodes_per_item - 1) times as "
+        "group (in 15 others at most): they did not hear it. Needs one blind round and a task that does not answer "
+        "messages. The task scores up to agents x (episodes_per_item - 1) times as "
         "many episodes more; one that gives credit itself has its own way.",
     )
 
@@ -204,15 +202,6 @@ class TeamSection(Section):
             wrong = "one shared transcript cannot hide the answers of a round from the others of that round"
             mistakes.append((at, router.kind, wrong, "set team.protocol.view=per_agent"))
         return mistakes
-
-
-def recombining_mistakes(team: TeamSection, variants: Variants) -> Iterator[Mistake]:
-    """What the training section asks for and recombined messages cannot have."""
-    wrong = "training weights whole episodes here, and recombining takes them apart"
-    if team.recombine and variants.resampling.weighted:
-        yield ("team", "recombine"), True, wrong, "choose another training.resampling, or leave it out"
-    elif team.recombine and variants.reuse.window(len(team.agents)) > 0:
-        yield ("team", "recombine"), True, wrong, "set training.reuse=none, or leave it out"
 
 
 def _meant(name: str, names: list[str]) -> str:

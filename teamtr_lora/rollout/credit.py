@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.machinery.task import Task
 from teamtr_lora.team import Episode, Team
@@ -15,6 +17,7 @@ from teamtr_lora.team import Episode, Team
 MOST_OTHERS = 15  # episodes that a message is put into: the noise left by more of them is a small part of all
 
 Worth = Mapping[tuple[int, str], float]  # what stands in place of the team's reward, by episode and agent
+Met = Mapping[tuple[int, str], list[float]]  # the values that it is a mean of
 
 
 def scored(task: Task, episodes: Sequence[Episode]) -> list[float]:
@@ -45,8 +48,11 @@ def credit_agents(task: Task, team: Team, episodes: Sequence[Episode], rewards: 
     for at, (episode, reward) in enumerate(zip(episodes, rewards, strict=True)):
         *earlier, last = episode.rewards
         for agent in team.names:
-            answered, heard = own.get((at, agent), reward), beside.get((at, agent), reward)
-            episode.credit[agent] = [*earlier, last - reward + share * answered + (1 - share) * heard]
+            met = beside.get((at, agent), [reward])
+            heard = math.fsum(met) / len(met)  # exact: whatever order they met the others in, equal messages are worth the same
+            episode.credit[agent] = [*earlier, last - reward + share * own.get((at, agent), reward) + (1 - share) * heard]
+            if (at, agent) in beside:
+                episode.beside[agent] = [(1 - share) * value for value in met]
 
 
 def own_answers(task: Task, episodes: Sequence[Episode]) -> Worth:
@@ -57,8 +63,8 @@ def own_answers(task: Task, episodes: Sequence[Episode]) -> Worth:
     return dict(zip(asked, scored(task, answered), strict=True))
 
 
-def beside_others(task: Task, team: Team, episodes: Sequence[Episode], rewards: Sequence[float]) -> Worth:
-    """Each message's mean reward over what the others said in every episode of its group.
+def beside_others(task: Task, team: Team, episodes: Sequence[Episode], rewards: Sequence[float]) -> Met:
+    """Each message's rewards beside what the others said in its own and every other episode of its group.
 
     In one blind round nobody hears the message, so what the others said in any episode is as likely beside it as what they said
     in its own: its expected return stays the same, and the luck of whom it met goes out of it. Episodes in which somebody did
@@ -91,9 +97,28 @@ def beside_others(task: Task, team: Team, episodes: Sequence[Episode], rewards: 
     known = {counted(episode): reward for episode, reward in zip(episodes, rewards, strict=True)}
     new = [key for key in remade if key not in known]
     known |= zip(new, scored(task, [remade[key].as_answered() for key in new]), strict=True)
-    # summed exactly: messages that are worth the same differ by nothing, in whatever order they met the others
-    got = {place: [rewards[place[0]], *(known[key] for key in keys)] for place, keys in met.items()}
-    return {place: math.fsum(values) / len(values) for place, values in got.items()}
+    return {place: [rewards[place[0]], *(known[key] for key in keys)] for place, keys in met.items()}
+
+
+def recredited(episodes: Sequence[Episode], agent: str, weight_E: np.ndarray) -> list[Episode]:
+    """The same episodes with what `agent` earns in them beside the others of today, each of whom is `weight_E` times as likely as
+    the one that has played to say what was said.
+
+    A message's worth is a mean over the others' messages, weighted by them, and times the group's mean weight: summed over its
+    messages a group's gradient then has the expectation that today's own has.
+    """
+    groups: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for at, episode in enumerate(episodes):
+        if agent in episode.beside:
+            groups[episode.group, episode.prompt].append(at)
+    found = list(episodes)
+    for members in groups.values():
+        for place, at in enumerate(members):
+            met, (*earlier, last) = episodes[at].beside[agent], episodes[at].credit[agent]
+            beside = weight_E[_around(members, place)]
+            heard = weight_E[members].mean() * math.fsum(beside * met) / math.fsum(beside)
+            found[at] = replace(episodes[at], credit={agent: [*earlier, last - math.fsum(met) / len(met) + heard]})
+    return found
 
 
 def _pairs(team: Team, episodes: Sequence[Episode]) -> Iterator[tuple[int, int]]:
@@ -104,4 +129,9 @@ def _pairs(team: Team, episodes: Sequence[Episode]) -> Iterator[tuple[int, int]]
             groups[episode.group, episode.prompt].append(at)
     for members in groups.values():
         for place, at in enumerate(members):
-            yield from ((at, other) for other in (members[place + 1 :] + members[:place])[:MOST_OTHERS])
+            yield from ((at, other) for other in _around(members, place)[1:])
+
+
+def _around(members: list[int], place: int) -> list[int]:
+    """The episode at `place` of a group, and those that its messages are put into."""
+    return (members[place:] + members[:place])[: MOST_OTHERS + 1]

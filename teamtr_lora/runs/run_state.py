@@ -17,7 +17,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
 from teamtr_lora.runs.layout import CHECKPOINTS, read_own
 
-FORMAT = 3
+FORMAT = 4
 COUNTS = ("updates", "accepted", "shrunk", "rejected", "skipped", "out_of_region_accepted")
 STATE, TENSORS, MANIFEST = "state.json", "tensors.safetensors", "manifest.json"
 
@@ -51,7 +51,7 @@ class RolloutRecord:
     name: str
     content_hash: str
     versions: dict[str, str]  # of the team that played it
-    log_weights: list[float]  # of its episodes: how much likelier the team has become to play them
+    log_ratios: dict[str, list[float]]  # of its episodes, by agent: how much likelier it has become to say what it said there
 
 
 @dataclass

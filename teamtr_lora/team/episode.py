@@ -40,6 +40,9 @@ class Episode:
     ended: Literal["router", "task", "overflow"] = "router"
     success: bool = False
     credit: dict[str, list[float]] = field(default_factory=dict)  # by agent, where the task says who earned what: as `rewards`
+    # by agent, where messages are recombined: its part of `credit` beside the others' messages of this episode, and of those that
+    # follow it in its group, around it; `credit` has their mean
+    beside: dict[str, list[float]] = field(default_factory=dict)
     answer: str | None = None  # the team's answer in words, of a question that a user asked
     answer_turn: int | None = None  # the message that is the team's answer, by the router's rule; None: nobody spoke
 

@@ -42,7 +42,7 @@ class OutsideStep:
             decision="accepted",
             version=self._playable.bank.version(self._agent),
             delta=self._config.trust_region.delta,
-            material=Material(newest=PlayedEpisodes.fresh(episodes)),
+            material=Material(newest=PlayedEpisodes(episodes)),
             advantages=advantages,
             messages=len(messages),
             trained_tokens=sum(len(message.token_ids) for message in messages),

@@ -74,7 +74,7 @@ class StageRollouts:
 
     def material(self, rollout: Rollout, discount: float) -> Material:
         """What an update is given: the rollout, and earlier ones that it may learn from too."""
-        newest = PlayedEpisodes.fresh(rollout.episodes) if rollout.fresh else self.window.newest[1]
+        newest = PlayedEpisodes(rollout.episodes) if rollout.fresh else self.window.newest[1]
         if not self._fresh:
             weighted = self._variants.resampling.weighted
             return Material(newest=newest, kept_E=np.ones(len(newest.episodes), bool) if weighted else None)
@@ -99,7 +99,7 @@ class StageRollouts:
         """After an update: how likely its episodes have become, and the newest of them for the updates to come."""
         material = outcome.material
         if outcome.log_ratio_E is not None:
-            material.shift(outcome.log_ratio_E)
+            material.shift(outcome.version.agent, outcome.log_ratio_E)
         if rollout.fresh and self._room:
             kept_E = material.kept_E
             chosen = material.newest if kept_E is None else material.newest[kept_E[: len(rollout.episodes)]]

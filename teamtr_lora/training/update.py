@@ -28,6 +28,7 @@ from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import TeamTRConfig, TrainingSection
+from teamtr_lora.rollout.credit import recredited
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import Episode, TokenSequence, agent_sequences
 from teamtr_lora.training.batches import MessageBatch, first_of_groups, judging_weights, message_batch
@@ -43,7 +44,7 @@ from teamtr_lora.training.scoring import (
     unweighted_batch,
     weight_by_sampler,
 )
-from teamtr_lora.training.window import Material
+from teamtr_lora.training.window import Material, PlayedEpisodes
 
 logger = logging.getLogger(__name__)
 
@@ -182,16 +183,12 @@ class AgentUpdater:
 
     def _advantages(self, agent: str, material: Material) -> list[GroupAdvantages]:
         """Of the newest rollout, then of each earlier one."""
-        training, discount = self._config.training, self.discount
-        return [
-            episode_advantages(part.episodes, agent, training, discount, log_weight_E if log_weight_E.any() else None)
-            for part, log_weight_E in material.weighted_parts()
-        ]
+        return [part_advantages(part, agent, self._config.training, self.discount) for part in material.parts]
 
     def _split(self, agent: str, material: Material, advantages: list[GroupAdvantages], seed: int) -> Split | None:
         """What the update learns from and what judges it, as batches. None where there is too little: Adam moves every parameter
         even when the gradient is noise, so without reward variance on both sides there is no update."""
-        training, weight_E, newest = self._config.training, np.exp(material.log_weights()), material.newest.episodes
+        training, weight_E, newest = self._config.training, np.exp(material.log_weights(agent)), material.newest.episodes
         advantage_E = np.concatenate([part.clipped_E.numpy() for part in advantages])
         informative = {e.group for e, advantage in zip(material.episodes, advantage_E, strict=True) if advantage != 0}
         mixed = informative & {episode.group for episode in newest}
@@ -377,6 +374,13 @@ class AgentUpdater:
             messages=self._messages(agent, material),
             optimized=OptimizeReport(beta=self.betas[agent], learning_rate=self.rates[agent] or 0.0),
         )
+
+
+def part_advantages(part: PlayedEpisodes, agent: str, training: TrainingSection, discount: float) -> GroupAdvantages:
+    """Of a rollout that today's team would play otherwise, or of a fresh one."""
+    log_weight_E, log_beside_E = part.log_weights(agent)
+    episodes = recredited(part.episodes, agent, np.exp(log_beside_E)) if log_beside_E.any() else part.episodes
+    return episode_advantages(episodes, agent, training, discount, log_weight_E if log_weight_E.any() else None)
 
 
 def episode_advantages(

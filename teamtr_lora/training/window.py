@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,24 +19,34 @@ LARGEST_WEIGHT = 4.0
 
 @dataclass
 class PlayedEpisodes:
-    """Episodes, and the log of how much likelier today's team is to play each of them than the team that did."""
+    """Episodes, and the log of how much likelier each agent that has changed since is to say what it said there."""
 
     episodes: list[Episode]
-    log_weight_E: np.ndarray
+    log_ratio_E: dict[str, np.ndarray] = field(default_factory=dict)  # none: today's team has played them
 
-    @classmethod
-    def fresh(cls, episodes: list[Episode]) -> PlayedEpisodes:
-        """Today's team has played them."""
-        return cls(episodes, np.zeros(len(episodes)))
+    @property
+    def log_weight(self) -> np.ndarray:
+        """The log of how much likelier today's team is to play each episode."""
+        return sum(self.log_ratio_E.values(), np.zeros(len(self.episodes)))
+
+    def log_weights(self, agent: str) -> tuple[np.ndarray, np.ndarray]:
+        """Of each episode: what `agent`'s messages in it are weighted by, and what their worth is still to be weighted by beside
+        the others; both capped. A message counts with its whole episode, and one that is recombined by itself: what the others
+        said then counts in its worth."""
+        whole_E, apart_E = self.log_weight, np.array([agent in episode.beside for episode in self.episodes], bool)
+        own_E = np.where(apart_E, self.log_ratio_E.get(agent, 0.0), whole_E)
+        cap = np.log(LARGEST_WEIGHT)
+        return np.minimum(own_E, cap), np.minimum(whole_E - own_E, cap)
 
     @property
     def effective_share(self) -> float:
         """The effective sample size of the weighted episodes, as a share of their number."""
-        return weight_degeneracy(self.log_weight_E).ess
+        return weight_degeneracy(self.log_weight).ess
 
     def __getitem__(self, chosen_E: np.ndarray) -> PlayedEpisodes:
         return PlayedEpisodes(
-            [e for e, chosen in zip(self.episodes, chosen_E, strict=True) if chosen], self.log_weight_E[chosen_E]
+            [e for e, chosen in zip(self.episodes, chosen_E, strict=True) if chosen],
+            {agent: log_E[chosen_E] for agent, log_E in self.log_ratio_E.items()},
         )
 
 
@@ -58,25 +68,24 @@ class Material:
             found += [replace(episode, group=first + episode.group) for episode in part.episodes]
         return found
 
-    def weighted_parts(self) -> list[tuple[PlayedEpisodes, np.ndarray]]:
-        """The newest rollout and each earlier one, with the logs of their capped weights."""
-        return [(part, np.minimum(part.log_weight_E, np.log(LARGEST_WEIGHT))) for part in (self.newest, *self.earlier)]
+    @property
+    def parts(self) -> tuple[PlayedEpisodes, ...]:
+        """The newest rollout, then each earlier one."""
+        return (self.newest, *self.earlier)
 
-    def log_weights(self) -> np.ndarray:
-        """Of all episodes, capped."""
-        return np.concatenate([log_weight_E for _, log_weight_E in self.weighted_parts()])
+    def log_weights(self, agent: str) -> np.ndarray:
+        """Of the messages of `agent` in all episodes, capped."""
+        return np.concatenate([part.log_weights(agent)[0] for part in self.parts])
 
     def reused_log_weights(self) -> np.ndarray:
         """Of the episodes that another team has played, not capped."""
-        return np.concatenate(
-            [np.zeros(0), *(part.log_weight_E for part in (self.newest, *self.earlier) if part.log_weight_E.any())]
-        )
+        return np.concatenate([np.zeros(0), *(part.log_weight for part in self.parts if part.log_weight.any())])
 
-    def shift(self, log_ratio_E: np.ndarray) -> None:
-        """An update has made each episode likelier by so much."""
+    def shift(self, agent: str, log_ratio_E: np.ndarray) -> None:
+        """An update of `agent` has made each episode likelier by so much."""
         start = 0
-        for part in (self.newest, *self.earlier):
-            part.log_weight_E = part.log_weight_E + log_ratio_E[start : start + len(part.episodes)]
+        for part in self.parts:
+            part.log_ratio_E[agent] = part.log_ratio_E.get(agent, 0.0) + log_ratio_E[start : start + len(part.episodes)]
             start += len(part.episodes)
 
 
@@ -90,13 +99,16 @@ class EpisodeWindow:
     def resume(self, records: Sequence[RolloutRecord]) -> None:
         """Reads the rollouts that a checkpoint names."""
         self._kept = [
-            (record, PlayedEpisodes(self._store.read(record.name, record.content_hash), np.array(record.log_weights)))
+            (record, PlayedEpisodes(self._store.read(record.name, record.content_hash), _arrays(record.log_ratios)))
             for record in records
         ]
 
     def records(self) -> list[RolloutRecord]:
         """For the checkpoint."""
-        return [replace(record, log_weights=played.log_weight_E.tolist()) for record, played in self._kept]
+        return [
+            replace(record, log_ratios={agent: log_E.tolist() for agent, log_E in played.log_ratio_E.items()})
+            for record, played in self._kept
+        ]
 
     def __iter__(self) -> Iterator[PlayedEpisodes]:
         return (played for _, played in self._kept)
@@ -111,5 +123,9 @@ class EpisodeWindow:
 
     def add(self, name: str, versions: dict[str, str], played: PlayedEpisodes) -> None:
         digest = self._store.write(name, played.episodes) if self._writes else ""
-        record = RolloutRecord(name=name, content_hash=digest, versions=versions, log_weights=[])
+        record = RolloutRecord(name=name, content_hash=digest, versions=versions, log_ratios={})
         self._kept = [*self._kept, (record, played)][-self._room :]
+
+
+def _arrays(log_ratios: dict[str, list[float]]) -> dict[str, np.ndarray]:
+    return {agent: np.array(values) for agent, values in log_ratios.items()}

@@ -44,7 +44,7 @@ def test_the_budget_is_stages_times_agents_times_items_times_episodes() -> None:
         ["team.router={kind: until_done, rounds: 2, done_marker: STOP}"],
         ["team.router={kind: debate, rounds: 2, judge: checker}", "team.protocol.view=per_agent", "task.digits=1"],
         ["team.router={kind: custom, rounds: 2, callable: 'mine:router'}"],
-        ["team.router.kind=blind", "team.protocol.view=per_agent", "team.recombine=true", "training.reuse=none"],
+        ["team.router.kind=blind", "team.protocol.view=per_agent", "team.recombine=true"],
         ["evaluation.every_stages=0"],
     ],
 )

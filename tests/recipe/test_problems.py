@@ -102,10 +102,6 @@ ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
     ),
     ({"team": {"agents": AGENTS, "router": {"kind": "sequence"}}}, "is empty, but router.kind is sequence"),
     ({"team": {"agents": AGENTS, "recombine": True}}, "messages that others heard cannot be put beside other ones"),
-    (
-        {"team": {"agents": AGENTS, "recombine": True, "router": {"kind": "blind"}, "protocol": {"view": "per_agent"}}},
-        "team.recombine = true: training weights whole episodes here, and recombining takes them apart; set training.reuse=none",
-    ),
     ({"team": {"agents": AGENTS, "router": {"kind": "robin"}}}, "did you mean 'round_robin'?"),
     (
         {"team": {"agents": AGENTS, "router": {"kind": "sequence", "sequence": ["solver", "planer"]}}},

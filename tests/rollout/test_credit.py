@@ -1,8 +1,9 @@
 """Credit by agent: by hand, by enumeration of every episode there can be, and through the collector."""
 
 import itertools
+import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.rollout.collector import play
-from teamtr_lora.rollout.credit import MOST_OTHERS, beside_others, credit_agents, own_answers
+from teamtr_lora.rollout.credit import MOST_OTHERS, beside_others, credit_agents, own_answers, recredited
 from teamtr_lora.tasks import Feedback, Interaction, Item, Task
 from teamtr_lora.tasks.generated.distinct import Distinct
 from teamtr_lora.team import Episode, Message, Team
@@ -74,6 +75,10 @@ def spoken(group: int, *texts: str, **more: Any) -> Episode:
     return Episode(item_id="i", group=group, prompt="", seed=0, item=Item("i", "", more), messages=messages)
 
 
+def mean_worth(*given: Any) -> dict[tuple[int, str], float]:
+    return {place: math.fsum(met) / len(met) for place, met in beside_others(*given).items()}
+
+
 def test_a_message_is_worth_its_mean_reward_beside_all_others_of_its_group(make_team: Callable[..., Team]) -> None:
     """Two digits on offer. In the first group the agents clash in one of three episodes; an episode that broke off counts as it
     is, and so does the other group's."""
@@ -81,7 +86,7 @@ def test_a_message_is_worth_its_mean_reward_beside_all_others_of_its_group(make_
     episodes = [spoken(0, *texts, options=[1, 2]) for texts in ("11", "12", "21", "2")] + [spoken(1, "1", "1", options=[1, 2])]
     rewards = task.score(episodes)
     assert rewards == [0, 1, 1, 1, 0]
-    found = beside_others(task, team, episodes, rewards)
+    found = mean_worth(task, team, episodes, rewards)
     # a said 1, 1, 2 and b said 1, 2, 1: who said 1 stands apart from one of the three, who said 2 from two
     assert found == {(0, "a"): 1 / 3, (1, "a"): 1 / 3, (2, "a"): 2 / 3, (0, "b"): 1 / 3, (1, "b"): 2 / 3, (2, "b"): 1 / 3}
     for episode, reward in zip(episodes, rewards, strict=True):
@@ -108,7 +113,7 @@ def test_the_expected_gradient_stays_the_same_and_its_variance_falls(make_team: 
     for words in itertools.product("xy", repeat=2 * size):
         episodes = [spoken(0, *words[2 * place : 2 * place + 2]) for place in range(size)]
         rewards, likely = task.score(episodes), float(np.prod([chance["ab"[n % 2]][word] for n, word in enumerate(words)]))
-        beside = beside_others(task, team, episodes, rewards)
+        beside = mean_worth(task, team, episodes, rewards)
         for name, worth in (("as played", rewards), ("recombined", [beside[at, "a"] for at in range(size)])):
             slopes = [(episode.messages[0].text == "x") - chance["a"]["x"] for episode in episodes]
             gradient = float(np.dot(slopes, np.array(worth) - np.mean(worth))) / (size - 1)
@@ -146,7 +151,7 @@ def test_a_vote_is_counted_anew_and_no_answer_is_read_or_scored_twice(make_team:
         for episode in episodes:
             episode.answer_turn = team.answer_turn(episode, plain.vote)
         rewards = plain.score([episode.as_answered() for episode in episodes])
-        found = beside_others(task, team, episodes, rewards)
+        found = mean_worth(task, team, episodes, rewards)
         assert len(task.scored) <= 3 * 8 - 8 and max(task.read.values()) == 1, "the answers as played are known"
         for at, episode in enumerate(episodes):
             for turn, agent in enumerate("abc"):
@@ -178,17 +183,17 @@ def test_a_reward_that_looks_at_all_messages_blames_the_one_who_wrote_them(make_
     rewards = task.score(episodes)
     for episode, reward in zip(episodes, rewards, strict=True):
         episode.rewards, episode.success = [0.0, 0.0, reward], True
-    found = beside_others(task, team, episodes, rewards)
+    found = mean_worth(task, team, episodes, rewards)
     assert found == {(0, "a"): -5, (1, "a"): -5, (0, "b"): -5, (1, "b"): -5, (0, "c"): -3, (1, "c"): -7}
 
 
 def test_only_episodes_that_began_alike_are_recombined_and_not_too_many(make_team: Callable[..., Team]) -> None:
     team, task = make_team(["a", "b"], router=BLIND, view="per_agent"), Table()
     other = [replace(spoken(0, "x", "y"), prompt="?"), spoken(0, "y", "x")]
-    assert beside_others(task, team, other, task.score(other)) == {}
+    assert mean_worth(task, team, other, task.score(other)) == {}
     many = [spoken(0, "xy"[n < 10], "x") for n in range(40)]
     rewards = task.score(many)
-    found = beside_others(task, team, many, rewards)
+    found = mean_worth(task, team, many, rewards)
     assert len(found) == 80 and {found[at, "a"] for at in range(40)} == {0.1, 0.4}
     met = [rewards[0]] + [rewards[(1 + n) % 40] for n in range(MOST_OTHERS)]
     assert found[0, "b"] == pytest.approx(np.mean(met)) and found[0, "b"] != found[20, "b"]
@@ -204,6 +209,63 @@ class Whimsical(Table):
         assert episodes, "asked about nothing"
         self.asked += 1
         return [0.5] * len(episodes) if self.asked == 1 else self.later(len(episodes))
+
+
+Estimate = Callable[[np.ndarray, np.ndarray, list[Episode]], list[float]]
+
+
+def weighted(own_E: np.ndarray, others_E: np.ndarray, episodes: list[Episode]) -> list[float]:
+    """What the updater makes of it: each message's own weight times its advantage over the others of its group."""
+    worth_E = np.array([e.credit["a"][-1] for e in recredited(episodes, "a", others_E)])
+    mean_E = ((own_E * worth_E).sum() - own_E * worth_E) / (own_E.sum() - own_E)
+    return list(own_E * (worth_E - mean_E))
+
+
+WRONG: dict[str, Estimate] = {
+    "nothing weighted": lambda own, others, e: weighted(np.ones(3), np.ones(3), e),
+    "the message alone weighted": lambda own, others, e: weighted(own, np.ones(3), e),
+    "the others alone weighted": lambda own, others, e: weighted(np.ones(3), others, e),
+    "both as one weight": lambda own, others, e: weighted(own * others, np.ones(3), e),
+    "weights the other way round": lambda own, others, e: weighted(own, 1 / others, e),
+    "without the group's mean weight": lambda own, others, e: list(np.array(weighted(own, others, e)) / others.mean()),
+}
+
+
+def test_recombined_messages_of_an_earlier_team_have_todays_expected_gradient(make_team: Callable[..., Team]) -> None:
+    """Both agents have changed since. Every group of three episodes that the earlier team can play, with its probability."""
+    team, task, size = make_team(["a", "b"], router=BLIND, view="per_agent"), Table(), 3
+    then = {"a": {"x": 0.55, "y": 0.45}, "b": {"x": 0.3, "y": 0.7}}
+    now = {"a": {"x": 0.3, "y": 0.7}, "b": {"x": 0.6, "y": 0.4}}
+    means: dict[str, float] = defaultdict(float)
+    for words in itertools.product("xy", repeat=2 * size):
+        episodes = [spoken(0, *words[2 * place : 2 * place + 2]) for place in range(size)]
+        rewards, likely = task.score(episodes), float(np.prod([then["ab"[n % 2]][word] for n, word in enumerate(words)]))
+        for episode, reward in zip(episodes, rewards, strict=True):
+            episode.rewards = [0.0, reward]
+        credit_agents(task, replace(team, recombine=True), episodes, rewards)
+        own_E, others_E = (np.array([now[a][w] / then[a][w] for w in words[n::2]]) for n, a in enumerate("ab"))
+        slopes = [(episode.messages[0].text == "x") - now["a"]["x"] for episode in episodes]
+        for name, estimate in {"ours": weighted, **WRONG}.items():
+            means[name] += likely * float(np.dot(slopes, estimate(own_E, others_E, episodes))) / size
+    worths = {"x": 0.6 * 0.1 + 0.4 * 0.9, "y": 0.6 * 0.4 + 0.4 * 0.3}
+    exact = 0.3 * 0.7 * (worths["x"] - worths["y"])
+    assert means.pop("ours") == pytest.approx(exact, abs=1e-12)
+    for name, mean in means.items():
+        assert abs(mean - exact) > 0.02 * abs(exact), name
+
+
+def test_only_what_was_recombined_is_weighted_anew(make_team: Callable[..., Team]) -> None:
+    """Half of the credit is for an agent's own answer, some came before the end; the third episode is alone in its group."""
+    team, task = replace(make_team(["a", "b"], router=BLIND, view="per_agent"), recombine=True, own_answer_share=0.5), Table()
+    episodes = [spoken(0, "x", "y"), spoken(0, "y", "x"), spoken(1, "x", "x")]
+    for episode, reward in zip(episodes, task.score(episodes), strict=True):
+        episode.rewards = [0.25, reward + 0.125]
+    credit_agents(task, team, episodes, task.score(episodes))
+    found = recredited(episodes, "a", np.array([1.0, 2.0, 3.0]))
+    assert [e.credit["a"][:-1] for e in found] == [[0.25]] * 3 and found[2] is episodes[2]
+    # x beside y and x: 0.9 and 0.1; y beside x and y, from its own episode on: 0.4 and 0.3
+    shifts = [0.5 * (1.5 * (0.9 + 2 * 0.1) / 3 - 0.5), 0.5 * (1.5 * (2 * 0.4 + 0.3) / 3 - 0.35)]
+    assert [e.credit["a"][-1] - b.credit["a"][-1] for e, b in zip(found, episodes, strict=True)] == pytest.approx([*shifts, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -227,7 +289,7 @@ def test_both_kinds_of_credit_share_the_last_reward(make_team: Callable[..., Tea
         episode.rewards = [0.0, 0.0, *task.score([episode.as_answered()])]
     rewards = [episode.rewards[-1] for episode in episodes]
     assert rewards == [0.5, 0.2]
-    own, beside = own_answers(task, episodes), beside_others(task, team, episodes, rewards)
+    own, beside = own_answers(task, episodes), mean_worth(task, team, episodes, rewards)
     credit_agents(task, replace(team, own_answer_share=0.25, recombine=True), episodes, rewards)
     for at, episode in enumerate(episodes):
         for agent in "abc":

@@ -230,6 +230,7 @@ def start(make_team: Any, config: Any, accelerator: Accelerator, high_tokens: Ta
         resume: bool = False,
         task: Task = high_tokens,
         loras: Sequence[dict[str, Any]] = ({"rank": 2, "alpha": 4.0},) * 3,
+        team: dict[str, Any] | None = None,
         **values: Any,
     ) -> TrainingRun:
         small = {"stages": 1, "items": 3, "items_per_stage": 6, "holdout": 0.34, "learning_rate": 2e-3, "delta": 0.1,
@@ -238,7 +239,7 @@ def start(make_team: Any, config: Any, accelerator: Accelerator, high_tokens: Ta
         folder.mkdir(parents=True, exist_ok=True)
         three = [{"name": name, "lora": lora} for name, lora in zip(("one", "two", "three"), loras, strict=True)]
         context = RunContext(
-            playable=make_team(agents=three),
+            playable=make_team(agents=three, **(team or {})),
             task=task,
             config=settings,
             run_dir=RunDir(folder),

@@ -34,7 +34,7 @@ def test_terms_are_those_of_the_held_out_episodes(make_team: Any, config: Any, a
     playable, settings = make_team(), config()
     updater = AgentUpdater(playable, settings)
     before = playable.bank.snapshot("left")
-    outcome = updater.update("left", Material(newest=PlayedEpisodes.fresh(episodes)), 0)
+    outcome = updater.update("left", Material(newest=PlayedEpisodes(episodes)), 0)
     assert outcome.accepted and outcome.kept is not None and outcome.judging is not None
     advantages = outcome.advantages.clipped_E.tolist()
     informative = {e.group for e, a in zip(episodes, advantages, strict=True) if a}

@@ -27,7 +27,7 @@ def test_marks_are_the_log_probabilities_before_and_their_change(
     playable = make_team()
     updater = AgentUpdater(playable, config(reduction=reduction, delta=0.2))
     _, before = double_logp(playable, "left")
-    outcome = updater.update("left", Material(newest=PlayedEpisodes.fresh(twins)), 0)
+    outcome = updater.update("left", Material(newest=PlayedEpisodes(twins)), 0)
     _, after = double_logp(playable, "left")
     assert outcome.accepted and outcome.judging is not None
     marks = episode_marks(twins, outcome, playable.base.tokenizer, reduction=reduction)
@@ -49,7 +49,7 @@ def test_marks_are_the_log_probabilities_before_and_their_change(
 
 def test_a_rejected_update_has_changed_nothing(make_team: Any, config: Any, accelerator: Any, twins: list[Episode]) -> None:
     playable = make_team()
-    outcome = AgentUpdater(playable, config()).update("left", Material(newest=PlayedEpisodes.fresh(twins)), 0)
+    outcome = AgentUpdater(playable, config()).update("left", Material(newest=PlayedEpisodes(twins)), 0)
     outcome = replace(outcome, decision="rejected", step=StepDecision(None, outcome.step.readings))
     marks = episode_marks(twins, outcome, playable.base.tokenizer, reduction="message_sum")
     assert all(shown.change is None for mark in marks for shown in mark.tokens.values()) and marks[0].tokens
@@ -59,7 +59,7 @@ def test_the_sample_is_bounded_and_begins_with_what_judged_the_update(
     make_team: Any, config: Any, accelerator: Any, twins: list[Episode], monkeypatch: Any
 ) -> None:
     playable = make_team()
-    outcome = AgentUpdater(playable, config()).update("left", Material(newest=PlayedEpisodes.fresh(twins)), 0)
+    outcome = AgentUpdater(playable, config()).update("left", Material(newest=PlayedEpisodes(twins)), 0)
     assert outcome.judging is not None
     monkeypatch.setattr(token_marks, "TOKENS", sum(e.tokens for e in twins[:3]))
     marks = episode_marks(twins, outcome, playable.base.tokenizer, reduction="message_sum")

@@ -54,7 +54,7 @@ def flat(state: Any) -> Any:
 
 
 def fresh(episodes: list[Episode]) -> Material:
-    return Material(newest=PlayedEpisodes.fresh(episodes))
+    return Material(newest=PlayedEpisodes(episodes))
 
 
 def split_of(update: AgentUpdater, material: Material, seed: int = 0, agent: str = "left") -> Split:
@@ -384,7 +384,7 @@ def test_messages_of_an_earlier_policy_say_nothing_about_the_sampler(
     changed = {}
     for cap in (None, 2.0):
         _, update = updater(importance_cap=cap)
-        outcome = update.update("left", Material(newest=PlayedEpisodes.fresh(episodes), earlier=[PlayedEpisodes.fresh(older)]), 0)
+        outcome = update.update("left", Material(newest=PlayedEpisodes(episodes), earlier=[PlayedEpisodes(older)]), 0)
         changed[cap] = outcome.version.content_hash
         assert outcome.gap["max_abs"] < 1e-3 and "away from the trainer" not in caplog.text
     assert changed[None] == changed[2.0], "the newest rollout's own weights are 1"

@@ -27,7 +27,7 @@ from teamtr_lora.tasks import Task
 from teamtr_lora.team import Episode
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.stage import train
-from teamtr_lora.training.update import AgentUpdater
+from teamtr_lora.training.update import AgentUpdater, part_advantages
 from teamtr_lora.training.window import LARGEST_WEIGHT, EpisodeWindow, Material, PlayedEpisodes
 
 Start = Callable[..., TrainingRun]
@@ -77,6 +77,7 @@ class Credited(Task):
         return [{m.agent: float(m.token_ids[-1] % 2) for m in e.messages} for e in episodes]
 
 
+BLIND = {"router": {"kind": "blind"}, "protocol": {"view": "per_agent"}, "recombine": True}
 DORA = [{"rank": 2, "alpha": 4.0, "dora": True}, {"rank": 4, "alpha": 2.0, "targets": ["q_proj"]}, {"rank": 1, "alpha": 8.0}]
 SETTINGS: dict[str, dict[str, Any]] = {
     "window": {"reuse": "window"},
@@ -104,13 +105,18 @@ def test_weights_are_the_exact_ratio_of_the_teams(
     def check(*given: Any) -> None:
         record(*given)
         for kept, played in run.rollouts.window._kept:
-            assert len(played.log_weight_E) == len(played.episodes) > 0
+            assert {len(log_E) for log_E in played.log_ratio_E.values()} == {len(played.episodes)} and played.episodes
             if run.state.counts["updates"] < 3 * stages:
                 continue
-            some = played.episodes[::3]
-            teams = [likelihoods(run, double_logp, v, some) for v in (run.playable.versions(), kept.versions)]
-            np.testing.assert_allclose(played.log_weight_E[::3], teams[0] - teams[1], atol=2e-4)
-            checked.extend(np.abs(teams[0] - teams[1]).tolist())
+            some, now, total_E = played.episodes[::3], run.playable.versions(), np.zeros(len(played.episodes[::3]))
+            for agent, version in now.items():
+                after, before = (likelihoods(run, double_logp, {agent: v}, some) for v in (version, kept.versions[agent]))
+                np.testing.assert_allclose(
+                    played.log_ratio_E.get(agent, np.zeros(99))[::3][: len(some)], after - before, atol=1e-4
+                )
+                total_E += after - before
+            np.testing.assert_allclose(played.log_weight[::3], total_E, atol=2e-4)
+            checked.extend(np.abs(total_E).tolist())
 
     if name == "masked":  # on the tiny base nearly every message is cut off; here some are
         play = run.roll_out
@@ -168,7 +174,7 @@ def test_a_message_is_learned_from_with_its_weighted_advantage(make_team: Any, c
     """weight x advantage to learn from; to judge, the advantage itself, and a weight that every mean takes in once."""
     updater = AgentUpdater(make_team(), config(advantage="no_norm", advantage_clip=100.0, discount=1.0))
     log_weight_E = np.linspace(-0.5, 1.8, len(twins))
-    material = Material(newest=PlayedEpisodes(twins, log_weight_E))
+    material = Material(newest=PlayedEpisodes(twins, {"left": log_weight_E / 3, "right": 2 * log_weight_E / 3}))
     advantages = updater._advantages("left", material)
     split = updater._split("left", material, advantages, 0)
     assert split is not None
@@ -208,7 +214,7 @@ POINTS = [
 RESUMED: dict[str, dict[str, Any]] = {
     "window": {"reuse": "window", "learning_rate": "auto"},
     "none": {"reuse": "none", "learning_rate": "auto"},
-    "importance": {"resampling": "importance"},
+    "importance": {"resampling": "importance", "team": BLIND},
     "never": {"resampling": "never"},
 }
 
@@ -219,7 +225,8 @@ def readable_checkpoints(run: TrainingRun) -> int:
     for folder in folders:
         state = RunState.from_stored(json.loads((folder / "state.json").read_text())["state"])
         for record in state.rollouts:
-            assert len(run.run_dir.rollouts.read(record.name, record.content_hash)) == len(record.log_weights)
+            episodes = run.run_dir.rollouts.read(record.name, record.content_hash)
+            assert all(len(log_ratios) == len(episodes) for log_ratios in record.log_ratios.values())
     return len(folders)
 
 
@@ -304,7 +311,7 @@ def test_rollouts_that_became_unlike_todays_team_drop_out(start: Start, tmp_path
     window = EpisodeWindow(store, 4)
     weights = {"same": [0.7] * 4, "near": [0.1, 0.0, -0.1, 0.0], "far": [3.0, 0.0, 0.0, 0.0]}
     for name, log_weight in weights.items():
-        window.add(name, {}, PlayedEpisodes([SimpleNamespace()] * 4, np.array(log_weight)))  # type: ignore[list-item]
+        window.add(name, {}, PlayedEpisodes([SimpleNamespace()] * 4, {"one": np.array(log_weight)}))  # type: ignore[list-item]
     for name, log_weight in weights.items():
         w = np.exp(log_weight)
         (played,) = [p for r, p in window._kept if r.name == name]
@@ -319,22 +326,58 @@ def test_a_window_keeps_as_many_as_it_has_room_for_the_oldest_first() -> None:
     store: Any = SimpleNamespace(write=lambda name, episodes: f"hash of {name}")
     window = EpisodeWindow(store, 2)
     for name in ("a", "b", "c"):
-        window.add(name, {"one": name}, PlayedEpisodes([], np.array([0.25, -1.0])))
-    assert [(r.name, r.content_hash, r.versions, r.log_weights) for r in window.records()] == [
-        ("b", "hash of b", {"one": "b"}, [0.25, -1.0]),
-        ("c", "hash of c", {"one": "c"}, [0.25, -1.0]),
+        window.add(name, {"one": name}, PlayedEpisodes([], {"one": np.array([0.25, -1.0])}))
+    assert [(r.name, r.content_hash, r.versions, r.log_ratios) for r in window.records()] == [
+        ("b", "hash of b", {"one": "b"}, {"one": [0.25, -1.0]}),
+        ("c", "hash of c", {"one": "c"}, {"one": [0.25, -1.0]}),
     ]
     assert window.newest[0].name == "c"
 
 
 def test_weights_are_capped_where_they_are_used_and_kept_as_they_are() -> None:
-    episodes: Any = [SimpleNamespace(group=0, item_id="x")] * 3
-    played = PlayedEpisodes(episodes, np.array([-9.0, 0.5, 9.0]))
-    material = Material(newest=PlayedEpisodes.fresh(episodes), earlier=[played])
-    assert material.log_weights().tolist() == [0.0, 0.0, 0.0, -9.0, 0.5, math.log(LARGEST_WEIGHT)]
-    material.shift(np.array([1.0, 2.0, 3.0, 0.5, 0.5, -8.0]))
-    assert played.log_weight_E.tolist() == [-8.5, 1.0, 1.0], "the cap is of the use: a weight that falls again is exact again"
-    assert material.newest.log_weight_E.tolist() == [1.0, 2.0, 3.0]
+    episodes: Any = [SimpleNamespace(group=0, item_id="x", beside={})] * 3
+    played = PlayedEpisodes(episodes, {"one": np.array([-9.0, 0.5, 0.0]), "two": np.array([0.0, 0.0, 9.0])})
+    material = Material(newest=PlayedEpisodes(episodes), earlier=[played])
+    assert material.log_weights("one").tolist() == [0.0, 0.0, 0.0, -9.0, 0.5, math.log(LARGEST_WEIGHT)]
+    material.shift("one", np.array([1.0, 2.0, 3.0, 0.5, 0.5, -8.0]))
+    assert played.log_weight.tolist() == [-8.5, 1.0, 1.0], "the cap is of the use: a weight that falls again is exact again"
+    assert material.newest.log_weight.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_recombined_message_is_weighted_by_itself_and_its_worth_by_the_others() -> None:
+    """Of the third episode an agent was missing, so it was not recombined and counts as a whole."""
+    episodes: Any = [SimpleNamespace(beside=beside) for beside in ({"one": [1.0], "two": [1.0]},) * 2 + ({},)]
+    played = PlayedEpisodes(episodes, {"one": np.array([0.1, 9.0, 0.1]), "two": np.array([0.2, -1.0, 0.2])})
+    played.log_ratio_E["three"] = np.array([0.4, 1.5, 0.4])
+    most = math.log(LARGEST_WEIGHT)
+    for agent, own, others in (("one", [0.1, most, 0.7], [0.6, 0.5, 0.0]), ("two", [0.2, -1.0, 0.7], [0.5, most, 0.0])):
+        found = played.log_weights(agent)
+        assert found[0].tolist() == pytest.approx(own) and found[1].tolist() == pytest.approx(others), agent
+    fresh = PlayedEpisodes(episodes)
+    assert not any(log_E.any() for log_E in fresh.log_weights("one"))
+
+
+def test_updates_of_recombined_episodes_learn_from_the_others_of_today(start: Start, tmp_path: Path) -> None:
+    """Worth and weight of every message that an update learned from again, computed anew from what is stored."""
+    run = start(tmp_path, reuse="window", team=BLIND, advantage="no_norm", advantage_clip=1e9, discount=0.5, **HALF, **FREE)
+    train(run)
+    changed = 0
+    for _, played in run.rollouts.window._kept:
+        log_weight_E, beside_E = (np.exp(log_E) for log_E in played.log_weights("one"))
+        assert np.allclose(log_weight_E, np.exp(played.log_ratio_E.get("one", 0.0)))
+        found_E = part_advantages(played, "one", run.config.training, run.updater.discount).unclipped_E.numpy()
+        for group in {episode.group for episode in played.episodes}:
+            at = [e for e, episode in enumerate(played.episodes) if episode.group == group]
+            # the score is a sum over messages: beside whom the agent speaks adds the same to all that it said
+            rest = [sum(m.token_ids[0] % 4 for m in played.episodes[e].messages if m.agent != "one") / 9 for e in at]
+            own = [sum(m.token_ids[0] % 4 for m in played.episodes[e].messages if m.agent == "one") / 9 for e in at]
+            worth = 0.25 * np.array([np.mean([beside_E[j] * (o + r) for j, r in zip(at, rest, strict=True)]) for o in own])
+            for place, e in enumerate(at):
+                others = [i for i in range(len(at)) if i != place]
+                mean = np.average(worth[others], weights=log_weight_E[at][others])
+                assert found_E[e] == pytest.approx((1 - 1 / len(at)) * (worth[place] - mean), abs=1e-6)
+                changed += abs(beside_E[e] - 1) > 0.01
+    assert changed >= 4
 
 
 @pytest.fixture(scope="module")
