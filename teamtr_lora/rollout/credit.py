@@ -101,8 +101,8 @@ def beside_others(task: Task, team: Team, episodes: Sequence[Episode], rewards: 
 
 
 def recredited(episodes: Sequence[Episode], agent: str, weight_E: np.ndarray) -> list[Episode]:
-    """The same episodes with what `agent` earns in them beside the others of today, each of whom is `weight_E` times as likely as
-    the one that has played to say what was said.
+    """The same episodes, with what `agent` earns beside the others of today: together they are `weight_E` times as likely to say
+    what was said in each episode as those who said it.
 
     A message's worth is a mean over the others' messages, weighted by them, and times the group's mean weight: summed over its
     messages a group's gradient then has the expectation that today's own has.

@@ -213,9 +213,7 @@ POINTS = [
 ]
 RESUMED: dict[str, dict[str, Any]] = {
     "window": {"reuse": "window", "learning_rate": "auto"},
-    "none": {"reuse": "none", "learning_rate": "auto"},
     "importance": {"resampling": "importance", "team": BLIND},
-    "never": {"resampling": "never"},
 }
 
 
@@ -243,8 +241,7 @@ def test_a_run_killed_around_every_write_ends_as_the_undisturbed_one(
     train(whole)
     run, kills, attempt = whole, 0, 0
     while True:
-        points = POINTS[2:] if name == "none" else POINTS  # without reuse no rollout is ever written
-        owner, method, when = points[attempt % len(points)]
+        owner, method, when = POINTS[attempt % len(POINTS)]
         real, calls, fatal = getattr(owner, method), 0, 1 if method == "write" else 2  # a checkpoint more: the run gets on
 
         def deadly(*given: Any, real: Any = real, when: str = when, fatal: int = fatal) -> Any:
@@ -275,8 +272,6 @@ def test_a_run_killed_around_every_write_ends_as_the_undisturbed_one(
     assert run.rollouts.window.records() == whole.rollouts.window.records()
     assert run.updater.rates == whole.updater.rates
     assert readable_checkpoints(run) == 2 and stored_rollouts(run) == stored_rollouts(whole)
-    if name == "none":
-        assert not stored_rollouts(run)
     accepted = [row for row in updates_of(run) if row.alpha is not None]
     assert len(accepted) >= 3, "an example that changes nothing proves nothing"
 
