@@ -155,7 +155,8 @@ class TeamSection(Section):
         default=False,
         description="What an agent learns from is its message's mean reward beside what the others said in all episodes of the "
         "group (in 15 others at most): they did not hear it. Needs one blind round and a task that does not answer messages. "
-        "The task scores up to agents x (episodes_per_item - 1) times as many episodes more; one that gives credit itself has its own way.",
+        "The task scores up to agents x (episodes_per_item - 1) times as many episodes more; one that gives credit itself has "
+        "its own way.",
     )
 
     @model_validator(mode="after")

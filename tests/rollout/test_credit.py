@@ -255,17 +255,21 @@ def test_recombined_messages_of_an_earlier_team_have_todays_expected_gradient(ma
 
 
 def test_only_what_was_recombined_is_weighted_anew(make_team: Callable[..., Team]) -> None:
-    """Half of the credit is for an agent's own answer, some came before the end; the third episode is alone in its group."""
+    """Half of the credit is for an agent's own answer, some came before the end; the third episode is alone in its group, and
+    two more of the first one began otherwise."""
     team, task = replace(make_team(["a", "b"], router=BLIND, view="per_agent"), recombine=True, own_answer_share=0.5), Table()
     episodes = [spoken(0, "x", "y"), spoken(0, "y", "x"), spoken(1, "x", "x")]
+    episodes += [replace(spoken(0, *words), prompt="?") for words in ("xy", "yx")]
     for episode, reward in zip(episodes, task.score(episodes), strict=True):
         episode.rewards = [0.25, reward + 0.125]
     credit_agents(task, team, episodes, task.score(episodes))
-    found = recredited(episodes, "a", np.array([1.0, 2.0, 3.0]))
-    assert [e.credit["a"][:-1] for e in found] == [[0.25]] * 3 and found[2] is episodes[2]
+    found = recredited(episodes, "a", np.array([1.0, 2.0, 3.0, 1.0, 1.0]))
+    assert [e.credit["a"][:-1] for e in found] == [[0.25]] * 5 and found[2] is episodes[2]
     # x beside y and x: 0.9 and 0.1; y beside x and y, from its own episode on: 0.4 and 0.3
     shifts = [0.5 * (1.5 * (0.9 + 2 * 0.1) / 3 - 0.5), 0.5 * (1.5 * (2 * 0.4 + 0.3) / 3 - 0.35)]
-    assert [e.credit["a"][-1] - b.credit["a"][-1] for e, b in zip(found, episodes, strict=True)] == pytest.approx([*shifts, 0.0])
+    assert [e.credit["a"][-1] - b.credit["a"][-1] for e, b in zip(found, episodes, strict=True)] == pytest.approx(
+        [*shifts, 0.0, 0.0, 0.0]
+    )
 
 
 @pytest.mark.parametrize(
