@@ -26,8 +26,9 @@ class PlayedEpisodes:
 
     @property
     def log_weight(self) -> np.ndarray:
-        """The log of how much likelier today's team is to play each episode."""
-        return sum(self.log_ratio_E.values(), np.zeros(len(self.episodes)))
+        """The log of how much likelier today's team is to play each episode. Added up in one order, whatever order agents were
+        updated in: a checkpoint sorts them, and a resumed run must round as the one that was not interrupted."""
+        return sum((self.log_ratio_E[agent] for agent in sorted(self.log_ratio_E)), np.zeros(len(self.episodes)))
 
     def log_weights(self, agent: str) -> tuple[np.ndarray, np.ndarray]:
         """Of each episode: what `agent`'s messages in it are weighted by, and what their worth is still to be weighted by beside

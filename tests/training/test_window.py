@@ -348,6 +348,9 @@ def test_a_recombined_message_is_weighted_by_itself_and_its_worth_by_the_others(
     for agent, own, others in (("one", [0.1, most, 0.7], [0.6, 0.5, 0.0]), ("two", [0.2, -1.0, 0.7], [0.5, most, 0.0])):
         found = played.log_weights(agent)
         assert found[0].tolist() == pytest.approx(own) and found[1].tolist() == pytest.approx(others), agent
+    uneven = {"b": np.array([0.1, 1e16, 0.3]), "c": np.array([0.2, -1e16, 0.6]), "a": np.array([0.3, 1.0, 0.1])}
+    orders = [PlayedEpisodes(episodes, own).log_weight.tolist() for own in (uneven, dict(sorted(uneven.items())))]
+    assert orders[0] == orders[1], "to the last bit: a resumed run goes on as if nothing had happened"
     fresh = PlayedEpisodes(episodes)
     assert not any(log_E.any() for log_E in fresh.log_weights("one"))
 
