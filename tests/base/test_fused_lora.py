@@ -170,15 +170,17 @@ def test_a_wide_pass_rounds_only_what_goes_into_a_product(targets: str | list[st
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
 @pytest.mark.parametrize("device", DEVICES)
 def test_layers_that_add_up_in_float32_are_less_noisy(device: str, targets: str | list[str]) -> None:
-    """Against float64 on the same stored weights, forward and backward."""
+    """Against float64 on the same stored weights, forward and backward; on a CPU, since flash kernels are of half precision."""
     torch.manual_seed(0)
-    ids, weight = torch.randint(0, 300, (1, 48), device=device), torch.randn(1, 48, 64, device=device)
-    start, none, nobody = torch.tensor([0, 20, 48], dtype=torch.int32, device=device), *torch.zeros(2, 1, dtype=torch.int32)
-    segments = Segments(start, 28, 0, 48, none.to(device), 0, nobody.to(device), 0)
-    at = torch.cat([torch.arange(20), torch.arange(28)])[None].to(device)
+    ids_everywhere, weight_everywhere = torch.randint(0, 300, (1, 48)), torch.randn(1, 48, 64)
+    start, none, nobody = torch.tensor([0, 20, 48], dtype=torch.int32), *torch.zeros(2, 1, dtype=torch.int32)
     found = {}
     for how, dtype in (("exact", torch.float64), ("rounded", torch.float16), ("float32_sum", torch.float16)):
-        model = tiny(torch.float16, device, targets).to(torch.float64 if dtype == torch.float64 else None)
+        place = torch.device("cpu" if how == "exact" else device)
+        ids, weight = ids_everywhere.to(place), weight_everywhere.to(place)
+        segments = Segments(start, 28, 0, 48, none, 0, nobody, 0).to(place)
+        at = torch.cat([torch.arange(20), torch.arange(28)])[None].to(place)
+        model = tiny(torch.float16, place.type, targets).to(torch.float64 if dtype == torch.float64 else None)
         causal_lm: Any = model.get_base_model()  # type: ignore[operator]
         with torch.no_grad():  # the sum is larger than what a layer adds to it, as in trained bases
             causal_lm.get_input_embeddings().weight.mul_(32)
@@ -187,8 +189,8 @@ def test_layers_that_add_up_in_float32_are_less_noisy(device: str, targets: str 
             hidden = causal_lm.model(input_ids=ids, position_ids=at, segments=segments, use_cache=False).last_hidden_state
             assert hidden.dtype == (torch.float32 if how == "float32_sum" else dtype)
             ((hidden.to(weight.dtype if how != "exact" else dtype) * weight).sum() * 16).backward()
-        gradient = {name: p.grad.double() / 16 for name, p in model.named_parameters() if p.grad is not None}
-        found[how] = {"hidden": hidden.detach().double()}, gradient
+        gradient = {name: p.grad.double().cpu() / 16 for name, p in model.named_parameters() if p.grad is not None}
+        found[how] = {"hidden": hidden.detach().double().cpu()}, gradient
         assert not any("Rounded" in type(module).__name__ for module in model.modules())
     for what, share in ((0, 0.5), (1, 1.0)):  # gradients are half precision's own either way
         noise, coarse = (distance(found[how][what], found["exact"][what]) for how in ("float32_sum", "rounded"))
