@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,9 @@ def create_atomic(path: Path, data: bytes | str) -> None:
             raise FileExistsError(path) from error
 
 
-def write_folder_atomic(path: Path, contents: dict[str, bytes]) -> None:
-    """Creates folder `path` with all its files in one step; an existing `path` is an error (FileExistsError)."""
+def write_folder_atomic(path: Path, contents: Mapping[str, bytes | Path]) -> None:
+    """Creates folder `path` with all its files in one step; an existing `path` is an error (FileExistsError). A path among the
+    contents is of a file that was written in this way and never changes: it is the same file again, and not written twice."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
@@ -92,7 +93,10 @@ def write_folder_atomic(path: Path, contents: dict[str, bytes]) -> None:
         try:
             temporary.mkdir()
             for name, data in contents.items():
-                write_synced(temporary / name, data)
+                if isinstance(data, bytes):
+                    write_synced(temporary / name, data)
+                else:
+                    _link_or_copy(data, temporary / name)
             sync_folder(temporary)
             if path.exists():
                 raise FileExistsError(path)
@@ -100,6 +104,13 @@ def write_folder_atomic(path: Path, contents: dict[str, bytes]) -> None:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         sync_folder(path.parent)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # not every file system has hard links
+        write_synced(target, source.read_bytes())
 
 
 def remove_temporaries(folder: Path, *, apart: str | None = None) -> None:

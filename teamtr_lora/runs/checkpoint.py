@@ -1,9 +1,11 @@
 """Checkpoints: after every update, atomic, hash-checked. A killed run loses at most one update.
 
-    checkpoint/step-000012/state.json          where the run is, and everything that is no tensor
-                          /tensors.safetensors  optimizer moments and generator states
-                          /manifest.json        sha256 of both
-Adapter weights are not copied here: they are the immutable versions in adapters/, named by content hash in the state.
+    checkpoint/step-000012/state.json                 where the run is, and everything that is no tensor
+                          /tensors.safetensors        generator states
+                          /moments-AGENT.safetensors  of that agent's optimizer
+                          /manifest.json              sha256 of them all
+Adapter weights are not copied here: they are the immutable versions in adapters/, named by content hash in the state. Moments are
+twice as large, and an update changes those of one agent: the others' files are hard links to the last checkpoint's.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,51 +27,73 @@ from torch import Tensor
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, sha256, write_folder_atomic
-from teamtr_lora.runs.run_state import FORMAT, MANIFEST, STATE, TENSORS, CheckpointReader, RunState
+from teamtr_lora.runs.run_state import FORMAT, MANIFEST, STATE, TENSORS, CheckpointReader, RunState, moments_file
 
 Optimizers = dict[str, tuple[dict[str, Tensor], dict[str, Any]]]  # by agent: tensors and scalars
 
 KEPT = 2  # a second one, so that a damaged newest checkpoint costs one update and not the run
 
 
+class _Written(NamedTuple):
+    """One agent's moments as the last checkpoint has them."""
+
+    tensors: dict[str, Tensor]
+    path: Path
+    digest: str
+
+
 class CheckpointStore(CheckpointReader):
     """Writes checkpoints, and reads all of the newest one."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__(run)
+        self._written: dict[str, _Written] = {}
 
     def save(self, state: RunState, optimizers: Optimizers) -> None:
         self.prepared(state, optimizers)()
 
     def prepared(self, state: RunState, optimizers: Optimizers) -> Callable[[], None]:
         """A function that writes the checkpoint of now, whenever it is called. `optimizers`: each agent's moments, which nobody
-        changes, and its scalars. Of the older checkpoints all but the last are removed."""
-        tensors = {f"optimizer/{agent}/{name}": t for agent, (parts, _) in optimizers.items() for name, t in parts.items()}
-        tensors |= _generator_tensors()
+        changes, and its scalars; the same dictionary of moments as last time is not written again. Of the older checkpoints all
+        but the last are removed."""
+        moments = {agent: tensors for agent, (tensors, _) in optimizers.items() if tensors}
         body = {
             "format": FORMAT,
             "state": state.stored(),
             "optimizers": {agent: scalars for agent, (_, scalars) in optimizers.items()},
+            "moments": sorted(moments),
             "python_random": _to_lists(random.getstate()),
         }
-        return partial(self._write, f"step-{state.step:06d}", dump_json(body).encode(), tensors)
+        return partial(self._write, f"step-{state.step:06d}", dump_json(body).encode(), _generator_tensors(), moments)
 
-    def _write(self, name: str, body: bytes, tensors: dict[str, Tensor]) -> None:
-        contents = {STATE: body, TENSORS: save_safetensors(tensors)}
-        contents[MANIFEST] = dump_json({name: sha256(data) for name, data in contents.items()}).encode()
+    def _write(self, name: str, body: bytes, generators: dict[str, Tensor], moments: dict[str, dict[str, Tensor]]) -> None:
         folder = self._folder / name
         if folder.exists():  # left by a kill between rename and what follows; the same step is written again
             shutil.rmtree(folder)
+        contents: dict[str, bytes | Path] = {STATE: body, TENSORS: save_safetensors(generators)}
+        hashes = {file: sha256(data) for file, data in contents.items() if isinstance(data, bytes)}
+        written = {}
+        for agent, tensors in moments.items():
+            file, last = moments_file(agent), self._written.get(agent)
+            if last is not None and last.tensors is tensors and last.path.exists():
+                contents[file], hashes[file] = last.path, last.digest
+            else:
+                contents[file] = data = save_safetensors(tensors)
+                hashes[file] = sha256(data)
+            written[agent] = _Written(tensors, folder / file, hashes[file])
+        contents[MANIFEST] = dump_json(hashes).encode()
         write_folder_atomic(folder, contents)
+        self._written = written
         for old in self.steps()[:-KEPT]:
             shutil.rmtree(old)
 
     def load(self) -> tuple[RunState, Optimizers]:
         """The newest checkpoint, checked; also puts the random generators back."""
-        state, body, contents = self._read(STATE, TENSORS)
+        state, body, contents = self._read(whole=True)
         with self.understood():
-            tensors = load_safetensors(contents[TENSORS])
-            _restore_generators(tensors, body["python_random"])
-            optimizers = {
-                agent: (tensors_under(tensors, f"optimizer/{agent}/"), scalars) for agent, scalars in body["optimizers"].items()
-            }
+            moments = {agent: load_safetensors(contents[moments_file(agent)]) for agent in body["moments"]}
+            optimizers = {agent: (moments.get(agent, {}), scalars) for agent, scalars in body["optimizers"].items()}
+            _restore_generators(load_safetensors(contents[TENSORS]), body["python_random"])
         return state, optimizers
 
     @contextmanager
@@ -80,11 +105,6 @@ class CheckpointStore(CheckpointReader):
             raise
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, SafetensorError) as error:
             raise UserError(f"{self.steps()[-1]}: the checkpoint is damaged ({type(error).__name__}: {error})") from error
-
-
-def tensors_under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those whose names begin with `prefix`, by what follows it."""
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def _generator_tensors() -> dict[str, Tensor]:

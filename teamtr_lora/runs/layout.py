@@ -4,7 +4,7 @@
     origin.json           the folder that the recipe's relative paths start from; hashes of the code and data that it names
     team.json             each agent's current version, and the shape of its adapter where a swap changed it
     metrics.jsonl         one row an update, a stage and a swap
-    checkpoint/step-N/    state.json, tensors.safetensors, manifest.json
+    checkpoint/step-N/    state.json, tensors.safetensors, moments-AGENT.safetensors, manifest.json
     adapters/AGENT/VERSION/
     episodes/NAME.jsonl   transcripts
     evaluations/NAME/     settings.json, episodes.jsonl, result.json

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,9 +87,9 @@ class RunDir:
         """The log of metric rows."""
         return MetricsLog(self.path / layout.METRICS)
 
-    @property
+    @cached_property
     def checkpoints(self) -> CheckpointStore:
-        """The checkpoints, tensors included."""
+        """The checkpoints, tensors included. One store, which knows what it has written."""
         from teamtr_lora.runs.checkpoint import CheckpointStore
 
         return CheckpointStore(self.path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -17,7 +16,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
 from teamtr_lora.runs.layout import CHECKPOINTS, read_own
 
-FORMAT = 4
+FORMAT = 5
 COUNTS = ("updates", "accepted", "shrunk", "rejected", "skipped", "out_of_region_accepted")
 STATE, TENSORS, MANIFEST = "state.json", "tensors.safetensors", "manifest.json"
 
@@ -150,38 +149,37 @@ class CheckpointReader:
 
     def state(self) -> RunState:
         """Where the newest checkpoint is, without its tensors."""
-        return self._read(STATE)[0]
+        return self._read(whole=False)[0]
 
     def named_rollouts(self) -> set[str]:
         """The rollouts that any checkpoint needs; a damaged one is of no use with or without them."""
         found: set[str] = set()
         for folder in self.steps():
             with suppress(UserError):
-                found |= {record.name for record in self._read_step(folder, (STATE,), "")[0].rollouts}
+                found |= {record.name for record in self._read_step(folder, "", whole=False)[0].rollouts}
         return found
 
-    def _read(self, *names: str) -> tuple[RunState, dict[str, Any], dict[str, bytes]]:
+    def _read(self, *, whole: bool) -> tuple[RunState, dict[str, Any], dict[str, bytes]]:
         """State, the whole of state.json, and the files of the newest checkpoint, each checked against its hash."""
         older = [path.name for path in self.steps()[:-1]]
         fix = f"remove that folder to go on from {older[-1]}" if older else "start again with another --run-dir"
-        return self._read_step(self.steps()[-1], names, fix)
+        return self._read_step(self.steps()[-1], fix, whole=whole)
 
     def read_step(self, folder: Path) -> RunState:
         """The state of one checkpoint, all of its files checked."""
-        return self._read_step(folder, (STATE, TENSORS), "remove that folder")[0]
+        return self._read_step(folder, "remove that folder", whole=True)[0]
 
-    def _read_step(self, folder: Path, names: Sequence[str], fix: str) -> tuple[RunState, dict[str, Any], dict[str, bytes]]:
+    def _read_step(self, folder: Path, fix: str, *, whole: bool) -> tuple[RunState, dict[str, Any], dict[str, bytes]]:
         try:
-            contents = {name: _present(folder / name) for name in (MANIFEST, *names)}
-            hashes = json.loads(contents[MANIFEST])
-            for name in names:
-                if sha256(contents[name]) != hashes[name]:
-                    raise ValueError(f"{name} does not match its hash")
+            hashes = json.loads(_present(folder / MANIFEST))
+            contents = {STATE: _checked(folder, STATE, hashes)}
             body = json.loads(contents[STATE])
             if body["format"] != FORMAT:
                 raise UserError(
                     f"{folder}: written by another version of teamtr-lora (format {body['format']}, this one reads {FORMAT})"
                 )
+            if whole:
+                contents |= {name: _checked(folder, name, hashes) for name in (TENSORS, *map(moments_file, body["moments"]))}
             return RunState.from_stored(body["state"]), body, contents
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{folder}: the checkpoint is damaged ({type(error).__name__}: {error}); {fix}") from error
@@ -189,6 +187,21 @@ class CheckpointReader:
     def steps(self) -> list[Path]:
         """The folders of the checkpoints, oldest first."""
         return sorted(self._folder.glob("step-*")) if self._folder.is_dir() else []
+
+
+def moments_file(agent: str) -> str:
+    """Of an agent's optimizer. ValueError for a name that leads elsewhere: the checkpoint may be somebody else's."""
+    name = f"moments-{agent}.safetensors"
+    if Path(name).name != name:
+        raise ValueError(f"{name} is no name of a file")
+    return name
+
+
+def _checked(folder: Path, name: str, hashes: dict[str, str]) -> bytes:
+    data = _present(folder / name)
+    if sha256(data) != hashes[name]:
+        raise ValueError(f"{name} does not match its hash")
+    return data
 
 
 def _present(path: Path) -> bytes:

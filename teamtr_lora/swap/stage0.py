@@ -26,7 +26,6 @@ from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.recipe import SwapSection, TrustRegionSection
-from teamtr_lora.runs.checkpoint import tensors_under
 from teamtr_lora.team import SequenceSpan, TokenSequence
 from teamtr_lora.training.batches import MessageBatch, Microbatch
 from teamtr_lora.training.gate import gate_pass
@@ -179,7 +178,7 @@ class Stage0:
 
     def resume(self, state: Alignment, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
         """Back to where `keep` was called."""
-        parts = {kind: tensors_under(tensors, f"{kind}/") for kind in ("now", "best", "optimizer")}
+        parts = {kind: _tensors_under(tensors, f"{kind}/") for kind in ("now", "best", "optimizer")}
         self._bank.restore(self._name, parts["now"])
         self._best = {name: tensor.clone() for name, tensor in parts["best"].items()}
         self._optimizer = self._new_optimizer(state.learning_rate)
@@ -286,3 +285,8 @@ def in_chunks(contexts: Sequence[TokenSequence], size: int) -> list[list[TokenSe
     """The optimizer's minibatches: as even as they can be."""
     count = max(1, -(-len(contexts) // size))
     return [list(contexts[start::count]) for start in range(count)]
+
+
+def _tensors_under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names begin with `prefix`, by what follows it."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -48,7 +48,7 @@ class TrainingRun:
         self.diagnostics = RunDiagnostics(context, self.updater)
         self._recorder = Recorder(context, self.diagnostics, self.updater.discount)
         self._last_played: list[Episode] = []
-        self._moments: Optimizers = {}  # as the last checkpoint has them, less those updated since
+        self._moments: Optimizers = {}  # as the last checkpoint has them, less those of an update since
         self._disk = ThreadPoolExecutor(1)
         self._saving: Future[None] | None = None
         self._clock = time.monotonic() if context.started is None else context.started
@@ -162,11 +162,12 @@ class TrainingRun:
         self.events.progress("update", 0, 1, 0)
         seed = derive_seed(self.config.seed, "holdout", stage, agent)
         self._settle()
-        self._moments.pop(agent, None)
         with self.playable.training_memory():
             material = self.rollouts.material(rollout, self.updater.discount)
             outcome = self.updater.update(agent, material, seed)
             self.diagnostics.after_update(self.state, agent, stage, outcome)
+        if outcome.accepted:
+            self._moments.pop(agent, None)
         learned = (outcome.decision, self.updater.betas[agent], self.updater.rates[agent], self.updater.radii[agent])
         name = f"adapter, decision and settings of {agent} after update {place + 1} of stage {stage}"
         self.ranks.check_equal((outcome.version.content_hash, *learned), name)

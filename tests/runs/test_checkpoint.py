@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common import files
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import TrainingSection
+from teamtr_lora.runs import checkpoint
 from teamtr_lora.runs.checkpoint import CheckpointStore
 from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.training.optimizers import build_optimizer, flatten_state, restore_state
@@ -125,6 +127,45 @@ def test_the_same_step_can_be_written_again(tmp_path: Path) -> None:
     assert steps(tmp_path) == ["step-000001", "step-000002"] and store.load()[0].step == 2
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_only_moments_that_changed_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """Also where the file system has no hard links, and when the checkpoint that had them first is gone."""
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links here")))
+    store, serialised = CheckpointStore(tmp_path), []
+    real = checkpoint.save_safetensors
+    monkeypatch.setattr(checkpoint, "save_safetensors", lambda tensors: serialised.append(set(tensors)) or real(tensors))
+    same, first, second = ({"0/exp_avg": torch.full((2,), value)} for value in (1.0, 2.0, 3.0))
+    for step, other in enumerate((first, second, second, first), 1):
+        store.save(state_at(step), {"left": (same, {}), "right": (other, {"0/step": step})})
+        loaded = CheckpointStore(tmp_path).load()[1]
+        assert torch.equal(loaded["left"][0]["0/exp_avg"], same["0/exp_avg"])
+        assert torch.equal(loaded["right"][0]["0/exp_avg"], other["0/exp_avg"]) and loaded["right"][1] == {"0/step": step}
+    assert [len(names & {"0/exp_avg"}) for names in serialised] == [0, 1, 1, 0, 1, 0, 0, 1], "generators first, each time"
+    older, newest = (tmp_path / "checkpoint" / name for name in steps(tmp_path))
+    shared = [
+        os.path.samefile(older / f"moments-{a}.safetensors", newest / f"moments-{a}.safetensors") for a in ("left", "right")
+    ]
+    assert shared == [links, False]
+    shutil.rmtree(older)
+    assert CheckpointStore(tmp_path).load()[0].step == 4
+    shutil.rmtree(newest)  # by hand, while the run goes on
+    store.save(state_at(5), {"left": (same, {})})
+    assert torch.equal(store.load()[1]["left"][0]["0/exp_avg"], same["0/exp_avg"])
+
+
+@pytest.mark.parametrize("agent", ["../left", "a/../../left"])
+def test_a_strangers_checkpoint_cannot_name_files_elsewhere(tmp_path: Path, agent: str) -> None:
+    save(CheckpointStore(tmp_path), 1)
+    folder = tmp_path / "checkpoint" / "step-000001"
+    body = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps(body | {"moments": [agent]}))
+    manifest = {"state.json": files.sha256((folder / "state.json").read_bytes())}
+    (folder / "manifest.json").write_text(json.dumps(json.loads((folder / "manifest.json").read_text()) | manifest))
+    with pytest.raises(UserError, match="damaged .*is no name of a file"):
+        CheckpointStore(tmp_path).load()
+
+
 def flip(path: Path, at: int = -5) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
@@ -136,6 +177,7 @@ def flip(path: Path, at: int = -5) -> None:
     [
         lambda f: flip(f / "state.json", 40),
         lambda f: flip(f / "tensors.safetensors"),
+        lambda f: flip(f / "moments-left.safetensors"),
         lambda f: flip(f / "manifest.json", 20),
         lambda f: (f / "tensors.safetensors").write_bytes((f / "tensors.safetensors").read_bytes()[:-100]),
         lambda f: (f / "state.json").write_text(""),
@@ -143,10 +185,11 @@ def flip(path: Path, at: int = -5) -> None:
         lambda f: (f / "manifest.json").write_text("[1]"),
         lambda f: (f / "manifest.json").unlink(),
         lambda f: (f / "tensors.safetensors").unlink(),
+        lambda f: (f / "moments-left.safetensors").unlink(),
         lambda f: [p.unlink() for p in f.iterdir()],
     ],
-    ids=["state", "tensors", "manifest", "short tensors", "empty state", "half a manifest", "other json", "no manifest",
-         "no tensors", "empty"],
+    ids=["state", "tensors", "moments", "manifest", "short tensors", "empty state", "half a manifest", "other json",
+         "no manifest", "no tensors", "no moments", "empty"],
 )  # fmt: skip
 def test_damage_is_one_line_with_folder_and_fix_and_the_older_one_stays(tmp_path: Path, spoil) -> None:
     store = CheckpointStore(tmp_path)

@@ -364,6 +364,12 @@ def test_a_damaged_checkpoint_stops_the_run_and_the_older_one_leads_to_the_same_
     assert hashes(again) == hashes(finished) and without_times(again) == without_times(finished)
 
 
+def test_the_end_of_a_stage_writes_no_moments_again(finished: TrainingRun) -> None:
+    older, newest = sorted((finished.run_dir.path / "checkpoint").iterdir())
+    moments = [path.name for path in newest.glob("moments-*")]
+    assert len(moments) == 2 and all((older / name).samefile(newest / name) for name in moments)
+
+
 def test_an_altered_adapter_is_noticed_on_resume(finished: TrainingRun, start: Start, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(finished.run_dir.path, tmp_path / "run"))
     version = finished.playable.bank.version("left")
