@@ -1,8 +1,9 @@
 """ASGI middleware by which a vLLM server offers the whole team as a model: one chat request plays the protocol.
 
 `serve` adds it by vLLM's own `--middleware`. A POST to /v1/chat/completions with the model `team` is answered here: the agents
-speak in turn, each by a request to the server's own /v1/completions, with the tokens that training would have sent. The content
-of the answer is the team's answer; what the agents said is its reasoning. Everything else goes through to vLLM as it came.
+speak in turn, those of a blind round at once, each by a request to the server's own /v1/completions, with the tokens that
+training would have sent. The content of the answer is the team's answer; what the agents said is its reasoning. Everything else
+goes through to vLLM as it came.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from teamtr_lora.base.frozen_base import load_tokenizer
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.adapter_upload import Receive, Scope, Send, send_json
+from teamtr_lora.rollout.inner_request import InnerRequest, again, events, gone, whole_body
 from teamtr_lora.rollout.sampler import Request, SamplingParams, derive_seed
 from teamtr_lora.rollout.server_client import completion_body
 from teamtr_lora.tasks import AskedTask, Item
-from teamtr_lora.team import Episode, Message, Team, build_team
+from teamtr_lora.team import Episode, Message, Team, Transcript, build_team
 
 TEAM = "TEAMTR_LORA_TEAM"  # environment variable: what `served_team` made
 CHAT, MODELS, COMPLETIONS = "/v1/chat/completions", "/v1/models", "/v1/completions"
@@ -93,7 +95,7 @@ class TeamModel:
             await self.app(scope, receive, send)
 
     async def _list_models(self, scope: Scope, receive: Receive, send: Send) -> None:
-        inner = _Inner(self.app, {**scope}, b"")
+        inner = InnerRequest(self.app, {**scope}, b"")
         body = b"".join([part async for part in inner.body()])
         if inner.status == 200:
             listed = json.loads(body)
@@ -104,16 +106,16 @@ class TeamModel:
         await send_json(send, inner.status, body)
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _whole_body(receive)
+        body = await whole_body(receive)
         try:
             asked = json.loads(body) if body is not None and len(body) <= LONGEST_BODY else None
         except ValueError:
             asked = None
         if not isinstance(asked, dict) or asked.get("model") != self.name:
-            await self.app(scope, _again(body, receive), send)  # vLLM's own models, and what is no request at all
+            await self.app(scope, again(body, receive), send)  # vLLM's own models, and what is no request at all
             return
         playing = asyncio.ensure_future(self._answer(scope, asked, send))
-        leaving = asyncio.ensure_future(_gone(receive))
+        leaving = asyncio.ensure_future(gone(receive))
         await asyncio.wait((playing, leaving), return_when=asyncio.FIRST_COMPLETED)
         for task in (playing, leaving):
             task.cancel()  # a client that left is not played for
@@ -136,45 +138,23 @@ class TeamModel:
         reader = self._recipe.task.reader()
         episode = Episode(item_id="question", group=0, prompt=ask.question, seed=ask.seed, item=Item("question", ask.question))
         transcript = team.protocol.begin(ask.question)
-        while (agent := team.router.next(episode.messages)) is not None:
-            prompt = transcript.prompt_for(agent)
-            room = team.context_tokens - len(prompt)
-            if room < 1 and not episode.messages:
-                raise _refused(f"the question takes {len(prompt)} tokens, the context is {team.context_tokens}")
-            if room < 1:
-                break
-            params = SamplingParams(ask.temperature, min(ask.max_tokens, room), tuple(team.protocol.end_ids))
-            request = Request(prompt, agent, params, derive_seed(ask.seed, len(episode.messages)))
-            await reply.reasoning(f"{agent}: " if not episode.messages else f"\n\n{agent}: ")
-            token_ids, finish = await self._message(scope, request, reply)
-            text = transcript.add_message(agent, token_ids)
-            turn = len(episode.messages)
-            episode.messages.append(
-                Message(agent=agent, turn=turn, prompt_ids=prompt, token_ids=token_ids, sampler_logprobs=[], version="",
-                        finish="length" if finish == "length" else "stop", text=text)
-            )  # fmt: skip
+        while requests := _next_requests(team, transcript, episode, ask):
+            spoken = [_Spoken(self.app, scope, request) for request in requests]  # all are being sampled from now on
+            try:
+                for request, message in zip(requests, spoken, strict=True):
+                    await reply.reasoning(f"\n\n{request.agent}: " if episode.messages else f"{request.agent}: ")
+                    token_ids, finish = await message.heard_by(reply)
+                    text = transcript.add_message(request.agent, token_ids)
+                    episode.messages.append(
+                        Message(agent=request.agent, turn=len(episode.messages), prompt_ids=request.prompt_ids,
+                                token_ids=token_ids, sampler_logprobs=[], version="",
+                                finish="length" if finish == "length" else "stop", text=text)
+                    )  # fmt: skip
+            finally:  # also for a client that has left
+                for message in spoken:
+                    message.cancel()
         episode.answer_turn = team.answer_turn(episode, AskedTask(reader).vote)
         await reply.finish(reader.team_answer(episode), episode)
-
-    async def _message(self, scope: Scope, request: Request, reply: _Reply) -> tuple[list[int], str]:
-        """One message, from the server's own completions; what is said is passed on as it comes."""
-        body = {**completion_body(request, request.agent), "stream": True}
-        for unused in ("logprobs", "return_tokens_as_token_ids"):
-            del body[unused]
-        inner = _Inner(self.app, {**scope, "path": COMPLETIONS, "raw_path": COMPLETIONS.encode(), "query_string": b""}, body)
-        token_ids: list[int] = []
-        finish, whole = "stop", b""
-        async for event in _events(inner.body()):
-            if inner.status != 200 or b'"error"' in event[:12]:
-                whole += event
-                continue
-            choice = (json.loads(event).get("choices") or [{}])[0]
-            token_ids += choice.get("token_ids") or []
-            finish = choice.get("finish_reason") or finish
-            await reply.reasoning(choice.get("text") or "")
-        if inner.status != 200 or whole:
-            raise _RefusedError(inner.status if inner.status != 200 else 500, whole)
-        return token_ids, finish
 
     def _ready(self) -> Team:
         """The team's protocol, made when it is first asked."""
@@ -208,6 +188,21 @@ class TeamModel:
             stream=bool(asked.get("stream")),
             usage_at_end=bool(options.get("include_usage")) if isinstance(options, dict) else False,
         )
+
+
+def _next_requests(team: Team, transcript: Transcript, episode: Episode, ask: _Ask) -> list[Request]:
+    """The next speaker's, or those of a blind round; none where the episode is over, or the context is full."""
+    found: list[Request] = []
+    for turn, agent in enumerate(team.router.together(episode.messages), len(episode.messages)):
+        prompt = transcript.prompt_for(agent)
+        room = team.context_tokens - len(prompt)
+        if room < 1 and not turn:
+            raise _refused(f"the question takes {len(prompt)} tokens, the context is {team.context_tokens}")
+        if room < 1:
+            break
+        params = SamplingParams(ask.temperature, min(ask.max_tokens, room), tuple(team.protocol.end_ids))
+        found.append(Request(prompt, agent, params, derive_seed(ask.seed, turn)))
+    return found
 
 
 def _question(messages: Any) -> str:
@@ -287,83 +282,41 @@ class _Reply:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
 
-class _Inner:
-    """A request to the server itself, in this process; `status` is known when the body begins."""
+class _Spoken:
+    """One message, from the server's own completions: sampled at once, and passed on when it is its turn to be heard."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], scope: Scope, body: Any) -> None:
-        self._app, self._scope, self.status = app, scope, 500
-        self._body = body if isinstance(body, bytes) else json.dumps(body).encode()
-        own = (b"content-length", b"content-type", b"accept-encoding", b"transfer-encoding")
-        headers = [(key, value) for key, value in scope["headers"] if key.lower() not in own]
-        described = [(b"content-type", b"application/json"), (b"content-length", str(len(self._body)).encode())]
-        self._scope["headers"] = headers + described
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], scope: Scope, request: Request) -> None:
+        body = {**completion_body(request, request.agent), "stream": True}
+        for unused in ("logprobs", "return_tokens_as_token_ids"):
+            del body[unused]
+        self._inner = InnerRequest(
+            app, {**scope, "path": COMPLETIONS, "raw_path": COMPLETIONS.encode(), "query_string": b""}, body
+        )
+        self._texts: asyncio.Queue[str | None] = asyncio.Queue()
+        self._sampling = asyncio.ensure_future(self._sample())
 
-    async def body(self) -> AsyncIterator[bytes]:
-        parts: asyncio.Queue[bytes | None] = asyncio.Queue()
-        asked = False
+    async def heard_by(self, reply: _Reply) -> tuple[list[int], str]:
+        while (text := await self._texts.get()) is not None:
+            await reply.reasoning(text)
+        return await self._sampling
 
-        async def receive() -> dict[str, Any]:
-            nonlocal asked
-            if asked:
-                await asyncio.Event().wait()  # the client is still there: only cancelling ends this
-            asked = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
+    def cancel(self) -> None:
+        self._sampling.cancel()
 
-        async def send(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                self.status = int(message["status"])
-            elif message["type"] == "http.response.body":
-                await parts.put(message.get("body", b""))
-
-        async def run() -> None:
-            try:
-                await self._app(self._scope, receive, send)
-            finally:
-                await parts.put(None)
-
-        running = asyncio.ensure_future(run())
+    async def _sample(self) -> tuple[list[int], str]:
+        token_ids: list[int] = []
+        finish, whole = "stop", b""
         try:
-            while (part := await parts.get()) is not None:
-                yield part
-            await running
+            async for event in events(self._inner.body()):
+                if self._inner.status != 200 or b'"error"' in event[:12]:
+                    whole += event
+                    continue
+                choice = (json.loads(event).get("choices") or [{}])[0]
+                token_ids += choice.get("token_ids") or []
+                finish = choice.get("finish_reason") or finish
+                await self._texts.put(choice.get("text") or "")
         finally:
-            running.cancel()
-
-
-async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of server-sent events; an answer that is none comes whole."""
-    rest = b""
-    async for part in parts:
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
-                yield line[5:].strip()
-    if rest.strip():
-        yield rest.strip()
-
-
-async def _whole_body(receive: Receive) -> bytes | None:
-    """None where the client left before it had sent everything."""
-    body = b""
-    while True:
-        event = await receive()
-        if event["type"] == "http.disconnect":
-            return None
-        body += event.get("body", b"")
-        if not event.get("more_body", False):
-            return body
-
-
-def _again(body: bytes | None, receive: Receive) -> Receive:
-    """A body that was read already, for whoever reads it next."""
-    waiting = [{"type": "http.disconnect"} if body is None else {"type": "http.request", "body": body, "more_body": False}]
-
-    async def once() -> Any:
-        return waiting.pop() if waiting else await receive()
-
-    return once
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+            self._texts.put_nowait(None)
+        if self._inner.status != 200 or whole:
+            raise _RefusedError(self._inner.status if self._inner.status != 200 else 500, whole)
+        return token_ids, finish
