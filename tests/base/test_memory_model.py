@@ -76,7 +76,10 @@ def kept_bytes(model: nn.Module, around: AbstractContextManager[Any], tokens: in
     return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}.values())
 
 
-@pytest.mark.parametrize(("kind", "path"), [(kind, path) for kind in KINDS for path in ("peft", "fused", "compiled")])
+PATHS = [("qwen3", "peft"), ("qwen3", "fused"), ("qwen3", "compiled"), ("llama", "peft"), ("llama", "fused")]
+
+
+@pytest.mark.parametrize(("kind", "path"), PATHS)
 def test_what_a_layer_keeps_is_what_autograd_keeps(kind: str, path: TrainingPath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
     monkeypatch.setattr(fused_lora, "_compiled", cache(fused_lora._compiled.__wrapped__))
