@@ -150,7 +150,7 @@ class TeamModel:
                                 token_ids=token_ids, sampler_logprobs=[], version="",
                                 finish="length" if finish == "length" else "stop", text=text)
                     )  # fmt: skip
-            finally:  # also for a client that has left
+            finally:  # also for a client that has left; a failure that nobody asked for is then not complained of
                 for message in spoken:
                     message.cancel()
         episode.answer_turn = team.answer_turn(episode, AskedTask(reader).vote)
