@@ -100,7 +100,8 @@ class Budget:
                 right = [sum(o.success for o in own) / len(own) for own in by_item(outcomes)]
                 seconds, tokens = begun[updates]
                 report = {"updates": updates, "seconds": seconds, "tokens": tokens, "accuracy": sum(right) / len(right)}
-                write_atomic(folder / f"{point}.json", dump_json(report | {"by_item": right}))
+                alone = {a: sum(o.verdicts.get(a) is True for o in outcomes) / len(outcomes) for a in playable.team.names}
+                write_atomic(folder / f"{point}.json", dump_json(report | {"own_answers": alone, "by_item": right}))
         finally:
             playable.close()
 

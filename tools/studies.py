@@ -142,13 +142,14 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
         "trust_region.holdout=0.07",
     )
     solvers = [{"name": name, "role": BLIND_ROLE, "lora": lora} for name in ("first", "second", "third")]
-    blind = (  # many short updates: a rollout is a third of 33 items, and an update learns from the last three
-        f"team.agents={json.dumps(solvers)}", "team.router.kind=debate", "team.recombine=true", "rollout.items_per_stage=33",
-        "training.reuse=window", "training.window=3", "training.minibatches_per_epoch=2", "trust_region.delta=0.02",
+    blind = (  # many short updates: a rollout is a third of 48 items, and an update learns from the last two in one step
+        f"team.agents={json.dumps(solvers)}", "team.router.kind=debate", "team.recombine=true", "rollout.items_per_stage=48",
+        "training.reuse=window", "training.window=2", "training.minibatches_per_epoch=1", "trust_region.delta=0.05",
     )  # fmt: skip
     spent = Budget(args.minutes_per_cell, args.tokens_per_cell)
     by_trl = Budget(args.minutes_per_cell, args.tokens_per_cell, trl=True)
     arms = {name: METHODS[name] for name in ("teamtr", "naive", "no-region")} | {"blind": blind}
+    arms |= {f"blind-{name}": (*blind, *METHODS[name]) for name in ("naive", "no-region")}
     chosen = [Variant(name, GSM8K, (*common, *own), spent.work) for name, own in arms.items()]
     few = (*common, "training.stages=4")
     return {
