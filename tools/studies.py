@@ -10,6 +10,7 @@ from pathlib import Path
 import cells
 import measure_swap
 import oracle
+import yaml
 from budgets import Budget
 from cells import Measures, Variant
 
@@ -58,7 +59,6 @@ ABLATIONS = {
     "no-normalisation": ("training.advantage=no_norm",),
     "no-advantage-clip": ("training.advantage=no_clip",),
 }
-BLIND_ROLE = "Solve the problem step by step, and end with your answer in the form that is asked for."
 RATES = (2e-4, 6e-4, 2e-3, 6e-3)  # a 30-fold range
 RATIOS, CLIPS = ("message", "token", "sequence_mean"), (0.1, 0.2, 0.5)
 COLLAPSE = ("training.learning_rate=0.02", "training.inner_epochs=8", "training.stages=4", "evaluation.every_stages=1", *QUIET)
@@ -133,23 +133,20 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
         "rollout.max_message_tokens=512", "training.gradient_checkpointing=false", "training.stages=1000",
         "evaluation.every_stages=0", "evaluation.items=16", "diagnostics.save_episodes=none",
     )  # fmt: skip
-    lora = {"rank": 16, "alpha": 32}
+    one = [{"name": "solver", "lora": {"rank": 16, "alpha": 32}}]
+    three = yaml.safe_load(GSM8K[0].read_text())["team"]["agents"]
+    hearing = ("team.router.kind=round_robin", "team.recombine=false", "training.reuse=none")
     alone = (  # two held-out groups tell how far TRL's step went: measuring more would take as long as the step
-        f"team.agents={json.dumps([{'name': 'solver', 'lora': lora}])}",
-        "rollout.items_per_stage=32",
-        "training.learning_rate=2e-5",
-        "training.minibatches_per_epoch=1",
+        *hearing, f"team.agents={json.dumps(one)}", "rollout.items_per_stage=32", "training.learning_rate=2e-5",
         "trust_region.holdout=0.07",
-    )
-    solvers = [{"name": name, "role": BLIND_ROLE, "lora": lora} for name in ("first", "second", "third")]
-    blind = (  # many short updates: a rollout is a third of 48 items, and an update learns from the last two in one step
-        f"team.agents={json.dumps(solvers)}", "team.router.kind=debate", "team.recombine=true", "rollout.items_per_stage=48",
-        "training.reuse=window", "training.window=2", "training.minibatches_per_epoch=1", "trust_region.delta=0.05",
+    )  # fmt: skip
+    in_turn = (  # few long updates: 1,024 episodes of new items each
+        *hearing, f"team.agents={json.dumps(three)}", "rollout.items_per_stage=384", "training.minibatches_per_epoch=4",
+        "trust_region.delta=0.1",
     )  # fmt: skip
     spent = Budget(args.minutes_per_cell, args.tokens_per_cell)
     by_trl = Budget(args.minutes_per_cell, args.tokens_per_cell, trl=True)
-    arms = {name: METHODS[name] for name in ("teamtr", "naive", "no-region")} | {"blind": blind}
-    arms |= {f"blind-{name}": (*blind, *METHODS[name]) for name in ("naive", "no-region")}
+    arms = {name: METHODS[name] for name in ("teamtr", "naive", "no-region")} | {"in-turn": in_turn}
     chosen = [Variant(name, GSM8K, (*common, *own), spent.work) for name, own in arms.items()]
     few = (*common, "training.stages=4")
     return {

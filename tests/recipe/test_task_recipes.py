@@ -196,8 +196,9 @@ def test_a_base_and_a_task_make_a_recipe(base: str, task: str) -> None:
     turns = getattr(recipe.task, "turns", 0)
     assert 3 * recipe.team.router.rounds > turns, "a message is a turn, and one answer follows"
     if base in REAL:
-        assert len(recipe.team.agents) == 3 and recipe.team.router.kind == "round_robin"
-        assert recipe.trust_region.delta == (0.1 if task == "gsm8k" else 0.03) and recipe.rollout.temperature == 0.8
+        kind, delta = ("debate", 0.05) if task == "gsm8k" else ("round_robin", 0.03)
+        assert len(recipe.team.agents) == 3 and recipe.team.router.kind == kind
+        assert recipe.trust_region.delta == delta and recipe.rollout.temperature == 0.8
         longest = recipe.rollout.max_message_tokens * 3 * recipe.team.router.rounds
         assert longest <= (recipe.team.protocol.context_tokens or 0), "the messages alone fit into the context"
 
