@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import cells
@@ -21,6 +22,7 @@ from teamtr_lora.baselines.trl_baseline import train_baseline
 from teamtr_lora.common.files import dump_json, write_atomic
 from teamtr_lora.common.paired import paired_test
 from teamtr_lora.evaluation.evaluate import by_item, plan_in_training
+from teamtr_lora.evaluation.inference import Played, SelfConsistency
 from teamtr_lora.evaluation.outcome import Attempt, judge
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.playable import load_versions, open_team
@@ -30,6 +32,7 @@ from teamtr_lora.runs.stored_run import read_run
 BESIDE = ("diagnostics", "probe")  # phases of an update that learning does not need
 PARTS = {"start": 0.0, "quarter": 0.25, "half": 0.5, "three_quarters": 0.75, "minutes": 1.0}  # of the minutes
 POINTS = (*PARTS, "tokens")
+VOTES = 3
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Budget:
     minutes: float
     tokens: float
     items: int = 512  # held-out items of the evaluations
-    trl: bool = False  # one agent trained by TRL's GRPO
+    trl: bool = False  # one agent trained by TRL's GRPO; it is also asked VOTES times, and its answers vote
 
     def work(self, variant: cells.Variant, seed: int, folder: Path, until: float) -> cells.Measures:
         """A cell's work: trains until both are spent, then plays the teams of these moments and the untrained one."""
@@ -99,9 +102,14 @@ class Budget:
                 outcomes = [judge(Attempt.of(episode), task) for episode in playable.play(task, plan)]
                 right = [sum(o.success for o in own) / len(own) for own in by_item(outcomes)]
                 seconds, tokens = begun[updates]
-                report = {"updates": updates, "seconds": seconds, "tokens": tokens, "accuracy": sum(right) / len(right)}
-                alone = {a: sum(o.verdicts.get(a) is True for o in outcomes) / len(outcomes) for a in playable.team.names}
-                write_atomic(folder / f"{point}.json", dump_json(report | {"own_answers": alone, "by_item": right}))
+                report: dict[str, Any] = {"updates": updates, "seconds": seconds, "tokens": tokens, "accuracy": fmean(right)}
+                report["own_answers"] = {a: fmean(o.verdicts.get(a) is True for o in outcomes) for a in playable.team.names}
+                if self.trl:
+                    chain = Played(playable, task, plan.temperature, plan.max_message_tokens, plan.purpose)
+                    voted = SelfConsistency(chain, VOTES).attempts(plan.items, range(len(plan.items)), 1, None)
+                    report["voted_by_item"] = [float(judge(attempt, task).success) for attempt in voted]
+                    report["voted"] = fmean(report["voted_by_item"])
+                write_atomic(folder / f"{point}.json", dump_json(report | {"by_item": right}))
         finally:
             playable.close()
 

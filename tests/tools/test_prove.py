@@ -129,6 +129,9 @@ def test_a_budget_ends_the_training_and_its_teams_are_played(trl: bool, tmp_path
     found = {point: json.loads((cell.run_dir / f"{point}.json").read_text()) for point in budgets.POINTS}
     assert len(found["start"]["by_item"]) == 6 and found["minutes"]["by_item"] == found["tokens"]["by_item"]
     assert (found["start"]["tokens"], found["tokens"]["updates"]) == (0, 1)
+    for report in found.values():
+        assert ("voted" in report) == trl and len(report.get("voted_by_item", [])) in (0, 6)
+        assert all(0 <= own <= 1 for own in report["own_answers"].values()) and report["own_answers"]
     paired = budgets.paired_by_item([cell.run_dir], [cell.run_dir])
     assert all(paired[point]["difference"] == 0 for point in budgets.POINTS)
     assert budgets.paired_by_item([cell.run_dir], [tmp_path / "missing"]) == {}
