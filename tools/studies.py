@@ -111,8 +111,8 @@ def coupled(delta: str) -> list[Variant]:
     agents = json.dumps([{"name": name} for name in NAMES[:4]])
     own = (f"team.agents={agents}", f"trust_region.delta={delta}", "rollout.items_per_stage=96", "rollout.episodes_per_item=6")
     chosen = {name: METHODS[name] for name in ("teamtr", "no-reuse", "naive", "joint", "importance", "no-region")}
-    recombined = {"recombined": "teamtr", "recombined-no-reuse": "no-reuse", "naive-recombined": "naive"}
-    more = {name: (*METHODS[method], "team.recombine=true") for name, method in recombined.items()}
+    more = {f"{name}-recombined": (*METHODS[name], "team.recombine=true") for name in ("no-reuse", "naive", "importance")}
+    more["recombined"] = (*METHODS["teamtr"], "team.recombine=true")
     return variants(COUPLED, (*STAGE_BUDGET, *own), chosen | more)
 
 
@@ -146,7 +146,7 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
     )  # fmt: skip
     spent = Budget(args.minutes_per_cell, args.tokens_per_cell)
     by_trl = Budget(args.minutes_per_cell, args.tokens_per_cell, trl=True)
-    arms = {name: METHODS[name] for name in ("teamtr", "naive", "no-region")} | {"in-turn": in_turn}
+    arms = {name: METHODS[name] for name in ("teamtr", "naive", "importance", "no-region")} | {"in-turn": in_turn}
     chosen = [Variant(name, GSM8K, (*common, *own), spent.work) for name, own in arms.items()]
     few = (*common, "training.stages=4")
     return {
