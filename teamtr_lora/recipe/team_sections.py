@@ -200,7 +200,8 @@ class TeamSection(Section):
             mistakes.append((at, router.kind, "a debate needs two agents beside the judge", "add agents, or use round_robin"))
         if self.protocol.view != "per_agent":
             wrong = "one shared transcript cannot hide the answers of a round from the others of that round"
-            mistakes.append((at, router.kind, wrong, "set team.protocol.view=per_agent"))
+            before = "name a recipe that has it before this one (as train recipes/bases/nano.yaml THIS)"
+            mistakes.append((at, router.kind, wrong, f"set team.protocol.view=per_agent, or {before}"))
         return mistakes
 
 

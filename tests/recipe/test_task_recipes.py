@@ -175,8 +175,8 @@ def test_each_says_what_it_is_for_and_is_valid(path: Path) -> None:
     assert path.read_text().startswith("# ")
     if path.parent.name != "tasks":
         load_recipe(path)
-    elif "agents" not in path.read_text():
-        with pytest.raises(UserError, match="name a recipe that has one before this one"):
+    elif path.stem != "column_sum":  # which has a team for the embedded base
+        with pytest.raises(UserError, match="name a recipe that has (one|it) before this one"):
             load_recipe(path)
 
 
