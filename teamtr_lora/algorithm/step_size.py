@@ -42,6 +42,7 @@ def remaining_rate(rates: list[float], kl: float, radius: float, planned: int) -
 
 def next_rate(rate: float, reach: float, *, taken: int, planned: int, most: float = MOST_CHANGE) -> float:
     """The learning rate of the next update, after `taken` steps of `rate` on average that could have gone `reach` times as far to
-    end at the edge. It grows by `most` at most."""
-    factor = reach * taken / planned
+    end at the edge. It grows by `most` at most. Several steps find their aim on the way, a single one has to begin with it."""
+    aim = math.sqrt(AIMED_SHARE) if planned == 1 else 1.0
+    factor = aim * reach * taken / planned
     return rate * min(max(factor, 1 / MOST_CHANGE), most)

@@ -82,7 +82,7 @@ def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: b
         return f"Next: most steps were out of region: {shorter}, or raise trust_region.delta."
     if counts["rejected"] > half:
         return "Next: most steps gained nothing: raise rollout.items_per_stage, so that the gain stands out from its noise."
-    if counts["shrunk"] > half:
+    if counts["shrunk"] > half and (fixed_rate or any(row.optimizer_steps > 1 for row in updates)):
         shorter = "training.learning_rate=auto" if fixed_rate else "a lower training.inner_epochs"
         return f"Next: most steps were longer than the region and were cut: {shorter} wastes less of them."
     return "Next: nothing stands out; the tables below say how each part did, and what is missing says which setting measures it."

@@ -52,6 +52,13 @@ def test_the_next_rate_ends_all_planned_steps_at_the_edge() -> None:
     assert moved(next_rate(2e-3, reach, taken=3, planned=planned), planned) == pytest.approx(radius)
 
 
+@pytest.mark.parametrize("rate", [3e-3, 4.8e-3, 6e-3])
+def test_a_single_step_aims_inside_the_edge(rate: float) -> None:
+    radius = moved(4.8e-3, 1)
+    found = next_rate(rate, math.sqrt(radius / moved(rate, 1)), taken=1, planned=1)
+    assert moved(found, 1) == pytest.approx(AIMED_SHARE * radius), "nothing measures it before the gate does"
+
+
 def test_one_reading_changes_the_rate_by_a_limited_factor() -> None:
     assert next_rate(1e-3, 100.0, taken=4, planned=4) == pytest.approx(MOST_CHANGE * 1e-3)
     assert next_rate(1e-3, 1e-3, taken=4, planned=4) == pytest.approx(1e-3 / MOST_CHANGE)

@@ -37,8 +37,8 @@ def test_a_positive_bound_is_a_proof_and_others_are_not() -> None:
     assert "evaluation.every_stages=1" in certify_verdict(run(stage(1, -0.1, improvement=None)), 32)[-1]
 
 
-def row(decision: str, reason: str = "") -> Any:
-    return SimpleNamespace(decision=decision, reason=reason)
+def row(decision: str, reason: str = "", steps: int = 4) -> Any:
+    return SimpleNamespace(decision=decision, reason=reason, optimizer_steps=steps)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,12 @@ def test_the_next_step_follows_from_the_decisions(rows: list[Any], advice: str, 
     far = "out of region" in rows[0].reason
     assert ("training.learning_rate=auto" in words[-1]) == (far and fixed), "what is set already is no advice"
     assert f"of {len(rows)} updates were accepted" in words[0] and words[-1].startswith("Next: ") and advice in words[-1]
+
+
+def test_single_steps_are_not_to_be_fewer() -> None:
+    cut = [row("shrunk", "the whole step was out of region: x", steps=1)] * 3
+    assert "nothing stands out" in diagnose_verdict(cut, [], fixed_rate=False)[-1]
+    assert "training.learning_rate=auto" in diagnose_verdict(cut, [], fixed_rate=True)[-1]
 
 
 def test_a_rise_is_one_only_beyond_the_noise() -> None:
