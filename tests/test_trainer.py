@@ -603,6 +603,9 @@ def test_a_mistake_in_a_team_names_the_fields_of_its_spec() -> None:
     assert {problem.key for problem in caught.value.problems} == {"base.device", "agents.1.name"}
     with pytest.raises(RecipeError, match="TeamSpec: agents: the team has no agents"):
         TeamSpec()
+    debating = TeamSpec(agents=[{"name": "a"}, {"name": "b"}], router={"kind": "debate"})
+    with pytest.raises(RecipeError, match=r"set protocol\.view='per_agent'$"):  # recipes are not spoken of
+        TeamTRTrainer(debating, even, TeamTRConfig(), ROWS, ROWS)
 
 
 def test_every_argument_of_trls_trainer_has_a_place_here() -> None:

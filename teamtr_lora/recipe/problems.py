@@ -26,6 +26,7 @@ _READS: dict[str, list[Loc]] = {
     "team.router.callable": [("team", "router", "kind")],
     "team.router.kind": [("team", "protocol", "view")],
     "team.router.judge": [("team", "router", "kind")],
+    "team.recombine": [("team", "router")],
 }
 
 Settings = TypeVar("Settings", bound=TeamTRConfig)

@@ -11,6 +11,9 @@ from pydantic import Field, model_validator
 
 from teamtr_lora.common.settings import DEVICE, SAFE_NAME, CallablePath, Mistake, Section, Text, nearest, refuse
 
+# The end of advice on what a recipe of a base brings along; scripts, which have no recipe files, are not given it.
+OR_A_BASE = ", or name a recipe that has one before this one (as train recipes/bases/nano.yaml THIS)"
+
 
 class BaseSection(Section):
     """The frozen model that every agent shares."""
@@ -200,8 +203,7 @@ class TeamSection(Section):
             mistakes.append((at, router.kind, "a debate needs two agents beside the judge", "add agents, or use round_robin"))
         if self.protocol.view != "per_agent":
             wrong = "one shared transcript cannot hide the answers of a round from the others of that round"
-            before = "name a recipe that has it before this one (as train recipes/bases/nano.yaml THIS)"
-            mistakes.append((at, router.kind, wrong, f"set team.protocol.view=per_agent, or {before}"))
+            mistakes.append((at, router.kind, wrong, f"set team.protocol.view=per_agent{OR_A_BASE}"))
         return mistakes
 
 

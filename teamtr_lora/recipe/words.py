@@ -20,6 +20,7 @@ from teamtr_lora.common.settings import PATTERN_WORDS, nearest
 from teamtr_lora.common.visible import visible_line
 from teamtr_lora.recipe.elsewhere import NAMES
 from teamtr_lora.recipe.recipe import Recipe
+from teamtr_lora.recipe.team_sections import OR_A_BASE
 from teamtr_lora.tasks.table import SCRIPT
 
 Node = dict[str, Any]
@@ -39,10 +40,9 @@ _FIX = {
     "task.callable": 'write it as "module:function", for example my_env:make_task',
     "task.reward": 'write it as "module:function", for example rewards:exact_match',
 }
-_OR_A_BASE = ", or name a recipe that has one before this one (as train recipes/bases/nano.yaml THIS)"
 _ABSENT = {
-    "team": ("the recipe has no team", f"add team: {{agents: [{{name: solver, role: ...}}]}}{_OR_A_BASE}"),
-    "team.agents": ("the team has no agents", f"add at least one {{name, role}}{_OR_A_BASE}"),
+    "team": ("the recipe has no team", f"add team: {{agents: [{{name: solver, role: ...}}]}}{OR_A_BASE}"),
+    "team.agents": ("the team has no agents", f"add at least one {{name, role}}{OR_A_BASE}"),
     "team.agents.*.name": ("the agent has no name", "add one, for example name: planner"),
     "task.callable": ("a custom task needs a function or class that makes it", _FIX["task.callable"]),
     "task.reward": ("a dataset task needs a reward function", _FIX["task.reward"]),
@@ -70,7 +70,7 @@ class Problem:
     def of_a_script(self, told: str) -> Problem:
         """The same for a script that told it to TeamSpec, TeamTRConfig or TeamTRTrainer."""
         key, wrong = of_a_script(self.key).removeprefix("team."), of_a_script(self.wrong)
-        fix, meant = of_a_script(self.fix.removesuffix(_OR_A_BASE)), self.suggestion
+        fix, meant = of_a_script(self.fix.removesuffix(OR_A_BASE)), self.suggestion
         if meant and meant in own_names().values():
             place = _PLACES.get(meant.partition(".")[0], "TeamTRConfig")
             if place != told:
