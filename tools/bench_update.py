@@ -154,6 +154,7 @@ def timed_pass(
     split = updater._split(agent, material, updater._advantages(agent, material), 0)
     assert split is not None
     batch = split.fit[0]
+    busy = None  # seconds of a profiled pass in which the device computed
     with updater._learning(agent, lambda: None) as learner:
         minibatch = Minibatch(batch)
         first = seconds_of(lambda: accumulate(learner, minibatch, 0.1))
@@ -161,7 +162,9 @@ def timed_pass(
         if args.profile and torch.cuda.is_available():
             with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
                 seconds_of(lambda: accumulate(learner, minibatch, 0.1))
-            print(profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=25), file=sys.stderr, flush=True)
+            events = profile.key_averages()
+            print(events.table(sort_by="self_cuda_time_total", row_limit=25), file=sys.stderr, flush=True)
+            busy = sum(e.self_device_time_total for e in events if e.device_type == torch.autograd.DeviceType.CUDA) / 1e6
     real = sum(len(message.prompt_ids) + len(message.token_ids) for message in batch.messages)  # as if no prefix were shared
     count = operations(facts, batch, args.rank)
     found = {
@@ -171,6 +174,7 @@ def timed_pass(
         "computed_tokens": sum(part.rows.ids_B_T.numel() for part in batch.microbatches),
         "first_seconds": first,
         "seconds": min(runs),
+        "busy_seconds": busy,
         "tokens_per_second": real / min(runs),
         "operations_per_token": count / real,
         "compiled_graphs": counters["stats"]["unique_graphs"],  # so far in this process: one that grows with sizes is a storm

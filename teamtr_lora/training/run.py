@@ -163,7 +163,7 @@ class TrainingRun:
         seed = derive_seed(self.config.seed, "holdout", stage, agent)
         self._settle()
         with self.playable.training_memory():
-            material = self.rollouts.material(rollout, self.updater.discount)
+            material = self.rollouts.material(rollout, place, self.updater.discount)
             outcome = self.updater.update(agent, material, seed)
             self.diagnostics.after_update(self.state, agent, stage, outcome)
         if outcome.accepted:

@@ -72,12 +72,12 @@ class StageRollouts:
         episodes = playable.play(self._context.task, plan, lambda d, n, t: events.progress("rollout", d, n, t))
         return Rollout(episodes=episodes, versions=versions, seconds=time.monotonic() - started)
 
-    def material(self, rollout: Rollout, discount: float) -> Material:
+    def material(self, rollout: Rollout, place: int, discount: float) -> Material:
         """What an update is given: the rollout, and earlier ones that it may learn from too."""
         newest = PlayedEpisodes(rollout.episodes) if rollout.fresh else self.window.newest[1]
-        if not self._fresh:
-            weighted = self._variants.resampling.weighted
-            return Material(newest=newest, kept_E=np.ones(len(newest.episodes), bool) if weighted else None)
+        if not self._fresh:  # after a stage's last update its episodes are done with
+            again = self._variants.resampling.weighted and place + 1 < len(self._context.agents)
+            return Material(newest=newest, kept_E=np.ones(len(newest.episodes), bool) if again else None)
         if not self._room:
             return Material(newest=newest)
         self.window.drop_stale(self._context.config.training.least_ess)
