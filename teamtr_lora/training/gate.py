@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
+from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean, mean_with_known_zeros
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import k1_terms, k3_terms, message_kl
 from teamtr_lora.algorithm.trust_region import GateReading, StepDecision
@@ -70,16 +70,18 @@ def read_candidate(
     reduction, sums = config.trust_region.reduction, message_kl(kl_N, message_N, count, "message_sum")
     lengths = message_N.bincount(minlength=count).float()
     share_M = batch.weight_M.double() / batch.weight_M.double().sum()
+    even_M = ~torch.isin(batch.group_M, batch.group_M[batch.advantage_M != 0])  # of groups that do not differ in return
+    judged = batch.group_M, config.trust_region.confidence, batch.weight_M
 
     def mean(values_M: Tensor) -> ClusteredMean:
-        return clustered_mean(values_M, batch.group_M, config.trust_region.confidence, batch.weight_M)
+        return clustered_mean(values_M, *judged)
 
     return CandidateReading(
         kl={name: mean(message_kl(values_N, message_N, count, reduction)) for name, values_N in terms_N.items()},
         token_mean_kl=float((share_M * sums / lengths.clamp(min=1)).sum()),
         message_sum_kl=float((share_M * sums).sum()),
         discounted_kl=_discounted(sums, batch, discount),
-        gain=mean(terms.unclipped_M - batch.advantage_M),
+        gain=mean_with_known_zeros(terms.unclipped_M - batch.advantage_M, even_M, *judged),
         log_ratio_M=terms.log_ratio_M,
         kl_M=sums,
         group_M=batch.group_M,

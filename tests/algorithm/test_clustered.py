@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from teamtr_lora.algorithm.clustered import clustered_mean, student_quantile, upper_quantile
+from teamtr_lora.algorithm.clustered import clustered_mean, mean_with_known_zeros, student_quantile, upper_quantile
 
 values = st.floats(-10, 10).map(lambda x: round(x, 6))  # differences far below rounding make the skewness meaningless
 weights = st.sampled_from([0.25, 1.0, 1.0, 3.0])
@@ -133,6 +133,32 @@ def test_the_bound_covers_the_true_mean_about_as_often_as_it_says() -> None:
     sample = 1.0 + effect + 0.5 * torch.randn(trials, groups * size, generator=generator)
     share = sum(clustered_mean(sample[t], cluster, 0.95).bound >= 1.0 for t in range(trials)) / trials
     assert 0.925 < share < 0.98
+
+
+@pytest.mark.parametrize(("moving", "still", "blind_least"), [(2, 6, 0.12), (3, 5, 0.07)])
+def test_groups_known_to_be_zero_lend_no_confidence(moving: int, still: int, blind_least: float) -> None:
+    """Pure noise in a few groups must look negative in one case of twenty, however many groups stand still beside them. Six
+    tenths of all groups move, so the judging ones are weighted. The mean is the plain weighted one."""
+    rng, groups = np.random.default_rng(0), moving + still
+    cluster, zero = torch.arange(groups), torch.arange(groups) >= moving
+    weight = torch.where(zero, 0.4 / (still / groups), 0.6 / (moving / groups)).double()
+    ours = blind = 0
+    for _ in range(3000):
+        values = torch.from_numpy(np.where(zero.numpy(), 0.0, rng.normal(size=groups)))
+        got, plain = mean_with_known_zeros(values, zero, cluster, 0.95, weight), clustered_mean(values, cluster, 0.95, weight)
+        assert got.mean == pytest.approx(plain.mean)
+        ours, blind = ours + (got.bound < 0), blind + (plain.bound < 0)
+    assert 0.02 < ours / 3000 < 0.065 and blind / 3000 > blind_least
+
+
+def test_known_zeros_share_the_mean_and_the_bound_of_the_others() -> None:
+    values, zero = torch.tensor([1.0, 2.0, 6.0, 0.0, 0.0]), torch.tensor([False, False, False, True, True])
+    got, others = mean_with_known_zeros(values, zero, torch.arange(5), 0.95), clustered_mean(values[:3], torch.arange(3), 0.95)
+    found = (got.mean, got.standard_error, got.bound)
+    assert found == pytest.approx(tuple(0.6 * x for x in (others.mean, others.standard_error, others.bound)))
+    alone = mean_with_known_zeros(values[2:], zero[2:], torch.arange(3), 0.95)
+    assert alone.mean == pytest.approx(2.0) and alone.bound == math.inf, "one group tells no spread"
+    assert mean_with_known_zeros(values[3:], zero[3:], torch.arange(2), 0.95).bound == 0.0
 
 
 def test_values_of_one_shape_need_less_correction_the_more_there_are() -> None:

@@ -32,6 +32,8 @@ def test_a_reading_is_what_a_loop_over_messages_gives(make_team, episodes, move,
         last.token_ids, last.sampler_logprobs = last.token_ids[: 1 + i % 5], last.sampler_logprobs[: 1 + i % 5]
     batch, scorer = batch_of(chosen, "right"), Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=16)
     assert len(batch.microbatches) > 1
+    still_M = batch.group_M == batch.group_M[-1]  # a group that does not differ in return
+    batch.advantage_M[still_M] = 0.0
     playable.bank.activate("right")
     _, logp_current = double_logp(playable, "right")
     with gate_pass(scorer):
@@ -68,9 +70,11 @@ def test_a_reading_is_what_a_loop_over_messages_gives(make_team, episodes, move,
         )
     # every "right" message is turn 1 of its episode: (1 - gamma) gamma^1 KL
     assert got.discounted_kl == pytest.approx((1 - discount) * discount * sum(sums) / len(chosen), rel=1e-3)
-    wanted = clustered_mean(torch.tensor(gains, dtype=torch.float64), batch.group_M, 0.95)
-    assert (got.gain.mean, got.gain.bound) == pytest.approx((wanted.mean, wanted.bound), rel=2e-3, abs=1e-6)
-    assert wanted.mean == pytest.approx(sum(gains) / len(gains)) and wanted.standard_error > 0
+    differ_M = ~still_M
+    wanted = clustered_mean(torch.tensor(gains, dtype=torch.float64)[differ_M], batch.group_M[differ_M], 0.95)
+    share = float(differ_M.double().mean())
+    assert (got.gain.mean, got.gain.bound) == pytest.approx((share * wanted.mean, share * wanted.bound), rel=2e-3, abs=1e-6)
+    assert got.gain.mean == pytest.approx(sum(gains) / len(gains), rel=2e-3) and 0 < wanted.standard_error < math.inf
     assert got.log_ratio_max == pytest.approx(max(logs), rel=1e-3)
 
 
