@@ -34,6 +34,7 @@ def test_a_reading_is_what_a_loop_over_messages_gives(make_team, episodes, move,
     assert len(batch.microbatches) > 1
     still_M = batch.group_M == batch.group_M[-1]  # a group that does not differ in return
     batch.advantage_M[still_M] = 0.0
+    batch.advantage_M[0] = 0.0  # that of a message whose group does differ says something, too
     playable.bank.activate("right")
     _, logp_current = double_logp(playable, "right")
     with gate_pass(scorer):
