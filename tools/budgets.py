@@ -32,7 +32,7 @@ from teamtr_lora.runs.stored_run import read_run
 BESIDE = ("diagnostics", "probe")  # phases of an update that learning does not need
 PARTS = {"start": 0.0, "quarter": 0.25, "half": 0.5, "three_quarters": 0.75, "minutes": 1.0}  # of the minutes
 POINTS = (*PARTS, "tokens")
-VOTES = 3
+VOTES = 3  # an agent alone is also asked so many times, and its answers vote
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Budget:
     minutes: float
     tokens: float
     items: int = 512  # held-out items of the evaluations
-    trl: bool = False  # one agent trained by TRL's GRPO; it is also asked VOTES times, and its answers vote
+    trl: bool = False  # one agent trained by TRL's GRPO
 
     def work(self, variant: cells.Variant, seed: int, folder: Path, until: float) -> cells.Measures:
         """A cell's work: trains until both are spent, then plays the teams of these moments and the untrained one."""
@@ -104,7 +104,7 @@ class Budget:
                 seconds, tokens = begun[updates]
                 report: dict[str, Any] = {"updates": updates, "seconds": seconds, "tokens": tokens, "accuracy": fmean(right)}
                 report["own_answers"] = {a: fmean(o.verdicts.get(a) is True for o in outcomes) for a in playable.team.names}
-                if self.trl:
+                if len(playable.team.names) == 1:
                     chain = Played(playable, task, plan.temperature, plan.max_message_tokens, plan.purpose)
                     voted = SelfConsistency(chain, VOTES).attempts(plan.items, range(len(plan.items)), 1, None)
                     report["voted_by_item"] = [float(judge(attempt, task).success) for attempt in voted]

@@ -124,7 +124,7 @@ def objectives() -> list[Variant]:
 
 
 def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
-    """A real base: equal minutes and equal sampled tokens, against naive, no region, and one agent trained by TRL's GRPO."""
+    """A real base: equal minutes and equal sampled tokens, against naive, no region and one agent, also trained by TRL's GRPO."""
     if args.data is None:
         raise UserError("--base: the studies of a real base need --data, a folder with GSM8K's train.jsonl.gz and test.jsonl.gz")
     files = [args.data.absolute() / f"{split}.jsonl.gz" for split in ("train", "test")]
@@ -135,22 +135,28 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
     )  # fmt: skip
     one = [{"name": "solver", "lora": {"rank": 16, "alpha": 32}}]
     three = yaml.safe_load(GSM8K[0].read_text())["team"]["agents"]
-    hearing = ("team.router.kind=round_robin", "team.recombine=false", "training.reuse=none")
-    alone = (  # two held-out groups tell how far TRL's step went: measuring more would take as long as the step
-        *hearing, f"team.agents={json.dumps(one)}", "rollout.items_per_stage=32", "training.learning_rate=2e-5",
-        "trust_region.holdout=0.07",
+    hearing = (
+        "team.router.kind=round_robin", "team.recombine=false", "training.resampling=every_update", "training.reuse=none",
     )  # fmt: skip
+    alone = (*hearing, f"team.agents={json.dumps(one)}")
+    # two held-out groups tell how far TRL's step went: measuring more would take as long as the step
+    grpo = (*alone, "training.learning_rate=2e-5", "trust_region.holdout=0.07")
     in_turn = (  # few long updates: 1,024 episodes of new items each
-        *hearing, f"team.agents={json.dumps(three)}", "rollout.items_per_stage=384", "training.minibatches_per_epoch=4",
-        "trust_region.delta=0.1",
+        *hearing, f"team.agents={json.dumps(three)}", "training.matched=stage", "rollout.items_per_stage=384",
+        "training.learning_rate=auto", "training.minibatches_per_epoch=4", "trust_region.delta=0.1", "trust_region.step=fill",
     )  # fmt: skip
     spent = Budget(args.minutes_per_cell, args.tokens_per_cell)
     by_trl = Budget(args.minutes_per_cell, args.tokens_per_cell, trl=True)
-    arms = {name: METHODS[name] for name in ("teamtr", "naive", "importance", "no-region")} | {"in-turn": in_turn}
+    resampled = (  # before every update, and learned from twice
+        "training.resampling=every_update", "training.matched=stage", "training.reuse=window", "training.window=2",
+        "rollout.items_per_stage=48", "training.learning_rate=auto", "trust_region.step=fill",
+    )  # fmt: skip
+    arms = {name: METHODS[name] for name in ("teamtr", "naive", "no-region")}
+    arms |= {"resampled": resampled, "in-turn": in_turn, "alone": alone}
     chosen = [Variant(name, GSM8K, (*common, *own), spent.work) for name, own in arms.items()]
     few = (*common, "training.stages=4")
     return {
-        "gsm8k": [*chosen, Variant("grpo", GSM8K, (*common, *alone), by_trl.work)],
+        "gsm8k": [*chosen, Variant("grpo", GSM8K, (*common, *grpo), by_trl.work)],
         "gsm8k-oracle": [Variant("teamtr", GSM8K, few, read_by_an_oracle)],
     }
 
