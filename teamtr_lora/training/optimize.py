@@ -121,14 +121,15 @@ def optimize(
                 rate, rates = wanted, []
                 report.probes += 1
                 continue
-        if rates:  # before the first step the KL is 0 and says nothing about the penalty
+        if rates:  # before the first step the KL is 0 and says nothing
             report.kl, report.clip_rate = seen.kl, seen.clip_rate
+        if 0 < len(rates) < len(steps):  # after the last step the gate's reading says what the next update's penalty is
             report.beta = region.next_penalty(report.beta, seen.kl, radius)
-            if automatic and len(rates) < len(steps):
+            if automatic:
                 left = remaining_rate(rates, seen.kl_bound, radius, len(steps))
                 rate = min(left, rate) if report.overshot else left
         if outside or rate == 0 or len(rates) == len(steps):
-            report.stopped_early = outside or rate == 0
+            report.stopped_early = len(rates) < len(steps)
             learner.optimizer.zero_grad(set_to_none=True)
             break
         norm = _step(learner, rate)

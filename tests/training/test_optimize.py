@@ -255,6 +255,16 @@ def test_it_stops_at_delta_and_not_later(climb, monkeypatch, kl: float, stops: b
 AUTO = {"learning_rate": "auto", "optimizer": torch.optim.AdamW, "probe": True}
 
 
+@pytest.mark.parametrize("kl", [0.04, 0.11])
+def test_a_pass_that_only_measures_the_last_step_leaves_the_penalty_to_the_gate(climb, monkeypatch, kl: float) -> None:
+    """Else it would be adapted twice, by this pass and by the gate. The last planned step was taken, so nothing was stopped."""
+    passes = iter([in_sample(kl=value, kl_bound=value, gain=1.0) for value in (0.0, kl)])
+    monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *_: next(passes))
+    report = climb(inner_epochs=1, delta=0.1, beta=1.0, faked=True, **AUTO).report
+    assert (report.steps, report.planned, report.probes, report.kl) == (1, 1, 0, kl)
+    assert report.beta == 1.0 and not report.stopped_early
+
+
 @pytest.fixture
 def rates(monkeypatch) -> list[float]:
     """The learning rate of every optimizer step, also of those that are taken back."""
