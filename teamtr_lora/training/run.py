@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class TrainingRun:
         self._moments: Optimizers = {}  # as the last checkpoint has them, less those of an update since
         self._disk = ThreadPoolExecutor(1)
         self._saving: Future[None] | None = None
+        self._unwritten: list[Callable[[], object]] = []  # versions that the next checkpoint names: each call writes one
         self._clock = time.monotonic() if context.started is None else context.started
         self.task.check_agents(self.agents, self.playable.team.router.max_messages)
         self.task.check_router(self.playable.team.router)
@@ -240,14 +242,18 @@ class TrainingRun:
             for agent in self.agents:
                 if agent not in self._moments:
                     self._moments[agent] = flatten_state(self.updater.optimizers[agent])
-            write = self.run_dir.checkpoints.prepared(state, self._moments)
-            self._saving = self._disk.submit(self._save, write, dict(state.versions), dict(state.loras))
+            writes = [*self._unwritten, self.run_dir.checkpoints.prepared(state, self._moments)]
+            self._unwritten = []
+            self._saving = self._disk.submit(self._save, writes, dict(state.versions), dict(state.loras))
         if self.events.heard("on_save"):
             self._settle()
         self.events.fire("on_save")
 
-    def _save(self, write: Callable[[], None], versions: dict[str, AdapterVersion], loras: dict[str, dict[str, Any]]) -> None:
-        write()
+    def _save(
+        self, writes: list[Callable[[], object]], versions: dict[str, AdapterVersion], loras: dict[str, dict[str, Any]]
+    ) -> None:
+        for write in writes:  # the checkpoint is the last: what it names is there
+            write()
         self._tidy()
         self.run_dir.write_team(versions, loras)
 
@@ -269,9 +275,12 @@ class TrainingRun:
         return time.monotonic() - self._clock
 
     def _store_version(self, agent: str) -> None:
+        """Copied now, and written before the next checkpoint is."""
         bank = self.playable.bank
         if self.ranks.first:
-            write_version(self.run_dir.adapters, bank.version(agent), bank.tensors(agent), bank.config(agent))
+            tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in bank.tensors(agent).items()}
+            version, config = bank.version(agent), bank.config(agent)
+            self._unwritten.append(partial(write_version, self.run_dir.adapters, version, tensors, config))
 
     def _evaluate(self) -> tuple[dict[str, Any], list[Episode]]:
         plan = plan_in_training(self.task, self.config)

@@ -15,7 +15,7 @@ import pytest
 from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora.algorithm.variants.ordering import ordering
-from teamtr_lora.base.versions import AdapterVersion, read_version
+from teamtr_lora.base.versions import AdapterVersion, read_version, write_version
 from teamtr_lora.common import files
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler
@@ -303,6 +303,26 @@ def test_versions_on_disk_are_those_of_the_team(finished: TrainingRun) -> None:
         assert all((stored[n] == t).all() for n, t in finished.playable.bank.tensors(agent).items())
         numbers = sorted(int(p.name[1:5]) for p in (finished.run_dir.adapters / agent).iterdir())
         assert numbers == list(range(version.number + 1)), "one folder for every version there ever was"
+
+
+def test_a_checkpoint_appears_after_the_versions_that_it_names(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are written while the next rollout is played; a kill in between must not leave a checkpoint without its adapters."""
+    run, written = start(tmp_path / "run", stages=1), []
+
+    def slow(root: Path, version: AdapterVersion, *contents: Any) -> Path:
+        checkpoints = run.run_dir.checkpoints
+        named = checkpoints.state().versions if checkpoints.exists() else {}
+        assert named.get(version.agent) != version
+        written.append(version)
+        time.sleep(0.1)
+        return write_version(root, version, *contents)
+
+    monkeypatch.setattr("teamtr_lora.training.run.write_version", slow)
+    train(run)
+    assert run.run_dir.checkpoints.state().versions == {agent: run.playable.bank.version(agent) for agent in run.agents}
+    assert len(written) == 2 + run.state.counts["accepted"] > 2
 
 
 def test_a_full_disk_in_mid_run_costs_nothing_and_times_alone_differ(
