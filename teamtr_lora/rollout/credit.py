@@ -6,13 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.machinery.task import Task
-from teamtr_lora.team import Episode, Team
+from teamtr_lora.team import Episode, Message, Team
 
 MOST_OTHERS = 15  # episodes that a message is put into: the noise left by more of them is a small part of all
 
@@ -72,15 +73,16 @@ def beside_others(task: Task, team: Team, episodes: Sequence[Episode], rewards: 
     """
     votes: dict[int, str | None] = {}  # by message: reading an answer may take longer than all else here
 
-    def vote(alone: Episode) -> str | None:
-        key = id(alone.messages[0])
-        return votes[key] if key in votes else votes.setdefault(key, task.vote(alone))
+    def vote(episode: Episode, message: Message) -> str | None:
+        if id(message) not in votes:
+            votes[id(message)] = task.vote(replace(episode, messages=[message], answer_turn=None))
+        return votes[id(message)]
 
-    def counted(episode: Episode) -> tuple[int, ...]:
+    def counted(messages: Sequence[Message], answer_turn: int | None) -> tuple[int, ...]:
         """The messages that the score is made of."""
-        if task.scores_the_answer_alone and episode.answer_turn is not None:
-            return (id(episode.messages[episode.answer_turn]),)
-        return tuple(map(id, episode.messages))
+        if task.scores_the_answer_alone and answer_turn is not None:
+            return (id(messages[answer_turn]),)
+        return tuple(map(id, messages))
 
     remade: dict[tuple[int, ...], Episode] = {}
     met: dict[tuple[int, str], list[tuple[int, ...]]] = defaultdict(list)
@@ -88,13 +90,15 @@ def beside_others(task: Task, team: Team, episodes: Sequence[Episode], rewards: 
         for turn, agent in enumerate(team.router.blind_round):
             messages = [*episodes[other].messages]
             messages[turn] = episodes[at].messages[turn]
-            nothing = [0.0] * len(messages)
-            episode = replace(episodes[at], messages=messages, rewards=nothing, success=False, credit={}, answer_turn=None)
-            episode.answer_turn = team.answer_turn(episode, vote)
-            key = counted(episode)
-            remade.setdefault(key, episode)
+            answer_turn = team.router.answer_turn(messages, partial(vote, episodes[at]))
+            key = counted(messages, answer_turn)
+            if key not in remade:
+                nothing = [0.0] * len(messages)
+                remade[key] = replace(
+                    episodes[at], messages=messages, rewards=nothing, success=False, credit={}, answer_turn=answer_turn
+                )
             met[at, agent].append(key)
-    known = {counted(episode): reward for episode, reward in zip(episodes, rewards, strict=True)}
+    known = {counted(e.messages, e.answer_turn): reward for e, reward in zip(episodes, rewards, strict=True)}
     new = [key for key in remade if key not in known]
     known |= zip(new, scored(task, [remade[key].as_answered() for key in new]), strict=True)
     return {place: [rewards[place[0]], *(known[key] for key in keys)] for place, keys in met.items()}
