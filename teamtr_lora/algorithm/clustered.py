@@ -36,11 +36,11 @@ def mean_with_known_zeros(
     values_M: Tensor, zero_M: Tensor, cluster_M: Tensor, confidence: float, weight_M: Tensor | None = None
 ) -> ClusteredMean:
     """The same where some clusters are known to be 0 throughout (`zero_M`), as the gain is of a group without advantages. They
-    count in the mean and not in its error: with two other groups and six such ones, an error over all eight would call a mean of
-    pure noise negative in 15% of cases at a confidence of 95%."""
+    count in the mean and not in its error: where two other groups have six tenths of the weight beside six such ones, an error
+    over all eight would call a mean of pure noise negative in 15% of cases at a confidence of 95%."""
     weights = torch.ones_like(values_M.double()) if weight_M is None else weight_M.double()
     unknown_M = ~zero_M
-    if not unknown_M.any():
+    if not weights[unknown_M].any():
         return ClusteredMean(0.0, 0.0, 0.0)
     found = clustered_mean(values_M[unknown_M], cluster_M[unknown_M], confidence, weights[unknown_M])
     share = float(weights[unknown_M].sum() / weights.sum())

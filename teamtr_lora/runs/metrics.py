@@ -126,8 +126,10 @@ class UpdateRow(Row):
         description="upper bound of kl_in_sample, clustered by group; of an accepted step not above delta where a gate holds; "
         "null where no length was measured there"
     )
-    surrogate_gain: float | None = Field(description="held-out clipped surrogate minus the current policy's")
-    surrogate_gain_standard_error: float | None = Field(description="of surrogate_gain, clustered by group")
+    surrogate_gain: float | None = Field(description="held-out surrogate, without clipping, minus the current policy's")
+    surrogate_gain_standard_error: float | None = Field(
+        description="of surrogate_gain, clustered by group, over the groups that differ in return; null where that is one"
+    )
     surrogate_gain_in_sample: float | None = Field(
         description="of the accepted step on the episodes that it was fitted to, those of kl_in_sample"
     )
@@ -142,7 +144,9 @@ class UpdateRow(Row):
         description="of the last optimizer step, before max_grad_norm scales it down; null where not finite"
     )
     optimizer_steps: int = Field(description="taken in this update; 0 where it was skipped")
-    stopped_early: bool = Field(description="optimization ended because the in-sample KL reached delta")
+    stopped_early: bool = Field(
+        description="optimization ended before its last planned step, because the KL had reached its aim or delta"
+    )
     beta: float = Field(description="penalty after the update")
     reward_mean: float = Field(description="raw episode reward under the team before this update")
     reward_standard_error: float | None = Field(description="over groups")
@@ -175,7 +179,8 @@ class UpdateRow(Row):
     )
     trained_tokens: int = Field(description="of the updated agent, per inner epoch")
     seconds: dict[str, float] = Field(
-        description="by phase: rollout, optimize, gate, in_sample, publish, diagnostics, probe, transcripts"
+        description="by phase: rollout, optimize, gate, in_sample, publish, saving (what the training waited for since the last "
+        "row), diagnostics, probe, transcripts"
     )
     tokens_per_second: float = Field(description="sampled tokens over rollout seconds")
     idle_share: float = Field(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from teamtr_lora.algorithm.certificate import centred_surrogate, leave_one_out, zeta_proxies
-from teamtr_lora.algorithm.clustered import ClusteredMean, clustered_mean
+from teamtr_lora.algorithm.clustered import ClusteredMean, mean_with_known_zeros
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.runs.metrics import CertificateTerms
 from teamtr_lora.team import Episode
@@ -35,10 +35,11 @@ def certificate_terms(
     weight_E = judging.weight_E[held] * read_E
 
     def surrogate(returns_E: np.ndarray) -> ClusteredMean:
-        terms_E = weight_E * centred_surrogate(log_ratio_M, episode_M, leave_one_out(returns_E, group_E))
-        return clustered_mean(
-            torch.from_numpy(terms_E[read_E]), torch.from_numpy(group_E[read_E]), config.trust_region.confidence
-        )
+        advantage_E = leave_one_out(returns_E, group_E)
+        terms_E = weight_E * centred_surrogate(log_ratio_M, episode_M, advantage_E)
+        even_E = ~np.isin(group_E, group_E[advantage_E != 0])
+        terms, even, groups = (torch.from_numpy(each_E[read_E]) for each_E in (terms_E, even_E, group_E))
+        return mean_with_known_zeros(terms, even, groups, config.trust_region.confidence)
 
     training, with_gamma, without = config.training, surrogate(discounted_E), surrogate(reward_E)
     turn_M = np.array([message.turn for message in batch.messages])

@@ -6,6 +6,7 @@
 
 `args` is the run's TeamTRConfig, with the few of TrainingArguments' names that say the same of a team. `metrics` is the
 evaluation, its accuracy once more as `eval_accuracy`, which transformers' EarlyStoppingCallback goes by.
+An update's adapter is in the run directory by the next on_save, on_evaluate or on_epoch_end, not yet when its row is logged.
 `control.should_training_stop` ends the run after the update in progress. A callback may also define `on_progress(phase, done,
 total, tokens)`, called during rollouts.
 """

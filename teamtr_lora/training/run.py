@@ -51,7 +51,8 @@ class TrainingRun:
         self._last_played: list[Episode] = []
         self._moments: Optimizers = {}  # as the last checkpoint has them, less those of an update since
         self._disk = ThreadPoolExecutor(1)
-        self._saving: Future[None] | None = None
+        self._saving: list[Future[None]] = []
+        self._storing = 0.0  # seconds that storing the last update took, which the next row counts: its own is written before
         self._unwritten: list[Callable[[], object]] = []  # versions that the next checkpoint names: each call writes one
         self._clock = time.monotonic() if context.started is None else context.started
         self.task.check_agents(self.agents, self.playable.team.router.max_messages)
@@ -163,7 +164,6 @@ class TrainingRun:
         self.diagnostics.before_update(self.state, agent, stage, place, lambda: self.rollouts.probe_items(self.state))
         self.events.progress("update", 0, 1, 0)
         seed = derive_seed(self.config.seed, "holdout", stage, agent)
-        self._settle()
         with self.playable.training_memory():
             material = self.rollouts.material(rollout, place, self.updater.discount)
             outcome = self.updater.update(agent, material, seed)
@@ -183,10 +183,15 @@ class TrainingRun:
         outcome.seconds["publish"] = time.monotonic() - started
 
     def record_update(self, stage: int, place: int, rollout: Rollout, outcome: UpdateOutcome) -> None:
+        started = time.monotonic()
+        self._settle()  # so that a kill costs one update at most
+        outcome.seconds["saving"] = self._storing + time.monotonic() - started
         self._last_played = rollout.episodes
         self._recorder.update(self.state, stage, place, rollout, outcome)
+        started = time.monotonic()
         self.rollouts.keep(f"stage-{stage:04d}-update-{place + 1:03d}", rollout, outcome)
         self.checkpoint()
+        self._storing = time.monotonic() - started
 
     def end_stage(self, stage: int, order: list[str]) -> None:
         """Closes the stage: evaluation where due, the stage's row, the next stage's radii and place in the data."""
@@ -200,7 +205,9 @@ class TrainingRun:
         self.state.stage, self.state.update = stage, 0
         self.state.cursor += self.config.rollout.items_per_stage
         self._recorder.stage(self.state, stage, self._since_checkpoint(), order=order, evaluation=evaluation)
+        started = time.monotonic()
         self.checkpoint()
+        self._storing += time.monotonic() - started
         self.events.state.epoch = stage
         self.events.fire("on_epoch_end")
 
@@ -223,9 +230,8 @@ class TrainingRun:
             tracker.finish()  # not end_training: that would also end the process group of a vLLM in this process
 
     def checkpoint(self) -> None:
-        """The commit point. What a resumed run goes on from is copied now and written while the next rollout is played: until
-        that is done, the update just made does not exist for a resumed run, and the next one does not begin."""
-        self._settle()
+        """The commit point. What a resumed run goes on from is copied now and written while the next update is made: until that
+        is done, the update just made does not exist for a resumed run, and the next one is not recorded."""
         state = self.state
         state.step += 1
         state.versions = self.playable.adapter_versions()
@@ -244,7 +250,7 @@ class TrainingRun:
                     self._moments[agent] = flatten_state(self.updater.optimizers[agent])
             writes = [*self._unwritten, self.run_dir.checkpoints.prepared(state, self._moments)]
             self._unwritten = []
-            self._saving = self._disk.submit(self._save, writes, dict(state.versions), dict(state.loras))
+            self._saving.append(self._disk.submit(self._save, writes, dict(state.versions), dict(state.loras)))
         if self.events.heard("on_save"):
             self._settle()
         self.events.fire("on_save")
@@ -259,13 +265,15 @@ class TrainingRun:
 
     def _settle(self) -> None:
         """Waits until the last checkpoint is on the disk."""
-        if self._saving is not None:
-            saving, self._saving = self._saving, None
-            saving.result()
+        while self._saving:
+            self._saving.pop(0).result()
 
     def close(self) -> None:
         """However the run has ended, what it has begun to write is written before another process may go on with it."""
         self._disk.shutdown()
+        for saving in self._saving:  # the error that ended the run, if one did, is another
+            if error := saving.exception():
+                logger.warning("the last checkpoint could not be written: %s", error)
 
     def _tidy(self) -> None:
         """Removes the rollouts that no checkpoint names any more, also those that a kill has left."""
@@ -288,5 +296,9 @@ class TrainingRun:
         record = recorded(episodes, self.task, plan, self.updater.discount)
         self.state.episodes_evaluated = record["episodes"]
         self.state.sampled_tokens += record["sampled_tokens"]
+        if self.events.heard("on_evaluate"):  # who listens may copy the adapters that did so well
+            self._settle()
+            while self._unwritten:
+                self._unwritten.pop(0)()
         self.events.evaluated(record)
         return record, episodes

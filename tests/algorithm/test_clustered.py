@@ -159,6 +159,8 @@ def test_known_zeros_share_the_mean_and_the_bound_of_the_others() -> None:
     alone = mean_with_known_zeros(values[2:], zero[2:], torch.arange(3), 0.95)
     assert alone.mean == pytest.approx(2.0) and alone.bound == math.inf, "one group tells no spread"
     assert mean_with_known_zeros(values[3:], zero[3:], torch.arange(2), 0.95).bound == 0.0
+    unweighed = mean_with_known_zeros(values[2:], zero[2:], torch.arange(3), 0.95, torch.tensor([0.0, 1.0, 1.0]))
+    assert (unweighed.mean, unweighed.bound) == (0.0, 0.0)
 
 
 def test_values_of_one_shape_need_less_correction_the_more_there_are() -> None:

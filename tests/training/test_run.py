@@ -213,7 +213,7 @@ def test_rows_are_the_documented_ones(finished: TrainingRun) -> None:
             assert row.alpha in row.alphas_tried and row.kl["exact"].bound <= row.delta
             assert row.surrogate_gain_in_sample > 0 and row.learning_rate == 2e-3 and row.probing_steps == 0
             assert (row.decision == "shrunk") == (row.alpha < 1)
-        assert {"rollout", "optimize", "gate", "in_sample", "publish", "diagnostics", "transcripts"} == set(row.seconds)
+        assert {"rollout", "optimize", "gate", "in_sample", "publish", "saving", "diagnostics", "transcripts"} == set(row.seconds)
         assert row.sampler_gap["max_abs"] < 1e-3
     last = rows[-1]
     assert isinstance(last, StageRow) and last.updates == 4

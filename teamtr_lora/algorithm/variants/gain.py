@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
+ROUNDING = 1e-6  # of a gain in float32, in units of the advantage: what says nothing either way
+
 
 class Measured(Protocol):
     """A mean over held-out episodes, and its upper confidence bound."""
@@ -37,7 +39,7 @@ class Veto(GainRule):
     in_sample = True
 
     def allows(self, gain: Measured) -> bool:
-        return not gain.bound < 0
+        return not gain.bound < -ROUNDING
 
 
 class Positive(GainRule):

@@ -21,7 +21,8 @@ from teamtr_lora.runs.metrics import StageRow, UpdateRow
 
 PHASES = {
     "rollout": "$agent0", "optimize": "$agent1", "gate": "$agent2", "in_sample": "$shrunk", "publish": "$agent3",
-    "diagnostics": "$agent4", "probe": "$agent5", "evaluation": "$team", "transcripts": "$band3", "idle": "$muted",
+    "saving": "$skipped", "diagnostics": "$agent4", "probe": "$agent5", "evaluation": "$team", "transcripts": "$band3",
+    "idle": "$muted",
 }  # fmt: skip
 NONE_YET = "No update has been made yet."
 
