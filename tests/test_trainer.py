@@ -192,37 +192,37 @@ class Saved(TrainerCallback):
         self.found.append((run.checkpoints.load()[0].step, len(run.checkpoints.steps())))
 
 
-def test_a_checkpoint_is_written_while_the_next_rollout_is_played(
+def test_a_checkpoint_is_written_while_the_next_update_is_made(
     team: dict[str, Any], config: Callable[..., TeamTRConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slow disk holds up the update after it, not the rollout; whoever listens for a checkpoint finds it; and a disk that
-    fails ends the run at the next update."""
+    """A slow disk holds up the record of the update after it, not its rollout and passes; whoever listens for a checkpoint finds
+    it; and a disk that fails ends the run at the next update."""
     order: list[str] = []
-    played, writes, roll_out, update = threading.Event(), CheckpointStore._write, TrainingRun.roll_out, TrainingRun.update
+    made, writes, roll_out, update = threading.Event(), CheckpointStore._write, TrainingRun.roll_out, TrainingRun.update
 
     def rolling_out(*args: Any) -> Any:
         rollout = roll_out(*args)
         order.append("played")
-        played.set()
         return rollout
 
     def writing_slowly(*args: Any) -> None:
-        if order.count("written") < 2:  # later ones have no rollout after them
-            assert played.wait(20)
-            played.clear()
+        if order.count("written") < 2:  # later ones have no update after them
+            assert made.wait(20)
+            made.clear()
         writes(*args)
         order.append("written")
 
     def updating(*args: Any) -> Any:
         outcome = update(*args)
         order.append("updated")
+        made.set()
         return outcome
 
     monkeypatch.setattr(TrainingRun, "roll_out", rolling_out)
     monkeypatch.setattr(TrainingRun, "update", updating)
     monkeypatch.setattr(CheckpointStore, "_write", writing_slowly)
     TeamTRTrainer(team, even, config(), ROWS, ROWS).train()
-    assert order == ["played", "written", "updated", "played", "written", "updated", "written", "written"]
+    assert order == ["played", "updated", "written", "played", "updated", "written", "written", "written"]
     saved = Saved()
     monkeypatch.setattr(CheckpointStore, "_write", writes)
     TeamTRTrainer(team, even, config(output_dir=str(Path(config().output_dir) / "heard")), ROWS, ROWS, callbacks=[saved]).train()
@@ -235,7 +235,7 @@ def test_a_checkpoint_is_written_while_the_next_rollout_is_played(
     order.clear()
     with pytest.raises(UserError, match="no space left"):
         TeamTRTrainer(team, even, config(output_dir=str(Path(config().output_dir) / "full")), ROWS, ROWS).train()
-    assert order == ["played"], "the first update waits for the checkpoint before it, and finds that it failed"
+    assert order == ["played", "updated"], "no update is recorded before the checkpoint before it, which failed"
     assert not (Path(config().output_dir) / "full").exists(), "a start that failed leaves nothing"
 
 
