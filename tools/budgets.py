@@ -131,13 +131,21 @@ def versions_after(rows: Sequence[UpdateRow]) -> dict[str, AdapterVersion]:
 
 
 def paired_by_item(reference: Sequence[Path], other: Sequence[Path]) -> dict[str, Any]:
-    """Differences other - reference at every point, over the items of all seeds that both have."""
+    """Differences other - reference at every point, and of the means over the parts of the minutes (`trained`), over the items of
+    all seeds that both have."""
     pairs = zip(reference, other, strict=True)
     both = [pair for pair in pairs if all((cell / f"{POINTS[-1]}.json").exists() for cell in pair)]
+    sides = [{point: _right(side, point) for point in POINTS} for side in zip(*both, strict=True)]
+    _, *after_start = PARTS
+    for right in sides:
+        right["trained"] = [fmean(own) for own in zip(*(right[point] for point in after_start), strict=True)]
     found = {}
-    for point in POINTS if both else ():
-        first, second = ([right for cell in side for right in json.loads((cell / f"{point}.json").read_text())["by_item"]]
-                         for side in zip(*both, strict=True))  # fmt: skip
-        test = paired_test(first, second)
+    for point in (*POINTS, "trained") if sides else ():
+        test = paired_test(*(right[point] for right in sides))
         found[point] = {"difference": test.difference, "low": test.low, "high": test.high, "p_value": test.p_value}
     return found
+
+
+def _right(cells: Sequence[Path], point: str) -> list[float]:
+    """Of every item of every cell."""
+    return [right for cell in cells for right in json.loads((cell / f"{point}.json").read_text())["by_item"]]

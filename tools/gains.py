@@ -4,7 +4,8 @@
 
 Gains are of the surrogate, in units of the advantage, means over a part's updates with one standard error. A gain that is large
 on the fitted episodes and small on held-out ones is noise that was learned by heart. minutes: of rollouts and updates, until the
-end of the part; success: of the episodes that were sampled in it.
+end of the part; clock: since the first of them began, with whatever came between, less phases that learning does not need;
+success: of the episodes that were sampled in it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from budgets import BESIDE
 
 from teamtr_lora.runs.metrics import UpdateRow, read_rows
 
-COLUMNS = ("updates", "minutes", "held-out gain", "+-", "fitted gain", "KL mean", "KL median", "rate median", "success")
+COLUMNS = ("updates", "minutes", "clock", "held-out gain", "+-", "fitted gain", "KL mean", "KL median", "rate median", "success")
 
 
 def part(rows: Sequence[UpdateRow]) -> list[float]:
@@ -49,11 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for run in args.runs:
         rows = [row for row in read_rows(run) if isinstance(row, UpdateRow)]
         print(f"{run}\n" + "".join(f"{name:>15}" for name in COLUMNS))
-        seconds = 0.0
+        begun = rows[0].time - sum(rows[0].seconds.values()) if rows else 0.0
+        seconds = beside = 0.0
         for start in range(0, len(rows), args.updates):
             own = rows[start : start + args.updates]
             seconds += sum(value for row in own for phase, value in row.seconds.items() if phase not in BESIDE)
-            print(f"{start + len(own):>15}{seconds / 60:>15.1f}" + "".join(f"{value:>15.3g}" for value in part(own)))
+            beside += sum(row.seconds.get(phase, 0.0) for row in own for phase in BESIDE)
+            clock = own[-1].time - begun - beside
+            spent = f"{start + len(own):>15}{seconds / 60:>15.1f}{clock / 60:>15.1f}"
+            print(spent + "".join(f"{value:>15.3g}" for value in part(own)))
     return 0
 
 

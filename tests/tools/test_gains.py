@@ -17,7 +17,8 @@ def test_parts_are_means_over_their_updates(tmp_path: Path, capsys: pytest.Captu
     every = plain_rows(run)
     rows = [row for row in every if row["kind"] == "update"]
     rows[1]["fresh_episodes"], rows[1]["success_rate"] = 0, 0.0  # an update without a rollout of its own
-    for row in rows:
+    for number, row in enumerate(rows):
+        row["time"] = 1000.0 + 90 * number
         row["surrogate_gain_in_sample"] = None if row["surrogate_gain"] is None else 0.4 + row["surrogate_gain"]
     write_rows(run, every)
     assert gains.main([str(run), "--updates", "6"]) == 0
@@ -32,6 +33,9 @@ def test_parts_are_means_over_their_updates(tmp_path: Path, capsys: pytest.Captu
         fresh = [row["success_rate"] for row in own if row["fresh_episodes"]]
         wanted = [np.mean(held), np.std(held, ddof=1) / math.sqrt(len(held)), np.mean(fitted), np.mean(kls), np.median(kls)]
         wanted += [np.median([row["learning_rate"] for row in own]), np.mean(fresh)]
-        count, minutes, *found = (float(word) for word in line.split())
+        count, minutes, clock, *found = (float(word) for word in line.split())
         assert count == end and minutes == pytest.approx(sum(spent[:end]) / 60, abs=0.051)
+        beside = sum(sum(row["seconds"].values()) for row in rows[:end]) - sum(spent[:end])
+        passed = rows[end - 1]["time"] - rows[0]["time"] + sum(rows[0]["seconds"].values()) - beside
+        assert clock == pytest.approx(passed / 60, abs=0.051) and clock > minutes + 1
         assert found == pytest.approx(wanted, rel=6e-3), line

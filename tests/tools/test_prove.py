@@ -141,6 +141,20 @@ def test_a_budget_ends_the_training_and_its_teams_are_played(trl: bool, tmp_path
     assert points["half"] == [(minutes, found["half"]["accuracy"])]
 
 
+def test_the_trained_difference_is_over_all_parts_but_the_start(tmp_path: Path) -> None:
+    """Two seeds of three items: the second side is right where a part's bit of a pattern is set, the first never."""
+    parts = {"start": 7, "quarter": 1, "half": 3, "three_quarters": 0, "minutes": 7, "tokens": 7}
+    for name, on in (("first", 0), ("second", 1)):
+        for seed in (0, 1):
+            (tmp_path / name / str(seed)).mkdir(parents=True)
+            for point, bits in parts.items():
+                right = [float(on and bits >> item & 1 and seed == 0) for item in range(3)]
+                (tmp_path / name / str(seed) / f"{point}.json").write_text(json.dumps({"by_item": right}))
+    sides = ([tmp_path / name / str(seed) for seed in (0, 1)] for name in ("first", "second"))
+    found = {point: test["difference"] for point, test in budgets.paired_by_item(*sides).items()}
+    assert found == pytest.approx({p: bits.bit_count() / 6 for p, bits in parts.items()} | {"trained": (1 + 2 + 0 + 3) / 24})
+
+
 def test_a_curve_by_minutes_is_the_mean_over_the_seeds_that_were_evaluated(prove: ModuleType, tmp_path: Path) -> None:
     variants = [cells.Variant(f"gsm8k/{name}", (), ()) for name in ("teamtr", "grpo")]
     for seed in (0, 1):

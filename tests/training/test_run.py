@@ -308,7 +308,7 @@ def test_versions_on_disk_are_those_of_the_team(finished: TrainingRun) -> None:
 def test_a_checkpoint_appears_after_the_versions_that_it_names(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are written while the next rollout is played; a kill in between must not leave a checkpoint without its adapters."""
+    """Both are written while the next update is made; a kill in between must not leave a checkpoint without its adapters."""
     run, written = start(tmp_path / "run", stages=1), []
 
     def slow(root: Path, version: AdapterVersion, *contents: Any) -> Path:
