@@ -116,6 +116,16 @@ def test_terms_weigh_what_was_held_out(make_team: Any, config: Any, twins: Any) 
     assert weighted.turn_kl == pytest.approx([2 * weighted.kl])  # turn 0 of two, gamma = 1/2
 
 
+def test_groups_that_earn_the_same_lend_no_confidence(make_team: Any, config: Any, twins: Any) -> None:
+    """Their part of L is 0 whatever the step: it lowers the mean and its error alike, and is no third observation."""
+    for episode in twins:
+        if episode.group == 2:
+            episode.rewards = [0.0] * len(episode.rewards)
+    two, three = (_terms_of(make_team(), config(), twins, groups, set(range(8))) for groups in ({0, 1}, {0, 1, 2}))
+    assert two.surrogate_standard_error and three.surrogate == pytest.approx(2 / 3 * two.surrogate)
+    assert three.surrogate_standard_error == pytest.approx(2 / 3 * two.surrogate_standard_error)
+
+
 def _terms_of(
     playable: Any, settings: Any, episodes: Any, groups: set[int] | None = None, informative: set[int] | None = None
 ) -> CertificateTerms:

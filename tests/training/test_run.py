@@ -309,7 +309,16 @@ def test_a_checkpoint_appears_after_the_versions_that_it_names(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are written while the next update is made; a kill in between must not leave a checkpoint without its adapters."""
-    run, written = start(tmp_path / "run", stages=1), []
+    missing: list[AdapterVersion] = []
+    written: list[AdapterVersion] = []
+
+    class Copying(TrainerCallback):
+        def on_evaluate(self, *_: Any, **__: Any) -> None:
+            """Whoever listens here finds the adapters that were evaluated."""
+            versions = (run.playable.bank.version(agent) for agent in run.agents)
+            missing.extend(v for v in versions if not (run.run_dir.adapters / v.agent / v.name).exists())
+
+    run = start(tmp_path / "run", stages=1, every_stages=1, callbacks=(Copying(),))
 
     def slow(root: Path, version: AdapterVersion, *contents: Any) -> Path:
         checkpoints = run.run_dir.checkpoints
@@ -322,7 +331,7 @@ def test_a_checkpoint_appears_after_the_versions_that_it_names(
     monkeypatch.setattr("teamtr_lora.training.run.write_version", slow)
     train(run)
     assert run.run_dir.checkpoints.state().versions == {agent: run.playable.bank.version(agent) for agent in run.agents}
-    assert len(written) == 2 + run.state.counts["accepted"] > 2
+    assert len(written) == 2 + run.state.counts["accepted"] > 2 and not missing
 
 
 def test_a_full_disk_in_mid_run_costs_nothing_and_times_alone_differ(
