@@ -135,15 +135,15 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
     )  # fmt: skip
     one = [{"name": "solver", "lora": {"rank": 16, "alpha": 32}}]
     three = yaml.safe_load(GSM8K[0].read_text())["team"]["agents"]
-    hearing = (
-        "team.router.kind=round_robin", "team.recombine=false", "training.resampling=every_update", "training.reuse=none",
-    )  # fmt: skip
-    alone = (*hearing, f"team.agents={json.dumps(one)}")
+    hearing = ("team.router.kind=round_robin", "team.recombine=false")
+    anew = ("training.resampling=every_update", "training.reuse=none")
+    alone = (*hearing, *anew, f"team.agents={json.dumps(one)}")
     # two held-out groups tell how far TRL's step went: measuring more would take as long as the step
     grpo = (*alone, "training.learning_rate=2e-5", "trust_region.holdout=0.07")
-    in_turn = (  # few long updates: 1,024 episodes of new items each
-        *hearing, f"team.agents={json.dumps(three)}", "training.matched=stage", "rollout.items_per_stage=384",
-        "training.learning_rate=auto", "training.minibatches_per_epoch=4", "trust_region.delta=0.1", "trust_region.step=fill",
+    in_turn = (*hearing, f"team.agents={json.dumps(three)}")
+    in_turn_anew = (  # few long updates: 1,024 episodes of new items each
+        *in_turn, *anew, "training.matched=stage", "rollout.items_per_stage=384", "training.learning_rate=auto",
+        "training.minibatches_per_epoch=4", "trust_region.delta=0.1", "trust_region.step=fill",
     )  # fmt: skip
     spent = Budget(args.minutes_per_cell, args.tokens_per_cell)
     by_trl = Budget(args.minutes_per_cell, args.tokens_per_cell, trl=True)
@@ -152,7 +152,7 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
         "rollout.items_per_stage=48", "training.learning_rate=auto", "trust_region.step=fill",
     )  # fmt: skip
     arms = {name: METHODS[name] for name in ("teamtr", "naive", "no-region")}
-    arms |= {"resampled": resampled, "in-turn": in_turn, "alone": alone}
+    arms |= {"resampled": resampled, "in-turn": in_turn, "in-turn-anew": in_turn_anew, "alone": alone}
     chosen = [Variant(name, GSM8K, (*common, *own), spent.work) for name, own in arms.items()]
     few = (*common, "training.stages=4")
     return {
