@@ -55,8 +55,9 @@ class GateReading:
     @property
     def bound(self) -> float:
         """The larger bound of the two: held-out messages can miss the few contexts that carry a step's KL, and those that it was
-        fitted to are where it moved most."""
-        return self.kl.bound if self.fitted_bound is None else max(self.kl.bound, self.fitted_bound)
+        fitted to are where it moved most. What is not a number bounds nothing."""
+        bounds = (self.kl.bound,) if self.fitted_bound is None else (self.kl.bound, self.fitted_bound)
+        return math.inf if any(map(math.isnan, bounds)) else max(bounds)
 
     def in_region(self, delta: float) -> bool:
         return self.bound <= delta

@@ -33,7 +33,7 @@ def update_row(outcome: UpdateOutcome, rollout: Rollout, *, stage: int, update: 
         delta=outcome.delta,
         alpha=accepted.alpha if accepted else None,
         alphas_tried=[r.alpha for r in outcome.step.readings],
-        out_of_region=accepted is not None and max(bound for bound in bounds if bound is not None) > outcome.delta,
+        out_of_region=accepted is not None and not all(bound <= outcome.delta for bound in bounds if bound is not None),
         kl=_kl(reading),
         kl_message_sum=finite(reading.message_sum_kl) if reading else None,
         kl_token_mean=finite(reading.token_mean_kl) if reading else None,

@@ -316,7 +316,7 @@ class AgentUpdater:
     def _put_back(self, agent: str, adapter: Snapshot, optimizer: Any) -> None:
         """Bit for bit: after a rejection nothing of the update is left."""
         self._playable.bank.restore(agent, adapter)
-        self.optimizers[agent].load_state_dict(optimizer)
+        self.optimizers[agent].load_state_dict(copy.deepcopy(optimizer))  # its tensors would be changed by the next step
 
     def _learn(self, agent: str, optimized: OptimizeReport, step: StepDecision, readings: dict[float, CandidateReading]) -> None:
         """What the readings say for the agent's next update: its penalty, learning rate, radius and slope. A rejected step

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from teamtr_lora.algorithm.clustered import ClusteredMean
-from teamtr_lora.algorithm.trust_region import BETA_RANGE, GateReading, StepDecision, adapt_beta, choose_step
+from teamtr_lora.algorithm.trust_region import (
+    BETA_RANGE,
+    MOST_CHANGE,
+    GateReading,
+    StepDecision,
+    adapt_beta,
+    choose_step,
+    track_target,
+)
 from teamtr_lora.algorithm.variants.gain import GAINS, GainRule, Positive, Veto
 
 RULES = st.sampled_from([kind() for kind in GAINS.values()])
@@ -170,3 +178,43 @@ def test_the_gate_compares_the_bound_and_not_the_mean() -> None:
     assert decision.readings[0].kl.mean < 0.01 and decision.accepted is not None and decision.accepted.alpha < 1
     assert 0.009 < decision.accepted.kl.bound <= 0.01
     assert search(measure, evaluations=1).accepted is None, "one look at a step that is inside by its mean only: refused"
+
+
+def test_the_larger_of_the_two_bounds_decides_and_what_is_no_number_bounds_nothing() -> None:
+    gain = ClusteredMean(1.0, 0.0, 1.0)
+    for held_out, fitted, larger in [
+        (0.019, 0.005, 0.019),
+        (0.005, 0.019, 0.019),
+        (0.01, math.nan, math.inf),
+        (math.nan, 0.01, math.inf),
+    ]:
+        reading = GateReading(1.0, ClusteredMean(held_out, 0.0, held_out), gain, fitted_bound=fitted)
+        assert reading.bound == larger and reading.in_region(0.02) is (larger < 0.02)
+
+
+def test_a_second_stretch_goes_on_from_the_first() -> None:
+    """A KL that grows less than the square law says: the stretched step is still far inside."""
+
+    def measure(alpha: float) -> GateReading:
+        kl = 0.005 * alpha
+        return GateReading(alpha, ClusteredMean(kl, 0.0, kl), ClusteredMean(1.0, 0.0, 1.0))
+
+    first, second, third, *_ = (reading.alpha for reading in search(measure).readings)
+    assert (first, second) == (1.0, pytest.approx(0.97 * math.sqrt(2)))
+    assert third == pytest.approx(second * 0.97 * math.sqrt(2 / second))
+
+
+def test_a_gain_that_ends_beyond_the_whole_step_does_not_shorten_it() -> None:
+    def measure(alpha: float) -> GateReading:
+        gain = 1.0 if alpha <= 1 else -1.0
+        return GateReading(alpha, ClusteredMean(1e-3, 0.0, 1e-3), ClusteredMean(gain, 0.0, gain))
+
+    decision = search(measure, Positive())
+    assert decision.accepted is not None and decision.accepted.alpha == 1.0 and len(decision.readings) == 2
+
+
+def test_an_adaptive_radius_changes_by_a_limited_factor_either_way() -> None:
+    assert track_target(0.01, 0.1, 0.01) == pytest.approx(0.01 / MOST_CHANGE)
+    assert track_target(0.01, 0.001, 0.01) == pytest.approx(0.01 * MOST_CHANGE)
+    assert track_target(0.01, 0.0125, 0.01) == pytest.approx(0.008)
+    assert track_target(0.01, math.nan, 0.01) == track_target(0.01, 0.0, 0.01) == 0.01

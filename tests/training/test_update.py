@@ -148,6 +148,28 @@ def test_a_rejected_update_leaves_no_trace(updater: Updater, episodes, state_of,
     assert torch.equal(torch.get_rng_state(), rng)
 
 
+def test_a_step_taken_back_twice_leaves_no_trace(updater: Updater, episodes, state_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learning rate that is far too large is probed again; the moments that are put back are not those of the first try."""
+    playable, update = updater(learning_rate="auto", inner_epochs=2)
+    assert update.update("left", fresh(episodes), 0).accepted
+    update.rates["left"] *= 3000
+    monkeypatch.setattr(Gate, "choose", lambda self, measure, radius: update_module.StepDecision(None, [measure(1.0)]))
+    model, moments = state_of(playable.bank.model), flat(copy.deepcopy(update.optimizers["left"].state_dict()))
+    outcome = update.update("left", fresh(episodes), 0)
+    assert outcome.decision == "rejected" and outcome.optimized.probes >= 2
+    assert state_of(playable.bank.model) == model and flat(update.optimizers["left"].state_dict())["state"] == moments["state"]
+
+
+@pytest.mark.parametrize("rule", ["veto", "positive", "none"])
+def test_a_bound_that_is_no_number_is_out_of_region(
+    updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    _, update = updater(gain=rule)
+    monkeypatch.setattr("teamtr_lora.training.optimize.in_sample_bound", lambda *_: math.nan)
+    outcome = update.update("left", fresh(episodes), 0)
+    assert outcome.decision == "rejected" and not row_of(outcome, episodes, None).out_of_region
+
+
 @pytest.mark.parametrize(("rule", "gain", "tries"), [("veto", (-0.2, -2e-6), 3), ("positive", (-1e-9, 0.5), 3)])
 def test_a_candidate_whose_held_out_gain_the_rule_refuses_is_rejected(
     updater: Updater, episodes, state_of, monkeypatch: pytest.MonkeyPatch, rule: str, gain: tuple[float, float], tries: int
