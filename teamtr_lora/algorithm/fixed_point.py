@@ -11,6 +11,7 @@ from torch import Tensor
 # Of the 62 bits that a sum may take, so many are for the largest entry of the first addend; the rest is room for larger ones.
 BITS = 42
 MOST_BITS = 62
+MORE_ROOM = 20  # bits by which the unit grows where that room is too small
 
 
 def unit_exponent(first: Tensor) -> int:
@@ -24,20 +25,30 @@ class FixedPointSum:
     """A sum of flat float32 vectors, in units of 2^exponent. `addends`: how many there will be, on all ranks together.
 
     Each addend is rounded to the unit once: at most half of 2^-41 of the first one's largest entry, where a float32 rounds at
-    2^-24 of the value itself. An addend too large for the sum to hold, or not finite, makes the whole sum infinite.
+    2^-24 of the value itself. An addend that is not finite makes the whole sum infinite; one that is too large for the sum to
+    hold makes it `too_small`: to be made again with a larger unit.
     """
 
     def __init__(self, size: int, exponent: int, addends: int, device: torch.device) -> None:
         self._unit, self._limit = 2.0**exponent, 2.0**MOST_BITS / max(1, addends)
-        self.units = torch.zeros(size + 1, dtype=torch.long, device=device)  # the last counts the addends that did not fit
+        # the last two count the addends that were too large, and those that were not finite
+        self.units = torch.zeros(size + 2, dtype=torch.long, device=device)
 
     def add(self, vector: Tensor) -> None:
         scaled = vector.double() / self._unit
-        fits = (scaled.abs() < self._limit).all()  # false for NaN too; stays on the device, where nobody waits for it
-        self.units[:-1] += torch.where(fits, scaled, 0.0).round_().long()
-        self.units[-1] += ~fits
+        largest = scaled.abs().amax()  # stays on the device, where nobody waits for it
+        fits, finite = largest < self._limit, largest.isfinite()
+        self.units[:-2] += torch.where(fits, scaled, 0.0).round_().long()
+        self.units[-2] += finite & ~fits
+        self.units[-1] += ~finite
+
+    @property
+    def too_small(self) -> bool:
+        """Whether all addends were finite numbers, and one did not fit."""
+        too_large, broken = self.units[-2:].tolist()
+        return too_large > 0 and not broken
 
     def value(self) -> Tensor:
         """The sum as float32."""
-        total = (self.units[:-1].double() * self._unit).float()
-        return torch.where(self.units[-1] == 0, total, math.inf)
+        total = (self.units[:-2].double() * self._unit).float()
+        return torch.where((self.units[-2:] == 0).all(), total, math.inf)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from teamtr_lora.algorithm.clustered import clustered_mean
-from teamtr_lora.algorithm.fixed_point import FixedPointSum, unit_exponent
+from teamtr_lora.algorithm.fixed_point import MORE_ROOM, FixedPointSum, unit_exponent
 from teamtr_lora.algorithm.step_size import NOTHING, OVERSHOOT, TOLERATED, probed_rate, remaining_rate
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import message_kl
@@ -106,7 +106,7 @@ def optimize(
     rates: list[float] = []
     # a pass measures the steps before it, so a single step is measured by a further pass where it is to be probed
     passes = [*steps, steps[0]] if probe and len(steps) == 1 else steps
-    overflows = 0
+    overflows, read = 0, 0  # `read`: the steps that the penalty has been adapted to
     while len(rates) < len(passes) and overflows < MOST_OVERFLOWS:
         seen = accumulate(learner, passes[len(rates)], report.beta)
         outside = region.stops(seen.kl, radius)
@@ -118,12 +118,13 @@ def optimize(
             if harms or wanted * len(steps) * TOLERATED < rate or probe and not 1 / TOLERATED < wanted / rate < TOLERATED:
                 learner.optimizer.zero_grad(set_to_none=True)  # the pass that measured the step has made a gradient there
                 learner.start_again()
-                rate, rates = wanted, []
+                rate, rates, read = wanted, [], 0
                 report.probes += 1
                 continue
         if rates:  # before the first step the KL is 0 and says nothing
             report.kl, report.clip_rate = seen.kl, seen.clip_rate
-        if 0 < len(rates) < len(steps):  # after the last step the gate's reading says what the next update's penalty is
+        if read < len(rates) < len(steps):  # after the last step the gate's reading says what the next update's penalty is
+            read = len(rates)
             report.beta = region.next_penalty(report.beta, seen.kl, radius)
             if automatic:
                 left = remaining_rate(rates, seen.kl_bound, radius, len(steps))
@@ -156,19 +157,22 @@ def _step(learner: Learner, rate: float) -> float:
     return norm
 
 
-def accumulate(learner: Learner, minibatch: Minibatch, beta: float, among: Collection[int] | None = None) -> InSample:
+def accumulate(
+    learner: Learner, minibatch: Minibatch, beta: float, among: Collection[int] | None = None, *, room: int = 0
+) -> InSample:
     """Makes the gradient of one optimizer step (none under no_grad), and returns what was measured. Every micro-batch is computed
     by one rank; their gradients are added in fixed point, so that the sum is the same for any number of ranks.
 
     A first pass sees the policy that the update starts from, and keeps it: all ratios are 1 there, and the KL and its gradient 0.
-    `among`: of these micro-batches only; a first pass is of all.
+    `among`: of these micro-batches only; a first pass is of all. `room`: bits more for micro-batches whose gradient is larger
+    than the first one's; a pass that turns out to need them is made again.
     """
     batch, config, scorer = minibatch.batch, learner.config, learner.scorer
     count, device = len(batch.messages), scorer.device
     advantage_M, weight_M = batch.advantage_M.to(device), (batch.weight_M / batch.weight_M.sum()).to(device)
     first, current = minibatch.current is None, minibatch.current or CurrentPolicy(unknown(batch), unknown(batch))
     logp, kls = unknown(batch), unknown(batch)  # of the adapter as it is now
-    gradient = _Gradient(learner, batch) if torch.is_grad_enabled() else None
+    gradient = _Gradient(learner, batch, room) if torch.is_grad_enabled() else None
     for place in scorer.passes(batch, among):
         part = batch.microbatches[place]
         scores, kept = scorer.score_and_keep(part, None if first else current.kept[place])
@@ -184,8 +188,8 @@ def accumulate(learner: Learner, minibatch: Minibatch, beta: float, among: Colle
             kl = (message_kl(kl_N, part.message_N, count, config.trust_region.reduction) * weight_M).sum()
             learner.scaler.scale(beta * kl - gain).backward()
             gradient.take()
-    if gradient is not None:
-        gradient.finish()
+    if gradient is not None and not gradient.finish():
+        return accumulate(learner, minibatch, beta, among, room=room + MORE_ROOM)
     minibatch.current = current
     if among is not None:
         batch, current = batch.among(among), CurrentPolicy([], [current.logp[place] for place in among])
@@ -229,10 +233,10 @@ def _in_sample(learner: Learner, batch: MessageBatch, current: CurrentPolicy, lo
 class _Gradient:
     """The gradient of one optimizer step: a sum over micro-batches, in units that the first micro-batch's rank chooses."""
 
-    def __init__(self, learner: Learner, batch: MessageBatch) -> None:
+    def __init__(self, learner: Learner, batch: MessageBatch, room: int) -> None:
         self._parameters, self._ranks = learner.parameters, learner.scorer.ranks
         self._device, self._addends = learner.scorer.device, len(batch.microbatches)
-        self._begins = 0 in learner.scorer.share(batch)
+        self._begins, self._room = 0 in learner.scorer.share(batch), room
         self._sum: FixedPointSum | None = None
         self._clear()
 
@@ -250,27 +254,32 @@ class _Gradient:
 
     def _opened(self, vector: Tensor | None) -> FixedPointSum:
         if self._sum is None:
-            exponent = torch.tensor([unit_exponent(vector) if self._begins and vector is not None else 0])
+            exponent = torch.tensor([unit_exponent(vector) + self._room if self._begins and vector is not None else 0])
             self._ranks.add_up(exponent)
             size = sum(p.numel() for p in self._parameters)
             self._sum = FixedPointSum(size, int(exponent), self._addends, self._device)
         return self._sum
 
-    def finish(self) -> None:
-        """Puts the sum over all ranks into the parameters."""
+    def finish(self) -> bool:
+        """Puts the sum over all ranks into the parameters; False where it had too little room."""
         total = self._opened(None)  # a rank without a micro-batch has none yet
         self._ranks.add_up(total.units)
+        if total.too_small:
+            return False
         for parameter, part in zip(self._parameters, total.value().split([p.numel() for p in self._parameters]), strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
+        return True
 
 
 @torch.no_grad()
 def measure_in_sample(
     learner: Learner, minibatches: list[Minibatch], report: OptimizeReport, *, whole: bool = True
 ) -> list[InSample]:
-    """Measures the adapter as it is now on the messages that it was fitted to, and completes the report. Not `whole`: only means
-    are wanted, for which every n-th micro-batch will do where there are many messages."""
-    seen = [accumulate(learner, each, report.beta, None if whole else _enough_of(each.batch)) for each in minibatches]
+    """Measures the adapter as it is now on the messages that it was fitted to, and completes the report. Not `whole`: every n-th
+    micro-batch will do where there are many messages, and micro-batches are groups in no special order. Padded ones are ordered
+    by length."""
+    part = not whole and learner.scorer.takes_segments
+    seen = [accumulate(learner, each, report.beta, _enough_of(each.batch) if part else None) for each in minibatches]
     report.kl = sum(each.kl for each in seen) / len(seen)
     report.gain = sum(each.gain for each in seen) / len(seen)
     report.clip_rate = sum(each.clip_rate for each in seen) / len(seen)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from teamtr_lora.algorithm.fixed_point import FixedPointSum, unit_exponent
+from teamtr_lora.algorithm.fixed_point import MORE_ROOM, FixedPointSum, unit_exponent
 
 CPU = torch.device("cpu")
 
@@ -63,9 +63,17 @@ def test_the_largest_entry_has_42_bits() -> None:
 def test_what_does_not_fit_makes_the_sum_infinite_and_never_wraps(wrong: float) -> None:
     """The first addend is 1; a sum of 64 has 14 bits of room for larger ones."""
     parts = [torch.ones(3), torch.tensor([0.0, wrong, 0.0])]
-    assert torch.isinf(total(parts, unit_exponent(parts[0]), 64).value()).all()
+    found = total(parts, unit_exponent(parts[0]), 64)
+    assert torch.isinf(found.value()).all() and found.too_small is math.isfinite(wrong)
     fits = [torch.ones(3), torch.full((3,), 2.0**13)]
     assert torch.equal(total(fits, unit_exponent(fits[0]), 64).value(), torch.full((3,), 2.0**13 + 1))
+
+
+def test_the_room_is_shared_by_all_addends() -> None:
+    """Each of four would fit alone; together they would wrap."""
+    parts = [torch.full((1,), 2.0**19)] * 4
+    assert total(parts, -42, 4).too_small and not total(parts[:1], -42, 1).too_small
+    assert torch.equal(total(parts, -42 + MORE_ROOM, 4).value(), torch.full((1,), 2.0**21))
 
 
 def test_a_first_addend_of_zeros_gives_a_usable_unit() -> None:

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from teamtr_lora.algorithm.clustered import clustered_mean
+from teamtr_lora.algorithm.fixed_point import unit_exponent
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.recipe import TrainingSection
 from teamtr_lora.team import agent_sequences
+from teamtr_lora.training import optimize as optimize_module
 from teamtr_lora.training.batches import message_batch
 from teamtr_lora.training.optimize import (
     MOST_PROBES,
@@ -32,7 +34,7 @@ from teamtr_lora.training.scoring import Scorer, keep_current
 
 LEARNER = SimpleNamespace(
     config=SimpleNamespace(trust_region=SimpleNamespace(confidence=0.95)),
-    scorer=SimpleNamespace(ranks=SimpleNamespace(broadcast=lambda value: value)),
+    scorer=SimpleNamespace(ranks=SimpleNamespace(broadcast=lambda value: value), takes_segments=True),
 )
 
 
@@ -172,7 +174,7 @@ def test_the_report_of_the_kept_step_is_of_all_minibatches(climb, monkeypatch) -
     assert report.kl_bound == pytest.approx(together.bound) and together.bound > 0.6, "of all groups, not of each minibatch's"
 
 
-def test_where_only_the_means_are_wanted_every_nth_micro_batch_is_measured(monkeypatch) -> None:
+def test_every_nth_micro_batch_is_measured_where_they_are_in_no_order_and_many(monkeypatch) -> None:
     asked = []
     seen = in_sample(kl=0.1, gain=1.0)
     monkeypatch.setattr("teamtr_lora.training.optimize.accumulate", lambda *given: asked.append(given[3]) or seen)
@@ -180,6 +182,9 @@ def test_where_only_the_means_are_wanted_every_nth_micro_batch_is_measured(monke
     for whole in (True, False):
         measure_in_sample(LEARNER, batches, OptimizeReport(learning_rate=1.0, beta=1.0), whole=whole)
     assert asked == [None, None, range(9), range(0, 9, 4)]
+    monkeypatch.setattr(LEARNER.scorer, "takes_segments", False)
+    measure_in_sample(LEARNER, batches, OptimizeReport(learning_rate=1.0, beta=1.0), whole=False)
+    assert asked[4:] == [None, None], "padded rows are ordered by length"
 
 
 def test_the_penalty_holds_the_step_back_and_adapts(climb) -> None:
@@ -354,14 +359,16 @@ def test_the_bound_in_sample_is_that_of_the_groups() -> None:
 
 
 class Overflowing(torch.amp.GradScaler):
-    """Its first gradients are infinite, as those of half precision can be."""
+    """Some of its gradients, from number `first` on, are infinite, as those of half precision can be."""
 
-    def __init__(self, times: int) -> None:
+    def __init__(self, times: int, first: int = 1) -> None:
         super().__init__("cpu", init_scale=1.0)
-        self.times = times
+        self.times, self.before = times, first - 1
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.times:
+        if self.before:
+            self.before -= 1
+        elif self.times:
             self.times -= 1
             optimizer.param_groups[0]["params"][0].grad.fill_(math.inf)
         super().unscale_(optimizer)
@@ -374,6 +381,22 @@ def test_a_step_that_overflows_is_no_measurement(climb) -> None:
     assert once.report.steps == never.report.steps
     assert all(torch.equal(value, never.adapter[name]) for name, value in once.adapter.items())
     assert climb(**AUTO, scaler=Overflowing(10**6)).report.steps == 0, "it ends, and has taken no step"
+
+
+def test_a_penalty_is_adapted_once_to_a_step_however_often_the_next_one_overflows(climb) -> None:
+    settled = {"learning_rate": 1e-4, "inner_epochs": 3, "delta": 5.0, "beta": 1.0}
+    never, often = (climb(**settled, scaler=Overflowing(times, first=2)).report for times in (0, 4))
+    assert never.beta == often.beta == 0.25 and never.steps == often.steps == 3
+
+
+def test_a_first_micro_batch_with_a_tiny_gradient_leaves_room_for_the_others(climb, monkeypatch) -> None:
+    """The unit of the sum comes from the first one; where the others are 2^30 times as large, the pass is made again."""
+    plain = climb(inner_epochs=2, learning_rate=1e-2, tokens_per_microbatch=64)
+    monkeypatch.setattr(optimize_module, "unit_exponent", lambda first: unit_exponent(first) - 30)
+    tiny = climb(inner_epochs=2, learning_rate=1e-2, tokens_per_microbatch=64)
+    assert tiny.report.steps == plain.report.steps == 2
+    assert tiny.report.gradient_norm == pytest.approx(plain.report.gradient_norm, rel=1e-6)
+    assert all(torch.allclose(value, plain.adapter[name], rtol=1e-5, atol=1e-9) for name, value in tiny.adapter.items())
 
 
 def test_the_rate_is_what_the_optimizer_steps_with(climb) -> None:
