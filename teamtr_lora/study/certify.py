@@ -24,6 +24,7 @@ from teamtr_lora.algorithm.certificate import (
 )
 from teamtr_lora.algorithm.local_gain import LocalModel, certify_achievable_stage
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
+from teamtr_lora.algorithm.variants.resampling import RESAMPLING
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.runs.layout import RECIPE
@@ -48,6 +49,12 @@ class _Run:
     @property
     def confidence(self) -> Confidence:
         return Confidence(failure=1 - self.recipe.trust_region.confidence, method="normal")
+
+    @property
+    def weighted(self) -> bool:
+        """Whether weights make a stage's episodes those of the team just before each update. Recombined, what the others said is
+        weighed in the agent's advantage alone, and L is of the team that played."""
+        return RESAMPLING[self.recipe.training.resampling].weighted and not self.recipe.team.recombine
 
     @property
     def dependent(self) -> bool:
@@ -169,7 +176,7 @@ def _stage(
     run: _Run, rows: list[UpdateRow], evaluations: tuple[dict[str, Any] | None, dict[str, Any] | None]
 ) -> StageCertificate:
     """`evaluations` are those before and after."""
-    rollout = list(accumulate(int(row.fresh_episodes > 0) for row in rows))
+    rollout = list(range(len(rows)) if run.weighted else accumulate(int(row.fresh_episodes > 0) for row in rows))
     fresh = len(set(rollout)) == len(rows)
     accepted = [row.certificate for row in rows if row.certificate]
     zeta = {n: math.fsum(getattr(t, f"zeta_{n}") for t in accepted) / max(1, len(accepted)) for n in ("clip", "ratio", "norm")}

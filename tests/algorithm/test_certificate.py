@@ -128,6 +128,13 @@ def test_what_can_be_certified_is_decided_by_gamma(gamma: float) -> None:
     assert (certify_stage([best], setting).bound > 1e-12) == (gamma < 0.5)
 
 
+def test_updates_of_one_rollout_reach_as_far_as_their_one_step() -> None:
+    """Together they gain at most what one step of the summed KL does, so what none of them could certify three cannot."""
+    updates = [UpdateTerms(0.0, 0.01)] * 3
+    for gamma, possible in ((0.45, True), (0.5, False), (0.55, False)):
+        assert certify_cached_stage(updates, Setting(1.0, gamma, 1.0)).can_certify is possible
+
+
 def test_penalty_of_later_messages() -> None:
     assert turn_penalty((), 1.0) == turn_penalty((0.01,), 1.0) == turn_penalty((0.01, 0.0, 0.0), 1.0) == 0
     assert turn_penalty((0.01, 0.02, 0.03), 2.0) == pytest.approx(2 * (math.sqrt(0.02) + math.sqrt(0.06)))

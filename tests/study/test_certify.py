@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from made_up_run import plain_rows, write_rows
 
 from teamtr_lora.cli import main
@@ -275,6 +276,23 @@ def test_what_bounds_a_stage_is_read_from_whose_episodes_it_used(
             assert stage["stale"]["staleness"] == pytest.approx(staleness * unit)
     assert main(["certify", str(folder)]) == 0
     assert ("thm:stage_stale would charge" in capsys.readouterr().out) == (staleness is not None)
+
+
+@pytest.mark.parametrize(
+    ("recombine", "theorem", "occupancy"), [(False, "thm:stage", 3.0), (True, "cached episodes", math.sqrt(3))]
+)
+def test_weights_make_a_stages_episodes_those_of_the_team_before_each_update(
+    edited: Any, capsys: Any, recombine: bool, theorem: str, occupancy: float
+) -> None:
+    """Recombined, messages are weighted by themselves alone: L is of the team that played."""
+    folder = edited(lambda rows: moved(rows, [1, 0, 0]))
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    recipe["training"] |= {"resampling": "importance"}
+    recipe["team"] |= {"recombine": recombine, "router": {"kind": "blind", "rounds": 1}, "protocol": {"view": "per_agent"}}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    for stage in certified(folder, capsys)["stages"]:
+        assert stage["theorem"] == theorem and (stage["by_turns"] is None) == recombine == (stage["stale"] is not None)
+        assert stage["certificate"]["occupancy"] == pytest.approx(occupancy * math.sqrt(2) * (2 / 3) * 9 * 0.1)
 
 
 def filled(rows: list[dict[str, Any]], fresh: list[int]) -> None:
