@@ -53,10 +53,13 @@ def group_advantages(
         variance_G = total(torch.where(equal_G[index_E], 0.0, off_E) ** 2) / size_G
     else:
         # R - mean is (1 - 1/G) times R minus the mean of the others. With the weighted mean of the others, which does not depend
-        # on the episode itself, the weighted gradient has exactly the expectation that it has over today's own episodes.
+        # on the episode itself, the weighted gradient has exactly the expectation that it has over today's own episodes. Beside
+        # an episode that has all of its group's weight there are no others to compare it with.
         weight_E = weight_E.double()
-        others_E = (total(weight_E * returns_E)[index_E] - weight_E * returns_E) / (total(weight_E)[index_E] - weight_E)
-        off_E = (1 - 1 / size_G)[index_E] * (returns_E - others_E)
+        whole_E = total(weight_E)[index_E]
+        alone_E = whole_E - weight_E <= ROUNDING * whole_E
+        others_E = (total(weight_E * returns_E)[index_E] - weight_E * returns_E) / (whole_E - weight_E)
+        off_E = torch.where(alone_E, 0.0, (1 - 1 / size_G)[index_E] * (returns_E - others_E))
         variance_G = total(weight_E * torch.where(equal_G[index_E], 0.0, off_E) ** 2) / total(weight_E)
     centred_E = torch.where(equal_G[index_E], 0.0, off_E)
     made = ADVANTAGES[kind]()

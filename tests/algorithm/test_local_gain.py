@@ -42,6 +42,14 @@ def test_the_gram_matrix_gives_what_the_fisher_matrix_gives() -> None:
         gram_model(rows_MP @ rows_MP.T, advantage_M, np.zeros(30), parameters=7)
 
 
+def test_halves_of_groups_of_different_sizes_count_by_their_messages() -> None:
+    """Gradients and advantages that are all alike: every division finds the same slope, kappa^2 / 2 = K / (K + e)."""
+    for sizes in ([5, 2, 2], [3, 3, 3]):
+        group_M = np.repeat(np.arange(3), sizes)
+        found = gram_model(np.ones((9, 9)), np.ones(9), group_M, parameters=1, damping=0.5)
+        assert found.slope**2 / 2 == pytest.approx(1 / 1.5)
+
+
 def test_cross_fitting_takes_the_noise_out() -> None:
     """Advantages that have nothing to do with the gradients: nothing can be gained, and only the cross-fit says so."""
     rng = np.random.default_rng(1)

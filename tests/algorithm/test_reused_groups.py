@@ -132,6 +132,11 @@ def _policy_gradient(lab: Lab, team_SA: Array) -> Array:
     return out.ravel()
 
 
+def test_an_episode_with_all_of_its_groups_weight_has_no_others_to_be_compared_with() -> None:
+    found = advantages(np.array([1.0, 0.0, 0.0, 1.0]), np.zeros(4, dtype=int), np.array([4.0, 1e-16, 1e-16, 1e-16]))
+    assert found[0] == 0 and found[1:] == pytest.approx([-0.75, -0.75, 0.0]), "the others are compared with it"
+
+
 def test_equal_weights_are_none_and_leaving_one_out_is_its_mean() -> None:
     rng = np.random.default_rng(0)
     return_E, group_E = rng.random(12), np.repeat(np.arange(3), 4)

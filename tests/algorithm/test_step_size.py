@@ -57,6 +57,8 @@ def test_a_single_step_aims_inside_the_edge(rate: float) -> None:
     radius = moved(4.8e-3, 1)
     found = next_rate(rate, math.sqrt(radius / moved(rate, 1)), taken=1, planned=1)
     assert moved(found, 1) == pytest.approx(AIMED_SHARE * radius), "nothing measures it before the gate does"
+    stopped = next_rate(rate, 1.5, taken=1, planned=2)
+    assert stopped == pytest.approx(0.75 * rate), "one step of several has been measured on the way"
 
 
 def test_one_reading_changes_the_rate_by_a_limited_factor() -> None:
