@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -52,9 +52,15 @@ def gate_pass(scorer: Scorer, *, tf32: bool | None = None) -> Iterator[None]:
 
 @torch.no_grad()
 def read_candidate(
-    scorer: Scorer, batch: MessageBatch, current: CurrentPolicy, config: TeamTRConfig, discount: float
+    scorer: Scorer,
+    batch: MessageBatch,
+    current: CurrentPolicy,
+    config: TeamTRConfig,
+    discount: float,
+    mixed: Collection[int] | None = None,
 ) -> CandidateReading:
-    """Scores the adapter as it is now against the kept current policy. Call inside `gate_pass`.
+    """Scores the adapter as it is now against the kept current policy. Call inside `gate_pass`. `mixed`: groups that differ in
+    return, also in episodes that are not in the batch; None: those that do in the batch.
 
     Every micro-batch is scored by one rank; means are over all tokens and messages, in one order."""
     logp, kls = unknown(batch), unknown(batch)
@@ -70,7 +76,8 @@ def read_candidate(
     reduction, sums = config.trust_region.reduction, message_kl(kl_N, message_N, count, "message_sum")
     lengths = message_N.bincount(minlength=count).float()
     share_M = batch.weight_M.double() / batch.weight_M.double().sum()
-    even_M = ~torch.isin(batch.group_M, batch.group_M[batch.advantage_M != 0])  # of groups that do not differ in return
+    differ = batch.group_M[batch.advantage_M != 0] if mixed is None else torch.tensor(sorted(mixed), dtype=torch.long)
+    even_M = ~torch.isin(batch.group_M, differ)  # no step gains or loses in these
     judged = batch.group_M, config.trust_region.confidence, batch.weight_M
 
     def mean(values_M: Tensor) -> ClusteredMean:
@@ -108,6 +115,7 @@ class Judge:
     discount: float
     agent: str
     batch: MessageBatch
+    mixed: Collection[int]
     before: Snapshot
     candidate: Snapshot
     readings: dict[float, CandidateReading] = field(default_factory=dict)  # by alpha: everything that was measured
@@ -133,7 +141,7 @@ class Judge:
     def _measure(self, alpha: float) -> GateReading:
         assert self.current is not None
         self.bank.interpolate(self.agent, self.before, self.candidate, alpha)
-        found = read_candidate(self.scorer, self.batch, self.current, self.config, self.discount)
+        found = read_candidate(self.scorer, self.batch, self.current, self.config, self.discount, self.mixed)
         self.readings[alpha] = found
         reading = GateReading(alpha, found.kl[self.config.trust_region.estimator], found.gain)
         return self.scorer.ranks.broadcast(reading)  # one rank decides which lengths are tried, and which is taken

@@ -59,6 +59,7 @@ class Judging:
 
     batch: MessageBatch
     groups: set[int]
+    mixed: set[int]  # those of the newest rollout that differ in return
     weight_E: np.ndarray
     read_E: np.ndarray  # whether the episode was read
 
@@ -139,7 +140,7 @@ class AgentUpdater:
             with self._learning(agent, put_back) as learner:
                 optimized = self._optimize(agent, learner, minibatches)
             clock.lap("optimize")
-            judge = self._judge(agent, split.judging.batch, before, bank.snapshot(agent))
+            judge = self._judge(agent, split.judging, before, bank.snapshot(agent))
 
             def in_sample() -> list[InSample]:
                 with self._learning(agent, put_back) as learner:
@@ -208,7 +209,7 @@ class AgentUpdater:
         judged = [sequence for sequence in sequences if read_E[sequence.position]]
         quick = self.scorer.tf32 and self.scorer.quick
         batch = self._batch(judged, judge, advantage_E, judging_E, segments=quick)
-        judging = Judging(batch=batch, groups=judge, weight_E=judging_E, read_E=read_E)
+        judging = Judging(batch=batch, groups=judge, mixed=mixed, weight_E=judging_E, read_E=read_E)
         enough = len(fit_groups) >= training.min_informative_groups and bool(mixed & judge)
         return Split(fit, judging) if fit and judging.batch.messages and enough else None
 
@@ -255,14 +256,15 @@ class AgentUpdater:
         probe = training.learning_rate == "auto" and self.rates[agent] is None and self._variants.region.gates
         return optimize(learner, minibatches, radius=self.radii[agent], beta=self.betas[agent], rate=rate, probe=probe)
 
-    def _judge(self, agent: str, batch: MessageBatch, before: Snapshot, candidate: Snapshot) -> Judge:
+    def _judge(self, agent: str, judging: Judging, before: Snapshot, candidate: Snapshot) -> Judge:
         return Judge(
             scorer=self.scorer,
             bank=self._playable.bank,
             config=self._config,
             discount=self.discount,
             agent=agent,
-            batch=batch,
+            batch=judging.batch,
+            mixed=judging.mixed,
             before=before,
             candidate=candidate,
         )

@@ -142,5 +142,5 @@ def _terms_of(
         reading = read_candidate(scorer, batch, current, settings, 0.5)
     weight_E = judging_weights(episodes, episodes, groups, informative or groups)
     read_E = np.array([episode.group in groups for episode in episodes])
-    judging = Judging(batch, groups, weight_E, read_E)
+    judging = Judging(batch, groups, groups, weight_E, read_E)
     return certificate_terms(reading, judging, episodes, config=settings, gamma=0.5)

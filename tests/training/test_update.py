@@ -278,6 +278,21 @@ def test_whole_groups_are_held_out_and_never_trained_on(updater: Updater, episod
         assert all(len([g for g in batch.group_M.tolist() if g == group]) == 4 for group in set(batch.group_M.tolist()))
 
 
+def test_a_group_differs_also_where_the_episode_that_is_read_does_not(
+    updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graded returns 0, 1/2, 1 and 1/2 have a mean that the first episode read may have."""
+    for i, episode in enumerate(episodes):
+        episode.rewards = [0.0] * (len(episode.rewards) - 1) + [(0.5, 0.0, 0.5, 1.0)[i % 4]]
+    _, update = updater(judging_episodes=4, holdout=0.5)
+    told: list[Any] = []
+    real = gate_module.read_candidate
+    monkeypatch.setattr(gate_module, "read_candidate", lambda *a: told.append((a[1], a[5])) or real(*a))
+    update.update("left", fresh(episodes), 3)
+    batch, mixed = told[0]
+    assert not batch.advantage_M.any() and set(batch.group_M.tolist()) <= set(mixed)
+
+
 def test_the_split_follows_the_seed(updater: Updater, episodes) -> None:
     _, update = updater()
     held = [tuple(sorted(judges(split_of(update, fresh(episodes), seed)))) for seed in range(12)]
