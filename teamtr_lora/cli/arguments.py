@@ -27,14 +27,23 @@ T = TypeVar("T", bound=Any)
 def add_recipe(parser: argparse.ArgumentParser, text: str = "a recipe file", *, optional: bool = False) -> None:
     """One recipe or several, and overrides: `recipe_words` tells them apart."""
     parser.add_argument("recipe", metavar="RECIPE", nargs="?" if optional else None, help=text)
-    more = "further recipe files, of which later ones win (a base, then a task), and settings such as training.stages=4 or "
-    add_overrides(parser, "RECIPE|section.key=value", more + "team.agents.planner.lora.rank=16")
+    add_more(parser, "further recipe files, of which later ones win (a base, then a task); settings such as training.stages=4")
+
+
+def add_more(parser: argparse.ArgumentParser, text: str) -> None:
+    add_overrides(parser, "RECIPE|section.key=value", f"{text} or team.agents.planner.lora.rank=16")
 
 
 def recipe_words(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """The recipe files and the overrides of a command line."""
-    more = [word for word in args.overrides if "=" not in word and word.endswith((".yaml", ".yml"))]
-    return [args.recipe, *more], [word for word in args.overrides if word not in more]
+    more, overrides = told_apart(args.overrides)
+    return [args.recipe, *more], overrides
+
+
+def told_apart(words: list[str]) -> tuple[list[str], list[str]]:
+    """Further recipe files, and overrides."""
+    more = [word for word in words if "=" not in word and word.endswith((".yaml", ".yml"))]
+    return more, [word for word in words if word not in more]
 
 
 def run_name(recipes: list[str]) -> str:
@@ -140,6 +149,13 @@ def keep_stdout_for_json() -> None:
             kept = os.dup(out.fileno())
             os.dup2(2, out.fileno())
             _json_out = os.fdopen(kept, "w", encoding=out.encoding)
+
+
+def give_stdout_back() -> None:
+    """For the processes of several that this one starts: one of them prints the JSON."""
+    if _json_out is not None and sys.__stdout__ is not None:
+        sys.__stdout__.flush()  # to stderr, where it belongs
+        os.dup2(_json_out.fileno(), sys.__stdout__.fileno())
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from teamtr_lora.cli.arguments import positive
+from teamtr_lora.cli.arguments import give_stdout_back, positive
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.ranks import GPUS_EACH, process_ranks, started_by_launcher
 from teamtr_lora.recipe import RolloutSection
@@ -103,6 +103,7 @@ def _launch(argv: list[str], count: int) -> int:
     )  # fmt: skip
     # the same program as this one, by whose name the processes tell what to type next
     start = [sys.argv[0]] if os.path.basename(sys.argv[0]) == "teamtr-lora" else ["-m", "teamtr_lora"]
+    give_stdout_back()
     try:
         elastic_launch(config, sys.executable)(*start, *argv)
     except ChildFailedError as error:

@@ -97,7 +97,7 @@ class TrainingSection(Section):
     minibatches_per_epoch: int = Field(default=1, ge=1, description="Optimizer steps per pass.")
     tokens_per_microbatch: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto",
-        description="Most tokens in one forward pass, padding included; gradients accumulate over passes. auto: 8192 on a CPU; "
+        description="Most tokens in one forward pass, padding included; gradients accumulate over passes. auto: 1024 on a CPU; "
         "on a GPU as many as keep it busy, or as fit beside the engine.",
     )
     gradient_checkpointing: bool = Field(

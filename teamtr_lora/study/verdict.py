@@ -33,12 +33,14 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
     measured = [s for s in run.stages if s.improvement is not None]
     if measured:
         gain = sum(s.improvement or 0.0 for s in measured)
-        below = run.by_turns_calibration or run.calibration
-        held = below is not None and below.significant_violation_rate == 0
-        words.append(
-            f"Measured on held-out items, mean reward changed by {gain:+.3f} in all; "
-            + ("no stage came out below its bound." if held else "some stage came out below its bound, beyond the noise.")
-        )
+        compared = run.by_turns_calibration or run.calibration
+        below = "; no stage came out below its bound"
+        if compared is None:
+            below = ""
+        elif compared.violation_rate:
+            beyond = "beyond" if compared.significant_violation_rate else "within"
+            below = f"; some stage came out below its bound, {beyond} the noise"
+        words.append(f"Measured on held-out items, mean reward changed by {gain:+.3f} in all{below}.")
     if not measured:
         words.append("Next: evaluation.every_stages=1 measures what each stage gained, to compare with its bound.")
     elif proven:

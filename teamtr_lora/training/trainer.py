@@ -185,8 +185,8 @@ class TeamTRTrainer:
         same = eval_dataset is train_dataset
         used = {"success_at_least": success_at_least, "reward_range": within, "on_reward_error": on_reward_error}
         used["on_overlap"] = "allow" if same else on_overlap
-        script = script_data(functions, train_dataset, eval_dataset, recipe.folder, used)
         rows = DatasetTask(train_dataset, eval_dataset, rewards, success_at_least=success_at_least, reward_range=within)
+        script = script_data(functions, train_dataset, eval_dataset, recipe.folder, used)
         if same:
             logger.warning("eval_dataset is train_dataset: accuracies are those on the prompts that are trained on")
         elif eval_dataset is not None:

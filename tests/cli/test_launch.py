@@ -93,3 +93,18 @@ def test_a_mistake_is_told_once_by_all_processes() -> None:
     found = subprocess.run(wrong, capture_output=True, text=True, timeout=200)
     lines = [line for line in found.stderr.splitlines() if line.strip()]
     assert found.returncode == 2 and len(lines) == 1 and "did you mean" in lines[0], found.stderr
+
+
+def test_the_processes_that_a_command_starts_have_its_stdout() -> None:
+    """With --json stdout is for the JSON alone, and one of the processes prints it."""
+    script = """
+import os, sys
+import torch.distributed.launcher.api as api
+from teamtr_lora.cli import arguments, launch
+api.elastic_launch = lambda config, program: lambda *argv: os.write(1, b"{}")
+arguments.keep_stdout_for_json()
+print("a library")
+sys.exit(launch._launch(["train"], 2))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{}", "a library\n")

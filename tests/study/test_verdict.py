@@ -19,8 +19,8 @@ def stage(number: int, bound: float, *, improvement: float | None = 0.1, vacuous
     return SimpleNamespace(stage=number, by_turns=certificate, high_probability=certificate, improvement=improvement)
 
 
-def run(*stages: Any, violated: float = 0.0) -> Any:
-    calibration = SimpleNamespace(significant_violation_rate=violated)
+def run(*stages: Any, below: float = 0.0, violated: float = 0.0) -> Any:
+    calibration = SimpleNamespace(violation_rate=max(below, violated), significant_violation_rate=violated)
     return SimpleNamespace(stages=list(stages), confidence=0.95, by_turns_calibration=calibration, calibration=calibration)
 
 
@@ -33,6 +33,11 @@ def test_a_positive_bound_is_a_proof_and_others_are_not() -> None:
         words[0].startswith("Nothing is proven") and "cost more than 0.100" in words[0] and "below its bound, beyond" in words[1]
     )
     assert "raise rollout.items_per_stage (now 32)" in words[-1]
+    within = certify_verdict(run(stage(1, -0.05), below=1.0), 32)
+    assert "some stage came out below its bound, within the noise" in within[1]
+    undone = run(stage(1, -0.05))  # a stage that was measured and then undone is compared with no bound
+    undone.by_turns_calibration = undone.calibration = None
+    assert certify_verdict(undone, 32)[1] == "Measured on held-out items, mean reward changed by +0.100 in all."
     assert "nothing is excluded" in certify_verdict(run(stage(1, -2, vacuous=True)), 32)[0]
     assert "evaluation.every_stages=1" in certify_verdict(run(stage(1, -0.1, improvement=None)), 32)[-1]
 
