@@ -279,8 +279,11 @@ def test_a_run_of_a_script_goes_on_from_the_command_line(
         args = TeamTRConfig(output_dir=folder, stages=stages, **small)
         return TeamTRTrainer(team, reward, args, ROWS, ROWS, progress=False, success_at_least=0.5)
 
+    with pytest.raises(UserError, match="datasets.Dataset"):
+        TeamTRTrainer(team, my_rewards.even, TeamTRConfig(output_dir="none"), iter(ROWS), progress=False)
     inside = trainer("run", 1)
     inside.train()
+    assert main(["eval", "run", "task.name=x"]) == 2 and "is a trained team" in capsys.readouterr().err
     measured = inside.evaluate(k=1)
     assert main(["eval", "run", "--k", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["avg_at_k"] == measured.avg_at_k

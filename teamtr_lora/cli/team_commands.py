@@ -9,6 +9,7 @@ from typing import Any
 from teamtr_lora.cli.arguments import (
     RUNS_CODE,
     RUNS_ROUTER_ONLY,
+    add_more,
     add_registry,
     add_trust,
     engine,
@@ -19,6 +20,7 @@ from teamtr_lora.cli.arguments import (
     share,
     show,
     temperature,
+    told_apart,
 )
 from teamtr_lora.cli.launch import add_gpus, gpus_each, on_every_gpu
 from teamtr_lora.common.errors import UserError
@@ -59,6 +61,7 @@ def _add_eval(command: Any) -> None:
     evaluate.add_argument(
         "team", type=Path, nargs="?", metavar="RUN_OR_TEAM", help="a run, a registry team, or a recipe (untrained)"
     )
+    add_more(evaluate, "after a recipe: further ones, of which later ones win, and settings such as task.digits=4")
     evaluate.add_argument("--split", choices=["train", "test"], default="test", help="which items (default: test)")
     evaluate.add_argument("--k", type=positive, metavar="K", help="samples per item (default: the recipe's, or the paper's)")
     evaluate.add_argument("--temperature", type=temperature, metavar="T", help="0 is greedy (default: the recipe's)")
@@ -91,11 +94,12 @@ def _eval(args: argparse.Namespace) -> int | None:
     team = args.team
     if (team is None) == (args.compare is None):
         raise UserError("eval takes one RUN_OR_TEAM, or --compare RUN_A RUN_B")
-    recipe = None if team is None else find_team(team, args.registry, recipes=True).recipe
+    more = told_apart(args.overrides)
+    recipe = None if team is None else find_team(team, args.registry, recipes=True, more=more).recipe
     device, each = ("auto", 1) if recipe is None else (recipe.base.device, gpus_each(recipe.rollout))
     if (ended := on_every_gpu(args, device, each)) is not None:
         return ended
-    asked = options(EvalOptions, args, baseline=baseline)
+    asked = options(EvalOptions, args, baseline=baseline, more=more)
     with progress_bar("evaluating") as progress:
         if team is None:
             result: Any = compare_runs(args.compare, asked, progress)

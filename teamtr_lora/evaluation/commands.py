@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class EvalOptions:
     out          the folder of the results; None chooses one in the run
     reuse        whether a finished evaluation is read instead of played again
     registry     where a team's bare name is looked up
+    more         recipe files and overrides that change a recipe, as `train` takes them
     """
 
     split: Split = "test"
@@ -66,6 +67,7 @@ class EvalOptions:
     out: Path | None = None
     reuse: bool = False
     registry: Path = DEFAULT_ROOT
+    more: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
 
 
 def _on_engine(stored: StoredTeam, engine: str) -> StoredTeam:
@@ -112,7 +114,7 @@ def evaluate_team(source: str | Path, options: EvalOptions | None = None, progre
 
 def _planned(source: str | Path, options: EvalOptions) -> tuple[StoredTeam, Task, list[Item], dict[str, Any]]:
     """The team, and what an evaluation of it plays, before a base is loaded: its task, items and settings."""
-    stored = find_team(source, options.registry, recipes=True)
+    stored = find_team(source, options.registry, recipes=True, more=options.more)
     if isinstance(stored.recipe.task, ScriptSettings):
         raise UserError(f"{source}: this run's items and rewards live in a Python script; use TeamTRTrainer.evaluate() there")
     if options.engine:

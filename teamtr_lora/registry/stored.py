@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -64,20 +65,33 @@ def locate(source: str | Path, root: Path = DEFAULT_ROOT, *, recipes: bool = Fal
     raise UserError(f"{source}: no run or team here; give the folder that train printed, or a team of a registry{hint}")
 
 
-def find_team(source: str | Path, root: Path = DEFAULT_ROOT, *, scored: bool = True, recipes: bool = False) -> StoredTeam:
+def find_team(
+    source: str | Path,
+    root: Path = DEFAULT_ROOT,
+    *,
+    scored: bool = True,
+    recipes: bool = False,
+    more: tuple[Sequence[str], Sequence[str]] = ((), ()),
+) -> StoredTeam:
     """The team that RUN_OR_TEAM means, checked.
 
     `scored`: its task will be played, so the code of its rewards must be here; for talking to the team it need not be.
-    `root` and `recipes` are `locate`'s.
+    `root` and `recipes` are `locate`'s. `more`: recipe files and overrides that a recipe is changed by.
     """
     found = locate(source, root, recipes=recipes)
+    files, overrides = more
+    if found.kind != "recipe" and (files or overrides):
+        raise UserError(
+            f"{[*files, *overrides][0]}: {source} is a trained team, whose recipe is settled; change a recipe instead"
+        )
     if found.kind == "run":
         run = read_run(found.path)
         if scored:
             check_programs(run.recipe, found.path)
         return StoredTeam(run.recipe, run.versions, run.adapters, run.evaluations)
     if found.kind == "recipe":
-        return StoredTeam(load_recipe(found.path), {}, found.path.parent, Path(EVALUATIONS) / found.path.stem)
+        name = "-".join(path.stem for path in (found.path, *map(Path, files)))
+        return StoredTeam(load_recipe([found.path, *files], overrides), {}, found.path.parent, Path(EVALUATIONS) / name)
     registry, name = RegistryReader(found.path), found.team
     team = registry.team(name, found.number)
     recipe = registry.check_members(team).placed_in(Path.cwd())

@@ -219,6 +219,16 @@ def found(prompts, completions, answer, **columns):
 """
 
 
+def test_a_recipe_is_changed_by_others_and_by_settings_and_a_trained_team_is_not(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "more.yaml").write_text("evaluation: {items: 3}\n")
+    assert main(["eval", str(recipe), "more.yaml", "--k", "2", "task.shots=0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["items"] == 3 and found["folder"].startswith(f"evaluations/{recipe.stem}-more/")
+    assert main(["eval", str(recipe), "task.shoots=0"]) == 2 and "did you mean 'shots'" in capsys.readouterr().err
+
+
 def test_a_reward_of_ones_own_says_nothing_of_single_messages(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
