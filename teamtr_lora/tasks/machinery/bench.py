@@ -42,7 +42,8 @@ class BenchTask(Task):
         if all(held) or not any(held):
             raise UserError(
                 f"task.test_fraction = {test_fraction}: holding that share of {len(train)} items out leaves the "
-                f"{'train' if all(held) else 'test'} split empty; give a test split or another fraction"
+                f"{'train' if all(held) else 'test'} split empty; give test items (task.test_path; from Python eval_dataset) or "
+                "another fraction"
             )
         self._splits = {"train": everything.where("train", [not out for out in held]), "test": everything.where("test", held)}
 
