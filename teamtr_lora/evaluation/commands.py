@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class EvalOptions:
     out: Path | None = None
     reuse: bool = False
     registry: Path = DEFAULT_ROOT
-    more: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+    more: tuple[Sequence[str], Sequence[str]] = ((), ())
 
 
 def _on_engine(stored: StoredTeam, engine: str) -> StoredTeam:
