@@ -30,7 +30,7 @@ settings.load_profile("same")
 
 
 # Set, it also keeps commands on a CPU from starting a process a core.
-torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "2")))
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

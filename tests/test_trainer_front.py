@@ -296,4 +296,5 @@ def test_a_run_of_a_script_goes_on_from_the_command_line(
     monkeypatch.delitem(sys.modules, "my_rewards")
 
     trainer("hidden", 1, lambda completions, **_: [0.0] * len(completions)).train()
-    assert main(["eval", "hidden"]) == 2 and "live in a Python script" in capsys.readouterr().err
+    for words in (["eval", "hidden"], ["swap", "hidden", "--agent", AGENTS[0]["name"], "--with", "fresh:rank=2", "--dry-run"]):
+        assert main(words) == 2 and "live in a Python script" in capsys.readouterr().err

@@ -170,16 +170,19 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _not_found(path: Path) -> str:
-    """One line that names the recipes that are there."""
-    folder = path.parent
+    """One line that names the recipes that are there, or the folders where a folder was meant."""
+    folder, is_recipe = path.parent, path.suffix in (".yaml", ".yml")
+    what = "no such recipe" if is_recipe else "no such recipe or run directory"
     if not folder.is_dir():
-        return f"{path}: no such recipe; the folder {folder} does not exist"
-    there = sorted(file.name for file in folder.iterdir() if file.suffix in (".yaml", ".yml"))
+        return f"{path}: {what}; the folder {folder} does not exist"
+    there = sorted(
+        file.name for file in folder.iterdir() if file.suffix in (".yaml", ".yml") or (not is_recipe and file.is_dir())
+    )
     like = nearest(path.name, there)
     if like:
-        return f"{path}: no such recipe; did you mean {str(folder / like)!r}?"
+        return f"{path}: {what}; did you mean {str(folder / like)!r}?"
     listed = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
-    return f"{path}: no such recipe; {folder} holds {listed or 'no .yaml file'}"
+    return f"{path}: {what}; {folder} holds {listed or 'no .yaml file'}"
 
 
 def override(data: dict[str, Any], text: str) -> Problem | None:

@@ -18,6 +18,7 @@ from teamtr_lora.common.settings import meant
 from teamtr_lora.rollout.credit import credit_agents, number, scored
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
 from teamtr_lora.tasks.machinery.background import as_future
+from teamtr_lora.tasks.machinery.order import DataOrder
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Task, settled
 from teamtr_lora.team import Episode, Message, Team, Transcript
 
@@ -186,8 +187,16 @@ def _overflow(team: Team, episode: Episode, tokens: int) -> bool:
     return True
 
 
-def check_prompts(team: Team, items: Iterable[Item]) -> None:
-    """Refuses items whose prompt leaves no room for a message, before anything is played."""
+def check_items(team: Team, task: Task, order: DataOrder, *, per_stage: int, stages: int) -> None:
+    """Refuses a train split that is too small for a stage, or whose prompts leave no room for a message, before anything is
+    played."""
+    order.check_stage(per_stage)
+    size = task.items("train").size
+    if size is not None and type(task).open is Task.open:  # prompts are the rows of a dataset, just as they are
+        _check_prompts(team, order.take(0, min(size, stages * per_stage)))
+
+
+def _check_prompts(team: Team, items: Iterable[Item]) -> None:
     speaker = team.router.next([])
     if speaker is None:
         return

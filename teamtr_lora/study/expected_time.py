@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from teamtr_lora.algorithm.variants.chosen import Variants
+from teamtr_lora.base.frozen_base import resolve_device
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.runs.metrics import MetricsRow, StageRow, UpdateRow
@@ -74,7 +75,7 @@ def speeds_of_run(folder: Path, recipe: Recipe) -> Speeds:
         ("base.source", stored.recipe.base.source, recipe.base.source),
         ("base.quantization", stored.recipe.base.quantization, recipe.base.quantization),
         ("rollout.engine", stored.recipe.rollout.engine, recipe.rollout.engine),
-        ("base.device", stored.recipe.base.device, recipe.base.device),
+        ("base.device", *(resolve_device(own.base.device).type for own in (stored.recipe, recipe))),
     ):
         if there != here:
             raise UserError(f"--from {folder}: {key} is {there} there and {here} here, so speeds differ; use --calibrate")

@@ -65,7 +65,8 @@ def find_incoming(spec: str, registry: Registry, own: Path) -> Incoming:
         return Incoming(spec, "fresh", _parse_fresh(spec))
     if re.fullmatch(VERSION_NAME, spec):
         if not (own / spec).is_dir():
-            raise UserError(f"--with {spec}: the agent has no such version in {own}")
+            there = ", ".join(sorted(folder.name for folder in own.iterdir() if re.fullmatch(VERSION_NAME, folder.name)))
+            raise UserError(f"--with {spec}: the agent has no such version in {own}; it has {there}")
         found = _from_folder(spec, own / spec, "stored")
         if not spec.endswith(content_hash(*read_adapter_folder(own / spec))[:12]):
             raise UserError(f"--with {spec}: {own / spec} does not match its hash; the version was altered on disk")

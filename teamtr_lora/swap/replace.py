@@ -76,6 +76,7 @@ class _Swap(Session):
             return self._carry_out(playable, incoming, fitting)
 
     def plan(self) -> SwapReport:
+        _ = self.task  # a plan that could not be carried out is none
         incoming, fitting = self._look()
         if incoming.tokenizer is not None:
             with closing(self._open(fitting)) as playable:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from teamtr_lora.algorithm.variants.chosen import Variants
-from teamtr_lora.rollout.collector import PlayPlan, check_prompts
+from teamtr_lora.rollout.collector import PlayPlan, check_items
 from teamtr_lora.runs.run_state import RunState
-from teamtr_lora.tasks import DataOrder, Item, Task
+from teamtr_lora.tasks import DataOrder, Item
 from teamtr_lora.team import Episode
 from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.update import UpdateOutcome, episode_advantages
@@ -36,14 +36,8 @@ class StageRollouts:
         self._fresh, agents = variants.resampling.always_fresh, len(context.agents)
         self._room = variants.reuse.window(agents) if self._fresh else int(agents > 1)
         self.window = EpisodeWindow(context.run_dir.rollouts, self._room, writes=context.playable.ranks.first)
-        self._check_items()
-
-    def _check_items(self) -> None:
-        task, config, team = self._context.task, self._context.config, self._context.playable.team
-        count, size = config.rollout.items_per_stage, task.items("train").size
-        self._order.check_stage(count)
-        if size is not None and type(task).open is Task.open:  # prompts are the rows of a dataset, just as they are
-            check_prompts(team, self._order.take(0, min(size, config.training.stages * count)))
+        per_stage, stages = context.config.rollout.items_per_stage, context.config.training.stages
+        check_items(context.playable.team, context.task, self._order, per_stage=per_stage, stages=stages)
 
     def items(self, state: RunState) -> list[Item]:
         """The stage's items; every rollout of the stage plays the same ones anew, or its share of them."""

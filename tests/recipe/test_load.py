@@ -184,6 +184,10 @@ def test_missing_file_suggests_its_neighbours(recipe_file: Write, tmp_path: Path
     assert "holds quickstart.yaml" in error_of(tmp_path / "zzz")
     assert "does not exist" in error_of(tmp_path / "nowhere" / "a.yaml")
     assert "is not a file" in error_of(tmp_path)
+    (tmp_path / "first_run").mkdir()
+    found = error_of(tmp_path / "frist_run")
+    assert f"no such recipe or run directory; did you mean {str(tmp_path / 'first_run')!r}?" in found
+    assert "first_run" not in error_of(tmp_path / "zzz.yaml")
     assert "no such recipe" in error_of(recipe_file("extends: gone.yaml\n"))
 
 

@@ -13,11 +13,11 @@ import torch
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.outcome import Attempt, judge
-from teamtr_lora.rollout.collector import PlayPlan, check_prompts, play
+from teamtr_lora.rollout.collector import PlayPlan, check_items, play
 from teamtr_lora.rollout.sampler import Completion, Request, derive_seed
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
 from teamtr_lora.runs.transcripts import episode_record
-from teamtr_lora.tasks import Feedback, Interaction, Item, Task
+from teamtr_lora.tasks import DataOrder, Feedback, Interaction, Item, Task
 from teamtr_lora.team import Episode, Message, Team
 
 ITEMS = [Item(f"i{n}", f"prompt {n}") for n in range(3)]
@@ -241,18 +241,26 @@ def test_the_process_generators_are_as_before_when_all_is_played(make_team: Make
     assert states() == before and drawn[0] == drawn[1]
 
 
+def checked(team: Team, items: list[Item]) -> None:
+    class Rows(Task):
+        def items(self, split: str) -> list[Item]:
+            return items
+
+    check_items(team, Rows(), DataOrder(Rows().items("train"), seed=0), per_stage=1, stages=len(items))
+
+
 def test_prompts_that_are_too_long_are_found_before_anything_is_played(make_team: MakeTeam) -> None:
     """All of them, and none that has room for one token of an answer; the same limit as when it is played."""
     team = make_team(["a", "b"], context_tokens=64)
     items = [Item(f"of-{size}", "x" * size) for size in range(100)]
     with pytest.raises(UserError, match=r"do not fit into 64 tokens of context") as refused:
-        check_prompts(team, items)
+        checked(team, items)
     fits = []
     for item in items:
         with contextlib.suppress(UserError):
             play(team, Task(), FakeSampler(team), plan([item]), VERSIONS)
             fits.append(item)
-    check_prompts(team, fits)
+    checked(team, fits)
     assert 0 < len(fits) < len(items) and str(refused.value).startswith(f"{len(items) - len(fits)} of the items")
 
 

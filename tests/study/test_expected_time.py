@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from teamtr_lora.cli import main
 from teamtr_lora.recipe import Recipe, load_recipe
@@ -101,3 +102,16 @@ def test_speeds_of_another_base_or_engine_say_nothing(
     assert "base.source is" in (error := capsys.readouterr().err) and "use --calibrate" in error
     assert main(["plan", str(recipe), "--from", str(tmp_path)]) == 2
     assert "no run here" in capsys.readouterr().err
+
+
+def test_a_device_has_more_than_one_name(recipe: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is compared is the device that a name stands for: without a GPU `auto` is the run's `cpu`."""
+    here = "auto" if not torch.cuda.is_available() else "cpu"
+    assert planned(capsys, str(recipe), f"base.device={here}", "--from", str(run))["run_seconds"] > 0
+
+
+def test_a_plan_is_of_a_run_that_can_start(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(recipe), "rollout.items_per_stage=81"]) == 2
+    assert "the train split has only" in capsys.readouterr().err
+    assert main(["plan", str(recipe), "team.protocol.context_tokens=8"]) == 2
+    assert "do not fit into 8 tokens of context" in capsys.readouterr().err

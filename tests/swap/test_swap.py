@@ -168,6 +168,8 @@ def test_a_folder_from_elsewhere_is_checked_before_it_is_used(run: Path, tmp_pat
     assert {c["check"]: c["verdict"] for c in report["checks"]}["base"] == "note"
     # and a version that the agent had before is named by itself
     first = next(path.name for path in (run / "adapters" / "left").iterdir() if path.name.startswith("v0000"))
+    assert swap(run, "--agent", "left", "--with", "v0000-000000000000") == 2
+    assert f"it has {first}, v0001-" in capsys.readouterr().err
     swapped(run, capsys, "--agent", "left", "--with", first, "--direct")
     assert read_run(run).versions["left"].content_hash.startswith(first.partition("-")[2])
 
