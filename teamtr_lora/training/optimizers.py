@@ -23,6 +23,7 @@ def build_optimizer(training: TrainingSection, parameters: list[nn.Parameter]) -
             f"training.optimizer = {training.optimizer!r} needs {package}; install teamtr-lora[quant] or use adamw"
         ) from error
     optimizer: torch.optim.Optimizer = kind(parameters, lr=training.starting_rate, weight_decay=training.weight_decay)
+    optimizer.register_step_post_hook(lambda *_: torch.autograd.graph.increment_version(parameters))  # bitsandbytes does not
     return optimizer
 
 
