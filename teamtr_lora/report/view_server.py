@@ -48,11 +48,12 @@ class _Followed:
             return self._data
 
     def content(self) -> dict[str, Any]:
-        data = self.data()
+        self.data()
         with self._lock:
-            if self._content is None or data is not self._data:
+            if self._content is None:
+                assert self._data is not None
                 heads = [asdict(file) for file in transcript_files(self._path)]
-                self._content = run_content(data) | {"transcripts": {"files": heads, "updates": len(heads)}}
+                self._content = run_content(self._data) | {"transcripts": {"files": heads, "updates": len(heads)}}
             return self._content
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -209,6 +209,8 @@ class TrainingRun:
         self.checkpoint()
         self._storing += time.monotonic() - started
         self.events.state.epoch = stage
+        if self.events.heard("on_epoch_end"):
+            self._settle()
         self.events.fire("on_epoch_end")
 
     def _end_if_idle(self, stage: int) -> None:
@@ -250,14 +252,21 @@ class TrainingRun:
                     self._moments[agent] = flatten_state(self.updater.optimizers[agent])
             writes = [*self._unwritten, self.run_dir.checkpoints.prepared(state, self._moments)]
             self._unwritten = []
-            self._saving.append(self._disk.submit(self._save, writes, dict(state.versions), dict(state.loras)))
+            earlier, named = tuple(self._saving), (dict(state.versions), dict(state.loras))
+            self._saving.append(self._disk.submit(self._save, earlier, writes, *named))
         if self.events.heard("on_save"):
             self._settle()
         self.events.fire("on_save")
 
     def _save(
-        self, writes: list[Callable[[], object]], versions: dict[str, AdapterVersion], loras: dict[str, dict[str, Any]]
+        self,
+        earlier: Sequence[Future[None]],
+        writes: list[Callable[[], object]],
+        versions: dict[str, AdapterVersion],
+        loras: dict[str, dict[str, Any]],
     ) -> None:
+        for saving in earlier:  # a checkpoint names what these have written: where one has failed, it is not made
+            saving.result()
         for write in writes:  # the checkpoint is the last: what it names is there
             write()
         self._tidy()

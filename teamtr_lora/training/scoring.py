@@ -220,6 +220,8 @@ def keep_current(scorer: Scorer, batch: MessageBatch) -> CurrentPolicy:
 @torch.no_grad()
 def message_log_ratios(scorer: Scorer, bank: AdapterBank, agent: str, batch: MessageBatch, before: Snapshot) -> np.ndarray:
     """log pi_now(message) / pi_before(message) of the agent's messages, in whatever pass this is called."""
+    if not batch.messages:  # it has not spoken
+        return np.zeros(0)
     now = bank.snapshot(agent)
     new_M = _message_logp(scorer, batch)
     bank.restore(agent, before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.update import UpdateOutcome, episode_advantages
 from teamtr_lora.training.window import EpisodeWindow, Material, PlayedEpisodes
 
+LOOKED_AT = 8  # items for each that a probe wants or must not take
 LEAST_PROBED = 8  # with fewer items than this that a stage leaves over, a probe also takes the stage's own
 
 
@@ -107,7 +109,8 @@ class StageRollouts:
         learned = {item.id for item in self.items(state)}
         ahead: dict[str, Item] = {}
         unseen: dict[str, Item] = {}
-        for item in self._order.after(next_stage):
+        most = LOOKED_AT * (count + len(learned))  # an endless split may have few different items
+        for item in islice(self._order.after(next_stage), most):
             ahead[item.id] = item
             unseen |= {item.id: item} if item.id not in learned else {}
             if len(unseen) == count:

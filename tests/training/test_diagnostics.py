@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 import torch
 
+from teamtr_lora.algorithm.occupancy import trajectory_log_weights
 from teamtr_lora.base.versions import read_adapter_folder
 from teamtr_lora.runs.metrics import TIME_FIELDS, SwapRow, UpdateRow, read_rows
 from teamtr_lora.study.diagnose import _of_stages
 from teamtr_lora.tasks import DataOrder, Item, Task
 from teamtr_lora.training.fisher import fisher_reading
 from teamtr_lora.training.run import TrainingRun
+from teamtr_lora.training.scoring import message_log_ratios, unweighted_batch
 from teamtr_lora.training.stage import train
+from teamtr_lora.training.staleness_probe import surrogate_by_group
 from teamtr_lora.training.update_diagnostics import StageContexts, contexts, coupled_difference, shift_between
 
 PROBED = {"probe_every_stages": 1, "probe_items": 4, "probe_episodes_per_item": 4, "fisher_messages": 12, "token_shift_ranks": 3}
@@ -113,10 +116,31 @@ def test_a_probe_learns_from_nothing_that_the_stage_learns_from(start: Start, tm
             probed_items = [item.id for item in run.rollouts.probe_items(run.state)]
             assert (apart or 10) <= len(probed_items) == len(set(probed_items)) <= 12
             assert not apart or not learned & set(probed_items)
+    run.rollouts._order = DataOrder(_FewOfMany(None), 0)
+    assert _ids(run.rollouts.probe_items(run.state)) == {"0", "1", "2"}
+
+
+def test_an_agent_that_has_not_spoken_to_the_probe(probed: TrainingRun, play: Any) -> None:
+    """It weighs nothing, and has nothing to be stale."""
+    bank, scorer = probed.playable.bank, probed.updater.scorer
+    episodes = play(probed.playable)
+    log_M = message_log_ratios(scorer, bank, "one", batch := unweighted_batch(scorer, []), bank.snapshot("one"))
+    assert trajectory_log_weights(log_M, batch.episode_M.numpy(), len(episodes)).tolist() == [0.0] * len(episodes)
+    assert not surrogate_by_group(log_M, batch.episode_M.numpy(), episodes).any()
 
 
 def _ids(items: list[Item]) -> set[str]:
     return {item.id for item in items}
+
+
+class _FewOfMany:
+    """Never runs out, and has three different items."""
+
+    def __init__(self, size: int | None) -> None:
+        self.size = size
+
+    def __getitem__(self, position: int) -> Item:
+        return Item(str(position % 3), "?")
 
 
 class _Numbered:

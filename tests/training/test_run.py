@@ -334,6 +334,48 @@ def test_a_checkpoint_appears_after_the_versions_that_it_names(
     assert len(written) == 2 + run.state.counts["accepted"] > 2 and not missing
 
 
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_no_checkpoint_names_what_could_not_be_written(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """One write fails, whichever it is, and those after it would not: the run ends, and goes on from what is there."""
+    written: list[Path] = []
+
+    def fails_once(*args: Any) -> Path:
+        written.append(Path())
+        if len(written) == 3 + failing:  # the first two are of the untrained agents
+            raise OSError(errno.EIO, "once")
+        return write_version(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("teamtr_lora.training.run.write_version", fails_once)
+        run = start(tmp_path / "run", stages=2)
+        with pytest.raises(OSError, match="once"):
+            train(run)
+        run.close()
+    again = start(tmp_path / "run", stages=2, resume=True)
+    assert again.state.counts["accepted"] == failing
+    train(again)
+
+
+def test_at_the_end_of_a_stage_its_adapters_are_there(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing: list[list[str]] = []
+
+    class Copying(TrainerCallback):
+        def on_epoch_end(self, *_: Any, **__: Any) -> None:
+            now = [run.playable.bank.version(agent) for agent in run.agents]
+            missing.append([v.name for v in now if not (run.run_dir.adapters / v.agent / v.name).exists()])
+
+    def slow(*args: Any) -> Path:
+        time.sleep(0.1)
+        return write_version(*args)
+
+    run = start(tmp_path / "run", stages=1, callbacks=(Copying(),))
+    monkeypatch.setattr("teamtr_lora.training.run.write_version", slow)
+    train(run)
+    assert missing == [[]] and run.state.counts["accepted"] > 0
+
+
 def test_a_full_disk_in_mid_run_costs_nothing_and_times_alone_differ(
     finished: TrainingRun, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
