@@ -105,7 +105,7 @@ def _statistics(
 
 
 def _normalise(logits: Tensor, head_VD: Tensor, temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The log-normaliser and the mean head row of one chunk. The logits are overwritten where they can be."""
+    """The log-normaliser and the mean head row of one chunk."""
     if logits.is_cuda and dtype in (torch.float16, torch.bfloat16) and head_VD.dtype == dtype:
         from teamtr_lora.algorithm.softmax_kernel import softmax_into  # Triton comes with torch only where there is a GPU
 

@@ -18,7 +18,7 @@ from teamtr_lora.common.visible import json_escaped
 
 _REGISTRY = Path("adapters")
 # What of a user's own Python a command runs, for its help.
-RUNS_CODE = "It runs the Python files that task.reward, task.callable and team.router.callable name."
+RUNS_CODE = "It runs the Python files that task.reward, task.answer, task.callable and team.router.callable name."
 RUNS_ITEMS_ONLY = "Of Python files that a recipe names it runs that of task.callable, which makes the items, and no other."
 RUNS_ROUTER_ONLY = "Of Python files that the team's recipe names it runs that of team.router.callable, and no other."
 T = TypeVar("T", bound=Any)

@@ -68,6 +68,8 @@ def named_code(recipe: Mapping[str, Any]) -> dict[str, str]:
     task = recipe.get("task", {})
     rewards = (task.get("reward") or []) if task.get("name") == "dataset" else []  # for other tasks `reward` is a built-in name
     found = {"task.reward": rewards} if isinstance(rewards, str) else {f"task.reward.{i}": str(p) for i, p in enumerate(rewards)}
+    if task.get("name") == "dataset" and task.get("answer"):
+        found["task.answer"] = str(task["answer"])
     if task.get("name") == "custom" and task.get("callable"):
         found["task.callable"] = str(task["callable"])
     if router := recipe.get("team", {}).get("router", {}).get("callable"):

@@ -116,7 +116,7 @@ class _Rebase(Session):
             self.listener.checks(checks)
             stop_on_failure(checks)
         bases = [base_identity(old), base_identity(new)]
-        if _hashes(bases[0]) == _hashes(bases[1]):
+        if bases[0] == bases[1]:
             raise UserError(
                 f"--to {self.options.base}: {self.where} is on this base already (the same weights and tokenizer); give another "
                 "one, or replace single adapters with swap"
@@ -162,13 +162,13 @@ class _Rebase(Session):
             # another chat template puts other tokens around the same messages: only those are then learned from
             self._same_contexts = tokenizer.chat_template == new.chat_template
             before = self.score("before", playable, self.recipe)
-            return probe, before, {agent: self._teachers(playable, probe, agent) for agent in self.agents}
+            head = head_weight(playable.base.model).detach().float().clone()
+            return probe, before, {agent: self._teachers(playable, probe, agent, head) for agent in self.agents}
 
-    def _teachers(self, playable: PlayableTeam, probe: Probe, agent: str) -> list[Teacher]:
+    def _teachers(self, playable: PlayableTeam, probe: Probe, agent: str, head: Tensor) -> list[Teacher]:
         """One a minibatch of the half to learn from, then one for the half that is held out."""
         self.listener.phase(f"reading {agent}'s policy")
         scorer = scorer_for(playable, self.recipe)
-        head = head_weight(playable.base.model).detach().float().clone()
         playable.bank.activate(agent)
         with playable.training_memory():
             batches = self.batches(scorer, probe, agent, with_context=self._same_contexts)
@@ -250,11 +250,6 @@ class _Rebase(Session):
         report = TypeAdapter(RebaseReport).validate_python(record["report"])
         self.listener.checks(report.checks)
         return report
-
-
-def _hashes(identity: dict[str, str]) -> dict[str, str]:
-    """The identity without the name: bases with equal contents are the same base."""
-    return {key: value for key, value in identity.items() if key != "name"}
 
 
 def _heads(old: BaseFacts, new: BaseFacts) -> Check:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from teamtr_lora.common.code_paths import load_callable
+from teamtr_lora.common.code_paths import load_callable, raised, user_code
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import CallablePath, Text
 from teamtr_lora.tasks.machinery.bench import BenchTask
@@ -95,15 +96,24 @@ class DatasetSettings(ItemSource):
         "that TEAMTR_LORA_TRUST names. TRL's signature: f(prompts, completions, **columns) -> list[float]."
     )
     success_at_least: float = Field(default=1.0, description="Reward from which an episode counts as right, in reward units.")
+    answer: CallablePath | None = Field(
+        default=None,
+        description="Function that finds the answer in a message, as module:function: f(text) -> a text, or None where there is "
+        "none. Teams vote over these, and `eval` counts them.",
+    )
 
     def build(self, folder: Path) -> DatasetTask:
         names = [self.reward] if isinstance(self.reward, str) else list(self.reward)
-        return self._build(folder, [load_callable(name, key="task.reward", folder=folder) for name in names])
+        reader = load_callable(self.answer, key="task.answer", folder=folder) if self.answer else None
+        functions = [load_callable(name, key="task.reward", folder=folder) for name in names]
+        return self._build(folder, functions, partial(_read_answer, reader) if reader else None)
 
     def for_items(self, folder: Path) -> DatasetTask:
-        return self._build(folder, [])  # a reward only scores: its file is not run
+        return self._build(folder, [], (lambda text: None) if self.answer else None)  # nothing is scored: no file is run
 
-    def _build(self, folder: Path, functions: list[Callable[..., Any]]) -> DatasetTask:
+    def _build(
+        self, folder: Path, functions: list[Callable[..., Any]], answer: Callable[[str], str | None] | None
+    ) -> DatasetTask:
         train, test = self.read_rows(folder)
         task = DatasetTask(
             train,
@@ -114,10 +124,22 @@ class DatasetSettings(ItemSource):
             test_fraction=self.test_fraction,
             success_at_least=self.success_at_least,
             reward_range=self.reward_range,
+            answer=answer,
         )
         if test is not None:
             task.settle_overlap(self.on_overlap)
         return task
+
+
+def _read_answer(reader: Callable[[str], Any], text: str) -> str | None:
+    try:
+        with user_code():
+            found = reader(text)
+    except Exception as error:
+        raise UserError(f"task.answer {raised(error)}") from error
+    if found is not None and not isinstance(found, str):
+        raise UserError(f"task.answer returned {found!r:.60}, a {type(found).__name__}; return a text, or None")
+    return found or None
 
 
 def _check_rows(rows: Any, key: str, own: tuple[str, str | None], needed: Mapping[str, str]) -> None:

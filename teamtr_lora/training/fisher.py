@@ -11,6 +11,7 @@ from torch import Tensor
 
 from teamtr_lora.algorithm.certificate import leave_one_out
 from teamtr_lora.algorithm.local_gain import gram_model
+from teamtr_lora.algorithm.surrogate import LARGEST_LOG_RATIO
 from teamtr_lora.base.bank import AdapterBank, Snapshot
 from teamtr_lora.runs.diagnostic_rows import FisherReading
 from teamtr_lora.team import Episode, agent_sequences
@@ -67,7 +68,8 @@ def fisher_reading(
         seed=seed,
     )
     linear = per_episode * float((advantage_M * along_M).mean())
-    gained = per_episode * float((advantage_M * np.expm1(np.minimum((logp_after_M - logp_before_M).numpy(), 30.0))).mean())
+    log_ratio_M = np.minimum((logp_after_M - logp_before_M).numpy(), LARGEST_LOG_RATIO)
+    gained = per_episode * float((advantage_M * np.expm1(log_ratio_M)).mean())
     values = FisherReading(
         messages=len(episode_M),
         damping=model.damping,

@@ -66,8 +66,11 @@ def test_a_plan_still_finds_a_missing_reward(folder: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        *((command, "task.reward, task.callable and team.router.callable") for command in ("train", "eval", "swap", "rebase")),
-        ("baseline", "task.reward, task.callable and team.router.callable"),
+        *(
+            (command, "task.reward, task.answer, task.callable and team.router.callable")
+            for command in ("train", "eval", "swap", "rebase")
+        ),
+        ("baseline", "task.reward, task.answer, task.callable and team.router.callable"),
         ("plan", "that of task.callable"),
         ("tasks", "that of task.callable"),
         ("ask", "that of team.router.callable"),

@@ -71,10 +71,10 @@ def combined(base: str, task: str, *more: str) -> Recipe:
 
 
 ROWS: dict[str, list[dict[str, Any]]] = {
-    "math": [{"id": i, "problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(40)],
+    "math": [{"id": i, "problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(160)],
     "zebralogic": [
         {"id": i, "puzzle": f"Puzzle {i}", "solution": {"header": ["House", "Name"], "rows": [["1", "Ann"], ["2", "Bob"]]}}
-        for i in range(40)
+        for i in range(160)
     ],
     "arbench_dc": [
         {
@@ -88,9 +88,9 @@ ROWS: dict[str, list[dict[str, Any]]] = {
             "suspects": [{"name": name, "task": "t", "story": "s"} for name in ("Bob", "Ann")],
             "label": 1,
         }
-        for i in range(40)
+        for i in range(160)
     ],
-    "arbench_sp": [{"id": i, "surface": f"Why {i}?", "bottom": "Because."} for i in range(40)],
+    "arbench_sp": [{"id": i, "surface": f"Why {i}?", "bottom": "Because."} for i in range(160)],
     "tau2": [
         {
             "id": str(i),

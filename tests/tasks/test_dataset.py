@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe.named import named_code
 from teamtr_lora.tasks import DataOrder, Item, Rewards
-from teamtr_lora.tasks.dataset import DatasetTask
+from teamtr_lora.tasks.dataset import DatasetSettings, DatasetTask
 from teamtr_lora.tasks.machinery.data_files import read_rows
 from teamtr_lora.team import Episode, Message, build_router
 
@@ -300,6 +301,31 @@ def test_success_and_answers() -> None:
     assert task.message_correct(task.items("train")[4], said) is False
     plain = DatasetTask([{"prompt": "x"}], [{"prompt": "y"}], ZERO)
     assert plain.message_correct(plain.items("train")[0], said) is None
+
+
+def test_a_recipe_names_the_function_that_reads_answers(tmp_path: Path) -> None:
+    """Then teams can vote over a dataset of one's own. To count items nothing is run."""
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    code = "def zero(completions, **_): return [0.0] * len(completions)\n"
+    code += "def last(text): return text.split()[-1] if text else None\ndef number(text): return 3\n"
+    (tmp_path / "reading.py").write_text(code)
+    common = {"name": "dataset", "path": "rows.jsonl", "reward": "reading:zero", "answer_column": "answer"}
+    debate = build_router("debate", ["a", "b", "c"])
+    for name, answer in (("last", "3"), ("number", UserError), ("split", UserError)):
+        settings = DatasetSettings.model_validate(common | {"answer": f"reading:{name}"})
+        settings.for_items(tmp_path).check_router(debate)
+        if name == "split":
+            with pytest.raises(UserError, match="task.answer"):
+                settings.build(tmp_path)
+            continue
+        task = settings.build(tmp_path)
+        task.check_router(debate)
+        if answer is UserError:
+            with pytest.raises(UserError, match="task.answer returned 3, a int"):
+                task.answer("x")
+        else:
+            assert task.answer("so it is 3") == answer and task.answer("") is None
+    assert named_code({"task": common | {"answer": "reading:last"}})["task.answer"] == "reading:last"
 
 
 def test_without_a_reader_of_answers_nothing_is_known_of_a_message() -> None:

@@ -14,7 +14,7 @@ from teamtr_lora.training.optimizers import build_optimizer
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_fused_layers_see_the_step_of_any_optimizer(kind: str) -> None:
-    """They keep factors in half precision, made anew when torch has counted a change: bitsandbytes changes them behind its back."""
+    """They keep factors in half precision, made anew when torch has counted a change, which bitsandbytes does not let it do."""
     if "bitsandbytes" in OPTIMIZERS[kind].made_by:
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (the extra `quant`)")
     torch.manual_seed(3)

@@ -257,7 +257,7 @@ class Task:
         if router.votes and not self.reads_answers:
             raise UserError(
                 f"team.router.kind = 'debate': {self.name or 'this task'} reads no answers from messages, so there is nothing to "
-                "vote over; name a team.router.judge"
+                "vote over; name a team.router.judge, or for a dataset the function that finds them, task.answer"
             )
 
 
