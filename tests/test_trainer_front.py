@@ -117,6 +117,22 @@ def test_what_is_no_callback_is_told(make: Make) -> None:
             make(callbacks=[given])
 
 
+def test_one_callback_is_a_list_of_one_and_may_name_what_transformers_gives(make: Make) -> None:
+    """There is no one model, so it is None."""
+    seen: list[Any] = []
+
+    class Usual(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any, processing_class: Any, **_: Any) -> None:
+            seen.append((model, processing_class))
+
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = 0, **_: Any) -> None:
+            seen.append(model)
+            control.should_training_stop = True
+
+    make(callbacks=Usual()).train()
+    assert seen == [(None, None), None]
+
+
 def test_a_callback_that_reads_training_arguments_is_named(make: Make, tmp_path: Path) -> None:
     class Reads(TrainerCallback):
         def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
@@ -202,6 +218,8 @@ def test_the_reason_is_that_of_the_length_that_was_refused() -> None:
     assert decision_reason(outcome) == "no gain: +0.0100 ± 0.0020 on held-out episodes; -0.0010 on those it was fitted to"
     outcome.step = StepDecision(None, [inside, outside])
     assert decision_reason(outcome) == "out of region: KL bound 0.5000 above 0.02"
+    outcome.step = StepDecision(None, [inside], radius=0.002)  # a kind of region that allows less than delta
+    assert decision_reason(outcome) == "out of region: KL bound 0.0050 above 0.002"
 
 
 def test_the_summary_has_the_mean_reward_beside_the_accuracy(make: Make, tmp_path: Path) -> None:

@@ -73,12 +73,14 @@ class StepDecision:
     accepted: GateReading | None  # None: rejected
     readings: list[GateReading] = field(default_factory=list)
     refused: GateReading | None = None  # held-out episodes allowed it, those that it was fitted to did not
+    radius: float | None = None  # that the readings were compared with; None: with the agent's
 
     def fitted(self, bound: float) -> tuple[StepDecision, GateReading]:
         """The same with the accepted step's KL bound on the messages that it was fitted to; and that step."""
         assert self.accepted is not None
         known = replace(self.accepted, fitted_bound=bound)
-        return StepDecision(known, [known if reading is self.accepted else reading for reading in self.readings]), known
+        readings = [known if reading is self.accepted else reading for reading in self.readings]
+        return replace(self, accepted=known, readings=readings), known
 
     @property
     def shown(self) -> GateReading | None:
@@ -111,7 +113,7 @@ def choose_step(
             alpha /= 4
             continue
         alpha = _next_alpha(best, outside, delta, fill=fill, max_stretch=max_stretch)
-    return StepDecision(best, readings)
+    return StepDecision(best, readings, radius=delta)
 
 
 def _next_alpha(

@@ -6,7 +6,17 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.cli.arguments import RUNS_CODE, add_registry, add_trust, options, positive, print_json, radius, show
+from teamtr_lora.cli.arguments import (
+    RUNS_CODE,
+    add_overrides,
+    add_registry,
+    add_trust,
+    options,
+    positive,
+    print_json,
+    radius,
+    show,
+)
 from teamtr_lora.cli.launch import add_gpus, gpus_each, on_every_gpu
 from teamtr_lora.common.errors import UserError
 
@@ -56,6 +66,7 @@ def _add_alignment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--probe-contexts", type=_contexts, metavar="N", help="contexts an agent (default: the recipe's, 500)")
     parser.add_argument("--delta-align", type=radius, metavar="D", help="radius to reach (default: trust_region.delta)")
     parser.add_argument("--items", type=positive, metavar="N", help="held-out items to measure on (default: evaluation.items)")
+    add_overrides(parser, "swap.KEY=VALUE", "other settings of the recipe's swap section")
 
 
 def _contexts(text: str) -> int:
@@ -74,8 +85,8 @@ def _swap(args: argparse.Namespace) -> int | None:
     from teamtr_lora.swap.places import find_place
 
     place = find_place(args.team, args.registry)
-    if args.undo and (args.agent or args.spec or args.dry_run):
-        raise UserError("--undo restores the whole team: leave --agent, --with and --dry-run out")
+    if args.undo and (args.agent or args.spec or args.dry_run or args.overrides):
+        raise UserError("--undo restores the whole team: leave --agent, --with, --dry-run and settings out")
     if not args.undo and not (args.agent and args.spec):
         raise UserError("swap needs --agent NAME and --with SPEC (or --undo)")
     if (ended := on_every_gpu(args, "cpu", helping=True) if args.undo else _on_every_gpu(args, place)) is not None:
@@ -88,7 +99,7 @@ def _swap(args: argparse.Namespace) -> int | None:
     from teamtr_lora.swap.replace import plan_swap, swapped
     from teamtr_lora.swap.swap_report import SwapOptions
 
-    asked = options(SwapOptions, args)
+    asked = options(SwapOptions, args, settings=list(args.overrides))
     registry = Registry(args.registry)
     with swap_view(json=args.json) as view:
         if args.dry_run:
@@ -122,7 +133,7 @@ def _rebase(args: argparse.Namespace) -> int | None:
     place = find_place(args.team, args.registry)
     if (ended := _on_every_gpu(args, place)) is not None:
         return ended
-    asked = options(RebaseOptions, args)
+    asked = options(RebaseOptions, args, settings=list(args.overrides))
     with swap_view(json=args.json) as view, rebased(place, asked, listener=view) as report:
         view.close()
         show(args, report, print_rebase)

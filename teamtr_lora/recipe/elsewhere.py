@@ -99,7 +99,7 @@ NAMES: dict[str, Elsewhere] = {
     # how long
     **dict.fromkeys(("num_train_epochs", "max_steps", "total_epochs", "total_training_steps", "num_epochs", "total_episodes",
                      "epochs", "steps", "total_steps", "max_epochs"), Elsewhere("training.stages", _STAGES)),
-    "stage": Elsewhere("training.stages", "how many there are; which kind of training is no choice: it is TeamTR's"),
+    "stage": Elsewhere("training.stages", "which is their number; the kind of training is no choice: it is TeamTR's"),
     **dict.fromkeys(("num_iterations", "ppo_epochs", "num_ppo_epochs"), Elsewhere("training.inner_epochs")),
     # batches
     **dict.fromkeys(("per_device_train_batch_size", "micro_batch_size", "ppo_micro_batch_size_per_gpu",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from teamtr_lora.common.quantities import duration, short
 from teamtr_lora.report.reasons import kind_of_reason
@@ -47,7 +46,7 @@ def headline(run: RunData) -> str:
     gain = measured_gain(run)
     if gain:
         return f"{gain.verdict}: {percent(gain.before)}{ARROW}{percent(gain.after)} right on held-out items."
-    if run.evaluated:
+    if run.ends:
         return f"Before training the team is right on {percent(_accuracy(run, 0))} of the held-out items."
     return "The run has just begun."
 
@@ -61,7 +60,7 @@ def tiles(run: RunData) -> list[Tile]:
     done, stages = run.stages[-1].stage if run.stages else 0, run.stored.recipe.training.stages
     found = [Tile("stage", f"{done} of {stages}")]
     gain = measured_gain(run)
-    if run.evaluated:
+    if run.ends:
         found.insert(0, Tile("held-out accuracy", percent(_accuracy(run, -1)), f"{percent(_accuracy(run, 0))} before training"))
     if gain:
         interval = "" if gain.low is None or gain.high is None else f"95%: {_signed(gain.low)} to {_signed(gain.high)}"
@@ -79,10 +78,9 @@ def tiles(run: RunData) -> list[Tile]:
 
 
 def measured_gain(run: RunData) -> Gain | None:
-    ends = [row.evaluation for row in (run.evaluated[0], run.evaluated[-1]) if row.evaluation] if len(run.evaluated) > 1 else []
-    if len(ends) < 2:
+    if len(run.ends) < 2:
         return None
-    before, after = ends
+    before, after = run.ends
     test = gain_of(run)
     low, high = (test.low, test.high) if test else (None, None)
     return Gain(before["avg_at_k"], after["avg_at_k"], low, high, items=after["items"])
@@ -92,7 +90,7 @@ def compared_in_words(kinds: Sequence[Kind]) -> list[str]:
     """Of several runs: what they reached, and which differences are more than luck."""
     said = []
     for kind in kinds:
-        reached = [_accuracy(run, -1) for run in kind.runs if run.evaluated]
+        reached = [_accuracy(run, -1) for run in kind.runs if run.ends]
         if reached:
             mean, half = mean_and_interval(reached)
             said.append(f"{kind.label}: {percent(mean)} of held-out items right at the end{_seeds(reached, mean, half)}.")
@@ -139,7 +137,7 @@ def _gained(run: RunData) -> str:
 
 
 def _reward(run: RunData) -> str:
-    first, last = ((row.evaluation or {})["mean_reward"] for row in (run.evaluated[0], run.evaluated[-1]))
+    first, last = (evaluation["mean_reward"] for evaluation in run.ends)
     return f"The mean reward there went from {first:.3f} to {last:.3f}."
 
 
@@ -181,8 +179,7 @@ def _cost(run: RunData) -> str:
 
 
 def _accuracy(run: RunData, place: int) -> float:
-    evaluation: dict[str, Any] = run.evaluated[place].evaluation or {}
-    return float(evaluation["avg_at_k"])
+    return float(run.ends[place]["avg_at_k"])
 
 
 def percent(share: float) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, UpdateRow
+from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, UpdateRow, first_and_now
 from teamtr_lora.runs.stored_run import StoredRun, read_run
 from teamtr_lora.study.certified import RunCertificates
 from teamtr_lora.study.certify import certify_rows
@@ -39,6 +40,11 @@ class RunData:
     def evaluated(self) -> list[StageRow]:
         """The stages after which the team was measured on held-out items; stage 0 is the team before training."""
         return [row for row in self.stages if row.evaluation]
+
+    @cached_property
+    def ends(self) -> list[dict[str, Any]]:
+        """The first evaluation, and that of the team as it is, where there are two."""
+        return first_and_now(self.rows)
 
     @cached_property
     def swaps(self) -> list[SwapRow]:

@@ -78,16 +78,14 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 def gain_of(run: RunData) -> PairedTest | None:
     """After the last evaluation against before training, item by item; None where the run did not measure both that way."""
-    ends = [row.evaluation for row in (run.evaluated[0], run.evaluated[-1]) if row.evaluation] if len(run.evaluated) > 1 else []
-    return _paired([ends[0]], [ends[1]]) if len(ends) == 2 else None
+    return _paired(run.ends[:1], run.ends[1:]) if len(run.ends) == 2 else None
 
 
 def differences(kinds: Sequence[Kind]) -> list[Difference]:
     """Every kind against the first one, where both were measured on the same items."""
     found = []
     for kind in kinds[1:]:
-        ends = [[run.evaluated[-1].evaluation for run in one.runs if run.evaluated] for one in (kinds[0], kind)]
-        test = _paired(*([e for e in side if e] for side in ends))
+        test = _paired(*([run.ends[-1] for run in one.runs if run.ends] for one in (kinds[0], kind)))
         if test:
             found.append(Difference(kinds[0].label, kind.label, test))
     return found

@@ -7,6 +7,7 @@ CPU.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -321,6 +322,20 @@ def read_rows(run: Path) -> list[MetricsRow]:
     if data is None:
         raise UserError(f"{path}: missing; give the folder that train printed, once it has evaluated the first team")
     return [parse_row(line, f"{path}: line {number}") for number, line in enumerate(data.split(b"\n")[:-1], start=1)]
+
+
+def evaluated_as_it_is(rows: Sequence[MetricsRow]) -> list[StageRow | SwapRow]:
+    """What was evaluated; where a swap or an undo came last, of the team it left: another one is gone."""
+    teams = [row for row in rows if not isinstance(row, UpdateRow)]
+    swapped = bool(teams) and isinstance(teams[-1], SwapRow)
+    return [row for row in teams if row.evaluation and (not swapped or row.versions == teams[-1].versions)]
+
+
+def first_and_now(rows: Sequence[MetricsRow]) -> list[dict[str, Any]]:
+    """The run's first evaluation, and that of the team as it is, where this is another one."""
+    first = next((row for row in rows if not isinstance(row, UpdateRow) and row.evaluation), None)
+    found = [] if first is None else [first, *(row for row in evaluated_as_it_is(rows)[-1:] if row is not first)]
+    return [row.evaluation for row in found if row.evaluation]
 
 
 def has_rows(run: Path) -> bool:

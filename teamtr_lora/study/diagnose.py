@@ -14,7 +14,7 @@ import numpy as np
 from teamtr_lora.algorithm.occupancy import Subsample, order_sensitivity, reliability, stability
 from teamtr_lora.algorithm.trust_region import ESTIMATORS
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, UpdateRow
+from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, UpdateRow, evaluated_as_it_is, first_and_now
 from teamtr_lora.runs.stored_run import StoredRun, read_run
 from teamtr_lora.study.certified import StageCertificate
 from teamtr_lora.study.certify import certify_rows
@@ -74,7 +74,7 @@ def diagnose_rows(stored: StoredRun, rows: Sequence[MetricsRow]) -> RunDiagnosis
         return found
 
     evaluated = "needs evaluations of at least three stages; set evaluation.every_stages=1"
-    not_judged = "the task does not judge single messages" if _evaluated(rows) else "this team was not evaluated"
+    not_judged = "the task does not judge single messages" if evaluated_as_it_is(rows) else "this team was not evaluated"
     return RunDiagnosis(
         staleness=known("staleness", PROBE, lambda: staleness(updates)),
         staleness_by_update=_staleness_by_update(updates),
@@ -90,13 +90,13 @@ def diagnose_rows(stored: StoredRun, rows: Sequence[MetricsRow]) -> RunDiagnosis
             "advantage_overflow": _mean([row.advantage_overflow for row in updates]),
         },
         stability=known("stability", evaluated, lambda: rise_stability(stages)),
-        coordination=known("coordination", not_judged, lambda: _coordination(_evaluated(rows))),
+        coordination=known("coordination", not_judged, lambda: _coordination(evaluated_as_it_is(rows))),
         token_shift=known("token_shift", f"{PROBE} and diagnostics.token_shift_ranks", lambda: _token_shift(updates)),
         order=known("order", "needs accepted updates at two places of the order", lambda: _order(updates)),
         local_gain=known("local_gain", f"{PROBE} and diagnostics.fisher_messages", lambda: _local_gain(updates)),
         cost=_cost(made, stages[-1] if stages else None, recipe.training.matched),
         missing=missing,
-        verdict=diagnose_verdict(updates, stages, fixed_rate=recipe.training.learning_rate != "auto"),
+        verdict=diagnose_verdict(updates, first_and_now(rows), fixed_rate=recipe.training.learning_rate != "auto"),
     )
 
 
@@ -281,13 +281,6 @@ def rise_stability(stages: Sequence[StageRow]) -> dict[str, float]:
         return {}
     found = stability([e["avg_at_k"] for e in evaluations], min(e["episodes"] for e in evaluations))
     return {"deviation": found.deviation, "floor": found.floor, "excess": found.excess, "evaluations": len(evaluations)}
-
-
-def _evaluated(rows: Sequence[MetricsRow]) -> list[StageRow | SwapRow]:
-    """What was evaluated; where a swap or an undo came last, of the team it left: another one is gone."""
-    teams = [row for row in rows if not isinstance(row, UpdateRow)]
-    swapped = bool(teams) and isinstance(teams[-1], SwapRow)
-    return [row for row in teams if row.evaluation and (not swapped or row.versions == teams[-1].versions)]
 
 
 def _coordination(evaluated: list[StageRow | SwapRow]) -> dict[str, Any]:

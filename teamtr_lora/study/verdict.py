@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
-from teamtr_lora.runs.metrics import StageRow, UpdateRow
+from teamtr_lora.runs.metrics import UpdateRow
 from teamtr_lora.study.certified import RunCertificates
+
+MUCH = 0.1  # of the episodes: beyond this a limit is what to change first
 
 
 def certify_verdict(run: RunCertificates, items: int) -> list[str]:
@@ -19,7 +22,7 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
     which = "; by the bound by turns" if any(s.by_turns for s in run.stages) else ""
     if proven:
         named = f"stage{'s' if len(proven) > 1 else ''} {', '.join(map(str, proven))}{which}"
-        words = [f"Proven: with {certain} confidence each, the team got better in {len(proven)} of {stages} ({named})."]
+        words = [f"By its bounds, at {certain} confidence each, the team got better in {len(proven)} of {stages} ({named})."]
     else:
         worst = min((bound.bound for bound in best if not bound.vacuous), default=None)
         most = (
@@ -27,7 +30,7 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
             if worst is None
             else f"no stage can have cost more than {-worst:.3f} of mean reward{f' ({which[2:]})' if which else ''}"
         )
-        words = [f"Nothing is proven to have got better in {stages}; with {certain} confidence {most}."]
+        words = [f"By its bounds nothing is sure to have got better in {stages}; at {certain} confidence {most}."]
     if vacuous and vacuous < len(best):
         words.append(f"{vacuous} of the bounds are vacuous: they exclude nothing.")
     measured = [s for s in run.stages if s.improvement is not None]
@@ -40,7 +43,7 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
         elif compared.violation_rate:
             beyond = "beyond" if compared.significant_violation_rate else "within"
             below = f"; some stage came out below its bound, {beyond} the noise"
-        words.append(f"Measured on held-out items, mean reward changed by {gain:+.3f} in all{below}.")
+        words.append(f"Measured on held-out items, mean reward changed by {gain:+.3f} in all those stages{below}.")
     if not measured:
         words.append("Next: evaluation.every_stages=1 measures what each stage gained, to compare with its bound.")
     elif proven:
@@ -53,15 +56,14 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
     return words
 
 
-def diagnose_verdict(updates: Sequence[UpdateRow], stages: Sequence[StageRow], *, fixed_rate: bool) -> list[str]:
-    """`fixed_rate`: the recipe names a learning rate."""
+def diagnose_verdict(updates: Sequence[UpdateRow], evaluations: Sequence[dict[str, Any]], *, fixed_rate: bool) -> list[str]:
+    """`evaluations`: the first one, and that of the team as it is. `fixed_rate`: the recipe names a learning rate."""
     counts: Counter[str] = Counter(row.decision for row in updates)
     taken = counts["accepted"] + counts["shrunk"]
     words = [
         f"{taken} of {_count(len(updates), 'update')} were accepted ({counts['shrunk']} of them shrunk), {counts['rejected']} "
         f"rejected, {counts['skipped']} skipped."
     ]
-    evaluations = [row.evaluation for row in stages if row.evaluation]
     if len(evaluations) > 1:
         first, last = evaluations[0], evaluations[-1]
         noise = 2 * ((first["standard_error"] or 0.0) ** 2 + (last["standard_error"] or 0.0) ** 2) ** 0.5
@@ -72,7 +74,13 @@ def diagnose_verdict(updates: Sequence[UpdateRow], stages: Sequence[StageRow], *
 
 
 def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: bool) -> str:
-    half = len(updates) / 2
+    half, episodes = len(updates) / 2, sum(row.episodes for row in updates)
+    ended, cut = (sum(getattr(row, of) for row in updates) for of in ("overflowed_episodes", "truncated_messages"))
+    if ended > MUCH * episodes:
+        return (
+            f"Next: {ended} of {episodes} episodes ended early because the context was full: raise team.protocol.context_tokens, "
+            "or shorten prompts, rounds or rollout.max_message_tokens."
+        )
     outside = sum(row.reason.startswith("out of region") for row in updates if row.decision == "rejected")
     if counts["skipped"] > half:
         return (
@@ -87,6 +95,11 @@ def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: b
     if counts["shrunk"] > half and (fixed_rate or any(row.optimizer_steps > 1 for row in updates)):
         shorter = "training.learning_rate=auto" if fixed_rate else "a lower training.inner_epochs"
         return f"Next: most steps were longer than the region and were cut: {shorter} wastes less of them."
+    if cut > MUCH * episodes:
+        return (
+            f"Next: {cut} messages of {episodes} episodes were cut at their token limit: raise rollout.max_message_tokens, or "
+            "ask for shorter ones in the roles."
+        )
     return "Next: nothing stands out; the tables below say how each part did, and what is missing says which setting measures it."
 
 

@@ -86,7 +86,9 @@ class _Swap(Session):
             self.listener.checks(fitting.checks)
             stop_on_failure(fitting.checks)
         swap = self.recipe.swap
-        plan = [f"play the team until {self.agent} has spoken in {swap.probe_contexts} contexts"]
+        plan = []
+        if self._needs_probe(incoming):
+            plan.append(f"play the team until {self.agent} has spoken in {swap.probe_contexts} contexts")
         if swap.stage0:
             plan.append(
                 f"align the new adapter until its held-out KL is within {self.radius:g}, in at most {swap.align_steps} steps"
@@ -127,20 +129,25 @@ class _Swap(Session):
         return playable
 
     def _carry_out(self, playable: PlayableTeam, incoming: Incoming, fitting: Fitting) -> SwapReport:
-        probe = self.probe(playable, [self.agent])
+        probe = self.probe(playable, [self.agent]) if self._needs_probe(incoming) else None
         self._compare_tokens(playable, incoming, fitting, probe)
         recipe, stand_in = self.recipe, (self.agent, self.candidate)
         scores = {"before": self.score("before", playable, recipe)}
         scores["direct"] = self.score("direct", playable, recipe, stand_in=stand_in)
         alignment = None
         if recipe.swap.stage0:
+            assert probe is not None
             alignment = self._align(playable, probe)
             scores["aligned"] = self.score("aligned", playable, recipe, stand_in=stand_in)
         return self._commit(playable, fitting, alignment, scores, probe)
 
-    def _compare_tokens(self, playable: PlayableTeam, incoming: Incoming, fitting: Fitting, probe: Probe) -> None:
+    def _needs_probe(self, incoming: Incoming) -> bool:
+        """To learn from, or to compare tokenizers on."""
+        return self.recipe.swap.stage0 or incoming.tokenizer is not None
+
+    def _compare_tokens(self, playable: PlayableTeam, incoming: Incoming, fitting: Fitting, probe: Probe | None) -> None:
         tokenizer = playable.base.tokenizer
-        strings = context_strings(probe, tokenizer, STRINGS) if incoming.tokenizer is not None else []
+        strings = context_strings(probe, tokenizer, STRINGS) if probe is not None and incoming.tokenizer is not None else []
         fitting.checks.append(token_check(incoming, tokenizer, self.identity, strings))
         self.listener.checks(fitting.checks)
         stop_on_failure(fitting.checks)
@@ -154,14 +161,20 @@ class _Swap(Session):
             return self.align("stage0", self.agent, playable, scorer, adapter=self.candidate, batches=batches, teachers=teachers)
 
     def _commit(
-        self, playable: PlayableTeam, fitting: Fitting, alignment: Alignment | None, scores: dict[str, TeamScore], probe: Probe
+        self,
+        playable: PlayableTeam,
+        fitting: Fitting,
+        alignment: Alignment | None,
+        scores: dict[str, TeamScore],
+        probe: Probe | None,
     ) -> SwapReport:
         bank = playable.bank
         how: Literal["stage0", "direct"] = "stage0" if alignment else "direct"
         assert fitting.lora is not None
         tensors = {name: tensor.cpu().clone() for name, tensor in bank.tensors(self.candidate).items()}
         config = bank.config(self.candidate)
-        report = self._report(how, fitting.checks, alignment, scores, probe.sampled_tokens, content_hash(tensors, config))
+        played = probe.sampled_tokens if probe else 0
+        report = self._report(how, fitting.checks, alignment, scores, played, content_hash(tensors, config))
         measured = {
             "delta_align": alignment.delta if alignment else None,
             "kl_before": asdict(alignment.before) if alignment else None,

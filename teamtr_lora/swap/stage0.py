@@ -171,9 +171,9 @@ class Stage0:
     def start(self) -> Alignment:
         self._bank.activate(self._name)
         before = read_half(self._scorer, self._held, self._region)
-        reached = before.mean <= self._delta
+        reached, done = before.mean <= self._delta, before.surely_within(self._delta)
         return Alignment(
-            self._delta, before, before, reached, learning_rate=self._settings.align_rate, done=reached, curve=[(0, before.mean)]
+            self._delta, before, before, reached, learning_rate=self._settings.align_rate, done=done, curve=[(0, before.mean)]
         )
 
     def resume(self, state: Alignment, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.recipe import Recipe
+from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe import Recipe, RecipeError
+from teamtr_lora.recipe.problems import check
+from teamtr_lora.recipe.recipe_files import override
 from teamtr_lora.rollout.collector import Progress
 from teamtr_lora.swap.compatibility import Check
 from teamtr_lora.swap.shock import Shock, TeamScore
@@ -20,13 +23,20 @@ class _Options:
     probe_contexts: int | None = None
     delta_align: float | None = None
     items: int | None = None  # held-out items of the swap shock; None: evaluation.items
+    settings: list[str] = field(default_factory=list)  # more of the `swap` section, as swap.key=value
 
     def applied(self, recipe: Recipe) -> Recipe:
         """The recipe with these settings in its `swap` section."""
         names = recipe.swap.model_dump()
         chosen = {key: value for key, value in vars(self).items() if key in names and value is not None}
-        swap = type(recipe.swap).model_validate(names | chosen)
-        return recipe.model_copy(update={"swap": swap}).placed_in(recipe.folder)
+        data = recipe.model_dump() | {"swap": names | chosen}
+        if wrong := next((text for text in self.settings if not text.startswith("swap.")), None):
+            raise UserError(f"{wrong}: of a recipe's settings those of its swap section can be given here, as swap.KEY=value")
+        mistyped = [problem for text in self.settings if (problem := override(data, text))]
+        changed, problems = check(data)
+        if changed is None or mistyped:
+            raise RecipeError([*mistyped, *problems], "the settings of the swap")
+        return changed.placed_in(recipe.folder)
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,10 @@ class CallbackArgs:
         raise AttributeError(f"args.{name}: a team run has no such setting", name=name, obj=self)
 
 
+# What transformers' Trainer also gives: there is no one model that is trained.
+NO_MODEL = dict.fromkeys(("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"))
+
+
 class Events:
     def __init__(self, callbacks: Sequence[TrainerCallback], config: TeamTRConfig, updates: int) -> None:
         self._callbacks, self._args = list(callbacks), CallbackArgs(config)
@@ -76,7 +80,7 @@ class Events:
     def fire(self, event: str, **details: Any) -> None:
         for callback in self._callbacks:
             try:
-                result = getattr(callback, event)(self._args, self.state, self.control, **details)
+                result = getattr(callback, event)(self._args, self.state, self.control, **NO_MODEL, **details)
             except AttributeError as error:
                 if error.obj is not self._args:
                     raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -136,7 +136,7 @@ class Judge:
         with gate_pass(self.scorer):
             reading = self._measure(alpha)
         allowed = reading.in_region(radius) and region.gain_rule.allows(reading.gain)
-        return StepDecision(reading if allowed else None, [*step.readings, reading])
+        return replace(step, accepted=reading if allowed else None, readings=[*step.readings, reading])
 
     def _measure(self, alpha: float) -> GateReading:
         assert self.current is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from rich.markup import escape
@@ -12,6 +13,7 @@ from transformers.trainer_callback import TrainerCallback
 from teamtr_lora.common.consoles import Console, print_hanging
 from teamtr_lora.common.quantities import clock
 
+MUCH = 0.1  # of a rollout's episodes: beyond this it is told what a limit has cost
 COLOURS = {"accepted": "green", "shrunk": "yellow", "rejected": "red", "skipped": "dim"}
 NOTEBOOK_SECONDS = 0.5  # between two changes of the line in a notebook, each of which is a message to the browser
 
@@ -79,12 +81,13 @@ class LiveView(TrainerCallback):
         kl = row["kl"].get(self._estimator)
         bound = f"KL {_number(kl['mean'])} (bound {_number(kl['bound'])}) of {row['delta']:g}" if kl else "KL -"
         decision = row["decision"] if row["alpha"] is None else f"{row['decision']} x{row['alpha']:.2f}"
-        why = f" ({escape(row['reason'])})" if row["reason"] else ""
+        why = "".join(f" ({escape(text)})" for text in (row["reason"], *_losses(row)) if text)
+        speed = f"{row['tokens_per_second']:,.0f} tokens/s" if row["fresh_episodes"] else "same episodes"
         self._progress.update(self._bar, completed=state.global_step)
         print_hanging(
             self._console,
             f"  {row['agent']:<12} reward {row['reward_mean']:.3f}  {bound}  [{COLOURS[row['decision']]}]{decision:<14}[/]"
-            f"  {row['tokens_per_second']:,.0f} tokens/s  {clock(left)} left{why}",
+            f"  {speed}  {clock(left)} left{why}",
         )
 
     def _stage_line(self, row: dict[str, Any], args: Any) -> None:
@@ -102,6 +105,9 @@ class LiveView(TrainerCallback):
                 f"  [bold]held-out accuracy {label}: {evaluation['avg_at_k']:.3f}{spread}[/], mean reward "
                 f"{evaluation['mean_reward']:.3f}",
             )
+            if row["stage"] == 0 and evaluation["avg_at_k"] == 0 < evaluation["mean_reward"]:
+                said = args.written("task.success_at_least")
+                self._console.print(f"  no episode counts as right yet: none earned what a success needs (for a dataset: {said})")
 
 
 class _NotebookLine:
@@ -126,6 +132,14 @@ class _NotebookLine:
     def close(self) -> None:
         if self._handle is not None:
             self._handle.update({"text/plain": ""}, raw=True)
+
+
+def _losses(row: dict[str, Any]) -> Iterator[str]:
+    """What a limit has taken from the rollout, where it is much."""
+    if row["overflowed_episodes"] > MUCH * row["episodes"]:
+        yield f"{row['overflowed_episodes']} of {row['episodes']} episodes ended early: the context was full"
+    if row["truncated_messages"] > MUCH * row["episodes"]:
+        yield f"{row['truncated_messages']} messages of {row['episodes']} episodes were cut at their token limit"
 
 
 def _number(value: float | None) -> str:

@@ -79,18 +79,18 @@ def decision_reason(outcome: UpdateOutcome) -> str:
     """Why the whole step was not taken, in words: out of region, no gain, or nothing to learn from. Empty where it was."""
     if outcome.decision == "skipped":
         return _nothing_to_learn(outcome.version.agent, outcome.messages, outcome.advantages)
-    judged = outcome.step.shown
+    judged, radius = outcome.step.shown, outcome.step.radius or outcome.delta
     if outcome.decision == "accepted" or judged is None:
         return ""
     if outcome.decision == "shrunk":  # what a longer one was short of: the last out of region, else the whole step had no gain
-        outside = [reading for reading in outcome.step.readings if not reading.in_region(outcome.delta)]
+        outside = [reading for reading in outcome.step.readings if not reading.in_region(radius)]
         judged = outside[-1] if outside else outcome.step.readings[0]
     gain, error, in_sample = judged.gain.mean, judged.gain.standard_error, outcome.optimized.gain
     if not math.isfinite(judged.kl.mean) or not math.isfinite(gain):
         return "broken: its KL or its gain is not a finite number"
-    if not judged.in_region(outcome.delta):
-        where = " on the episodes it was fitted to" if judged.kl.bound <= outcome.delta else ""
-        found = f"out of region: KL bound {judged.bound:.4f} above {outcome.delta:g}{where}"
+    if not judged.in_region(radius):
+        where = " on the episodes it was fitted to" if judged.kl.bound <= radius else ""
+        found = f"out of region: KL bound {judged.bound:.4f} above {radius:g}{where}"
         if outcome.decision != "shrunk":
             return found
         return f"the whole step was {found}" if judged.alpha == 1 else f"a longer step was {found} at x{judged.alpha:.2f}"

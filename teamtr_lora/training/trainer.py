@@ -211,7 +211,8 @@ class TeamTRTrainer:
             raise (
                 RecipeError([p.of_a_script("TeamTRConfig") for p in missing], "TeamTRTrainer") if script else RecipeError(missing)
             )
-        self._callbacks = [checked_callback(callback) for callback in callbacks or ()]
+        listed = [callbacks] if isinstance(callbacks, (TrainerCallback, type)) else callbacks or ()
+        self._callbacks = [checked_callback(callback) for callback in listed]
         self.playable: PlayableTeam | None = None
         self.run: TrainingRun | None = None
         self._broken_off: RunDir | None = None  # a run that was interrupted; its checkpoint has the last whole team

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -290,7 +290,7 @@ class AgentUpdater:
             clock.lap("gate")
         harms = region.gain_rule.in_sample and not optimized.improves
         if step.accepted is not None and (harms or shorter is not None):
-            step = StepDecision(None, step.readings, refused=step.accepted)
+            step = replace(step, accepted=None, refused=step.accepted)
         return step, seen
 
     def _log_ratios(

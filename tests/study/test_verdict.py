@@ -26,24 +26,30 @@ def run(*stages: Any, below: float = 0.0, violated: float = 0.0) -> Any:
 
 def test_a_positive_bound_is_a_proof_and_others_are_not() -> None:
     words = certify_verdict(run(stage(1, 0.02), stage(2, -0.1)), 32)
-    assert words[0] == "Proven: with 95% confidence each, the team got better in 1 of 2 stages (stage 1; by the bound by turns)."
-    assert "changed by +0.200 in all; no stage came out below its bound" in words[1] and words[-1].startswith("Next: nothing")
+    got_better = "By its bounds, at 95% confidence each, the team got better in 1 of 2 stages (stage 1; by the bound by turns)."
+    assert words[0] == got_better
+    assert "changed by +0.200 in all those stages; no stage came out below its bound" in words[1] and words[-1].startswith(
+        "Next: nothing"
+    )
     words = certify_verdict(run(stage(1, -0.05), stage(2, -0.1), violated=0.5), 32)
     assert (
-        words[0].startswith("Nothing is proven") and "cost more than 0.100" in words[0] and "below its bound, beyond" in words[1]
+        words[0].startswith("By its bounds nothing is sure")
+        and "cost more than 0.100" in words[0]
+        and "below its bound, beyond" in words[1]
     )
     assert "raise rollout.items_per_stage (now 32)" in words[-1]
     within = certify_verdict(run(stage(1, -0.05), below=1.0), 32)
     assert "some stage came out below its bound, within the noise" in within[1]
     undone = run(stage(1, -0.05))  # a stage that was measured and then undone is compared with no bound
     undone.by_turns_calibration = undone.calibration = None
-    assert certify_verdict(undone, 32)[1] == "Measured on held-out items, mean reward changed by +0.100 in all."
+    assert certify_verdict(undone, 32)[1] == "Measured on held-out items, mean reward changed by +0.100 in all those stages."
     assert "nothing is excluded" in certify_verdict(run(stage(1, -2, vacuous=True)), 32)[0]
     assert "evaluation.every_stages=1" in certify_verdict(run(stage(1, -0.1, improvement=None)), 32)[-1]
 
 
-def row(decision: str, reason: str = "", steps: int = 4) -> Any:
-    return SimpleNamespace(decision=decision, reason=reason, optimizer_steps=steps)
+def row(decision: str, reason: str = "", steps: int = 4, ended: int = 0, cut: int = 0) -> Any:
+    lost = {"episodes": 20, "overflowed_episodes": ended, "truncated_messages": cut}
+    return SimpleNamespace(decision=decision, reason=reason, optimizer_steps=steps, **lost)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +60,9 @@ def row(decision: str, reason: str = "", steps: int = 4) -> Any:
         ([row("rejected", "no gain: -0.1")] * 2 + [row("accepted")], "gained nothing: raise rollout.items_per_stage"),
         ([row("shrunk", "the whole step was out of region: x")] * 2 + [row("accepted")], "were cut"),
         ([row("accepted")] * 3, "nothing stands out"),
+        ([row("accepted", ended=2, cut=2)] * 3, "nothing stands out"),
+        ([row("skipped", ended=3)] * 3, "9 of 60 episodes ended early because the context was full"),
+        ([row("accepted", cut=3)] * 3, "9 messages of 60 episodes were cut at their token limit"),
     ],
 )
 @pytest.mark.parametrize("fixed", [True, False])
@@ -72,7 +81,7 @@ def test_single_steps_are_not_to_be_fewer() -> None:
 
 def test_a_rise_is_one_only_beyond_the_noise() -> None:
     def evaluated(accuracy: float) -> Any:
-        return SimpleNamespace(evaluation={"avg_at_k": accuracy, "standard_error": 0.05})
+        return {"avg_at_k": accuracy, "standard_error": 0.05}
 
     for after, kind in ((0.9, "a rise"), (0.55, "no more than the noise"), (0.1, "a fall")):
         assert kind in diagnose_verdict([row("accepted")], [evaluated(0.5), evaluated(after)], fixed_rate=False)[1]

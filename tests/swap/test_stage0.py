@@ -95,6 +95,27 @@ def test_the_loss_scale_of_half_precision_goes_on_where_it_was(trained: Path, pl
     playable.bank.restore("candidate", start)
 
 
+def test_a_mean_inside_is_not_enough_to_begin_with(trained: Path, played: tuple[PlayableTeam, Probe]) -> None:
+    """Nothing to learn is a bound inside the radius, before the first step as after it."""
+    playable, probe = played
+    recipe = read_run(trained).recipe
+    scorer = scorer_for(playable, recipe)
+    playable.bank.activate("left")
+    batches = [probe_batch(scorer, contexts, 200) for contexts in probe.halves("left", 10, 0)]
+    halves = [Half([batch], [Teacher(teacher_states(scorer, batch))]) for batch in batches]
+
+    def begun(delta: float) -> tuple[bool, bool]:
+        work = Stage0(scorer, playable.bank, "candidate", *halves, recipe.trust_region, recipe.swap, delta=delta, seed="x")
+        state = work.start()
+        return state.reached, state.done
+
+    playable.bank.activate("candidate")
+    reading = read_half(scorer, halves[1], recipe.trust_region)
+    assert reading.bound is not None and reading.mean < reading.bound
+    assert begun((reading.mean + reading.bound) / 2) == (True, False)
+    assert begun(1.01 * reading.bound) == (True, True) and begun(0.9 * reading.mean) == (False, False)
+
+
 def test_halves_share_no_item_and_chunks_lose_no_context(trained: Path, played: tuple[PlayableTeam, Probe]) -> None:
     playable, probe = played
     fit, held = probe.halves("left", 10, 0)

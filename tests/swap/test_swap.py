@@ -67,8 +67,17 @@ def test_a_fresh_adapter_learns_the_old_policy_and_takes_its_place(run: Path, ca
     assert report["shock_aligned"]["lost"] == pytest.approx(report["before"]["accuracy"] - report["aligned"]["accuracy"])
 
 
+def test_settings_of_the_swap_section_are_taken_and_no_others(run: Path, capsys: Any) -> None:
+    plan = swapped(run, capsys, *FRESH, *RADIUS, "--dry-run", "swap.align_steps=7", "swap.probe_contexts=24")["plan"]
+    assert "in 24 contexts" in plan[0] and "at most 7 steps" in plan[1]
+    for word, said in (("training.stages=3", "swap.KEY=value"), ("swap.align_step=7", "did you mean"), ("swap.x", "swap.x")):
+        assert swap(run, *FRESH, "--dry-run", word) == 2 and said in capsys.readouterr().err
+
+
 def test_eval_and_training_go_on_with_the_new_team(run: Path, recipe_file: Path, capsys: Any) -> None:
-    swapped(run, capsys, *FRESH, "--direct")
+    direct = swapped(run, capsys, *FRESH, "--direct")
+    played = sum(direct[side]["evaluation"]["sampled_tokens"] for side in ("before", "direct"))
+    assert direct["sampled_tokens"] == played, "nothing is learned, so no probe is played"
     _, optimizers = RunDir(run).checkpoints.load()
     assert set(optimizers) == {"right"}, "the swapped agent's optimizer starts fresh"
     # with the recipe as the user has it, which still names the old adapter, and with the run directory itself

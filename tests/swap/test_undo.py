@@ -11,6 +11,8 @@ import pytest
 from made_up_run import plain_rows, write_rows
 
 from teamtr_lora.cli import main
+from teamtr_lora.report.in_words import tiles
+from teamtr_lora.report.run_data import RunData
 from teamtr_lora.runs.metrics import StageRow, SwapRow, read_rows
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.runs.stored_run import read_run
@@ -65,6 +67,15 @@ def test_the_accuracy_is_that_of_the_team_that_is_back(run: Path, capsys: Any) -
     assert summary["accuracy_after"] == pytest.approx(0.3) and summary["episodes_evaluated"] == 5
     assert stages[2].evaluation and stages[2].evaluation["avg_at_k"] == pytest.approx(0.5), "of the team that is gone"
     assert "what left, right learned after the swap is undone with it" in told and told.count("\n") == 3
+
+
+def test_report_and_diagnose_begin_with_the_team_that_is_back(run: Path, capsys: Any) -> None:
+    now = RunData("run", read_run(run), read_rows(run))
+    assert [e["avg_at_k"] for e in now.ends] == pytest.approx([0.1, 0.5])
+    after_undo(run, capsys)
+    back = RunData("run", read_run(run), read_rows(run))
+    assert [e["avg_at_k"] for e in back.ends] == pytest.approx([0.1, 0.3])
+    assert "30.0%" in [tile.value for tile in tiles(back)] and "from 0.100 to 0.300" in diagnose_run(run).verdict[1]
 
 
 def test_the_coordination_that_diagnose_shows_is_that_of_the_team_that_is_back(run: Path, capsys: Any) -> None:

@@ -19,7 +19,7 @@ STATE = SimpleNamespace(global_step=1, max_steps=3, epoch=0)
 def update_row(**values: Any) -> dict[str, Any]:
     reading = {"mean": 0.004, "standard_error": 0.001, "bound": 0.006}
     row = {"kind": "update", "agent": "solver", "decision": "shrunk", "alpha": 0.5, "reward_mean": 0.25, "delta": 0.01}
-    row["reason"] = ""
+    row |= {"reason": "", "episodes": 40, "fresh_episodes": 40, "overflowed_episodes": 4, "truncated_messages": 4}
     return row | {"tokens_per_second": 1200.0, "kl": {"exact": reading, "k1": {**reading, "mean": -0.5}}} | values
 
 
@@ -38,6 +38,26 @@ def test_an_update_line_says_everything() -> None:
     line = shown(TeamTRConfig(), update_row())
     for part in ("solver", "reward 0.250", "KL 0.0040 (bound 0.0060) of 0.01", "shrunk x0.50", "1,200 tokens/s", "left"):
         assert part in line
+
+
+def test_what_a_limit_took_from_the_rollout_is_on_the_line() -> None:
+    assert "(" not in shown(TeamTRConfig(), update_row()).split("left")[1], "a tenth is not much"
+    line = " ".join(shown(TeamTRConfig(), update_row(overflowed_episodes=5, truncated_messages=6, reason="why")).split())
+    assert "(why) (5 of 40 episodes ended early: the context was full) (6 messages of 40 episodes were cut" in line
+    again = shown(TeamTRConfig(), update_row(fresh_episodes=0, tokens_per_second=0.0))
+    assert "same episodes" in again and "tokens/s" not in again
+
+
+def test_an_accuracy_that_cannot_rise_is_explained_once() -> None:
+    evaluation = {"avg_at_k": 0.0, "standard_error": 0.0, "mean_reward": 0.6}
+    row = {"kind": "stage", "stage": 0, "floors": None, "evaluation": evaluation}
+    assert "no episode counts as right yet" in shown(TeamTRConfig(), row)
+    for other in (
+        {"stage": 1},
+        {"evaluation": evaluation | {"avg_at_k": 0.1}},
+        {"evaluation": evaluation | {"mean_reward": 0.0}},
+    ):
+        assert "counts as right" not in shown(TeamTRConfig(), row | other)
 
 
 @pytest.mark.parametrize("mean", [0.004, None])

@@ -61,6 +61,8 @@ def print_transcript(record: dict[str, Any]) -> None:
         cut = " [yellow](cut off by the token limit)[/]" if message["finish"] == "length" else ""
         console.print(f"\n[bold]{message['agent']}[/] [dim]{message['version']}, {message['tokens']} tokens[/]{cut}")
         console.print(escape(message["text"]))
+    if record["ended"] == "overflow":
+        console.print("\n[yellow]the context was full: nobody else could speak (team.protocol.context_tokens)[/]")
     console.print(f"\n[bold]the team's answer: {escape(record['answer'])}[/]")
 
 
