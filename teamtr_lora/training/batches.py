@@ -23,6 +23,7 @@ from teamtr_lora.training.row_layout import (
     fill,
     fill_end_to_end,
     grouped,
+    integers,
     pack,
     padded,
 )
@@ -137,22 +138,24 @@ def message_batch(
 
 
 def _microbatch(part: list[Row], tensors: RowTensors, starts: Starts, device: torch.device) -> Microbatch:
-    place: list[int] = []
+    place: list[np.ndarray] = []
     target: list[int] = []
-    message: list[int] = []
+    number: list[int] = []
+    length: list[int] = []
     sampler_logp: list[float] = []
     for row, row_starts in zip(part, starts, strict=True):
         for member, (opening, rest) in zip(row.members, row_starts, strict=True):
             for message_number, span in enumerate(member.sequence.spans, member.first_message):
-                before = range(span.start - 1, span.end - 1)  # where each token is predicted
-                place += [opening + i if i < row.prefix else rest + i - row.prefix for i in before]
+                before = np.arange(span.start - 1, span.end - 1)  # where each token is predicted
+                place.append(np.where(before < row.prefix, opening + before, rest + before - row.prefix))
                 target += member.ids[span.start : span.end]
-                message += [message_number] * (span.end - span.start)
+                number.append(message_number)
+                length.append(span.end - span.start)
                 sampler_logp += span.message.sampler_logprobs
     return Microbatch(
         rows=tensors.to(device),
-        place_N=torch.tensor(place, device=device),
-        target_N=torch.tensor(target, device=device),
-        message_N=torch.tensor(message, device=device),
-        sampler_logp_N=torch.tensor(sampler_logp, dtype=torch.float32, device=device),
+        place_N=torch.from_numpy(np.concatenate(place)).to(device),
+        target_N=integers(target).to(device),
+        message_N=torch.from_numpy(np.repeat(number, length)).to(device),
+        sampler_logp_N=torch.from_numpy(np.array(sampler_logp, dtype=np.float32)).to(device),
     )

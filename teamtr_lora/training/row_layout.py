@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -206,9 +207,9 @@ def padded(rows: list[Row]) -> tuple[RowTensors, Starts]:
     starts: Starts = []
     for index, row in enumerate(rows):
         ids, positions, segments = row.tokens()
-        ids_B_T[index, : len(ids)] = torch.tensor(ids)
-        position_B_T[index, : len(ids)] = torch.tensor(positions)
-        segment_B_T[index, : len(ids)] = torch.tensor(segments)
+        ids_B_T[index, : len(ids)] = integers(ids)
+        position_B_T[index, : len(ids)] = integers(positions)
+        segment_B_T[index, : len(ids)] = integers(segments)
         first = index * width
         rests = accumulate((len(member.ids) - row.prefix for member in row.members), initial=first + row.prefix)
         starts.append([(first, rest) for _, rest in zip(row.members, rests, strict=False)])
@@ -250,7 +251,12 @@ def end_to_end(rows: list[Row]) -> tuple[RowTensors, Starts]:
         rest_G=_ends(rest_lengths),
         longest_rests=max(rest_lengths, default=0),
     )
-    return RowTensors(torch.tensor([ids]), torch.tensor([positions]), segments=segments), starts
+    return RowTensors(integers(ids)[None], integers(positions)[None], segments=segments), starts
+
+
+def integers(values: list[int]) -> Tensor:
+    """Several times as fast as torch makes it of a list, while a GPU waits for it."""
+    return torch.from_numpy(np.array(values, dtype=np.int64))
 
 
 def _ends(lengths: list[int]) -> Tensor:
