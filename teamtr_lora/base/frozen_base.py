@@ -15,7 +15,7 @@ from torch import nn
 
 from teamtr_lora.base.precision import HALF_DTYPES, decoder_layers, keep_activations_unquantised
 from teamtr_lora.base.sharding import split_layers
-from teamtr_lora.base.source import Progress, known_sha256, one_line, quiet_transformers, resolve
+from teamtr_lora.base.source import known_sha256, one_line, quiet_transformers, resolve
 from teamtr_lora.common.errors import UserError
 
 if TYPE_CHECKING:  # transformers takes seconds to import, and commands that only read files come by here
@@ -89,14 +89,13 @@ def load_base(
     device: str = "auto",
     quantization: str = "none",
     revision: str | None = None,
-    progress: Progress | None = None,
     split: bool = False,
 ) -> FrozenBase:
     """Fetch, load, freeze and check the base that a recipe names. `split`: over the processes of torch's default group."""
     place = resolve_device(device)
     dtype = resolve_dtype(precision, place)
     wanted = quantization_config(quantization, dtype)
-    folder = resolve(source, revision, progress)
+    folder = resolve(source, revision)
     config = _read_config(folder, source)
     quantization = _merged_quantization(quantization, config, source)
     if getattr(config, "quantization_config", None):
@@ -105,8 +104,6 @@ def load_base(
     vocab_size = _text(config).vocab_size
     if len(tokenizer) > vocab_size:
         raise UserError(f"base.source: the tokenizer of '{source}' has {len(tokenizer)} tokens, the model only {vocab_size}")
-    if progress is not None:
-        progress(f"loading {source}")
     if split:  # as it is stored, so that the RAM of a host has one copy, the files', for all its processes
         model = _load_model(folder, source, config, "auto", torch.device("cpu"), quantization, wanted)
         split_layers(model, place, dtype)

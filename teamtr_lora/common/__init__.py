@@ -7,7 +7,7 @@ Modules:
     code_paths  functions that a recipe names
     help_page   settings classes whose help() is a page
     settings    the strict base of every section of a recipe
-    trust       what the user has said about programs of a dataset
+    trust       what the user has said about programs of a dataset, and which hosts are this machine
     visible     text from elsewhere on a terminal: what would steer it is shown
     program     what to type to run this program again, and what settings are called there
     consoles    where the program prints

@@ -7,7 +7,6 @@ elsewhere that resolves its own name to 127.0.0.1 is refused). Anywhere else, wh
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import secrets
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.trust import is_loopback
 from teamtr_lora.report.page import as_json, comparison, html_page, plotly_script, run_content, utf8
 from teamtr_lora.report.run_data import RunData
 from teamtr_lora.report.sample import groups_of
@@ -214,13 +214,6 @@ class _Server(ThreadingHTTPServer):
 
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def open_server(folder: Path, host: str, port: int) -> tuple[ThreadingHTTPServer, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +18,6 @@ from teamtr_lora.common.settings import meant
 from teamtr_lora.rollout.credit import credit_agents, number, scored
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
 from teamtr_lora.tasks.machinery.background import as_future
-from teamtr_lora.tasks.machinery.order import DataOrder
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Task, settled
 from teamtr_lora.team import Episode, Message, Team, Transcript
 
@@ -185,33 +184,6 @@ def _overflow(team: Team, episode: Episode, tokens: int) -> bool:
         )
     episode.ended = "overflow"
     return True
-
-
-def check_items(team: Team, task: Task, order: DataOrder, *, per_stage: int, stages: int) -> None:
-    """Refuses a train split that is too small for a stage, or whose prompts leave no room for a message, before anything is
-    played."""
-    order.check_stage(per_stage)
-    size = task.items("train").size
-    if size is not None and type(task).open is Task.open:  # prompts are the rows of a dataset, just as they are
-        _check_prompts(team, order.take(0, min(size, stages * per_stage)))
-
-
-def _check_prompts(team: Team, items: Iterable[Item]) -> None:
-    speaker = team.router.next([])
-    if speaker is None:
-        return
-    room = team.context_tokens - len(team.protocol.begin("").prompt_for(speaker))
-    long: dict[str, int] = {}
-    for item in items:
-        if len(item.prompt.encode()) >= room:  # tokenizers hardly ever need more tokens than bytes
-            tokens = len(team.protocol.begin(item.prompt).prompt_for(speaker))
-            long |= {item.id: tokens} if tokens >= team.context_tokens else {}
-    if long:
-        named = ", ".join(f"{name!r} ({tokens})" for name, tokens in list(long.items())[:5]) + (", ..." if len(long) > 5 else "")
-        raise UserError(
-            f"{len(long)} of the items to train on have prompts that do not fit into {team.context_tokens} tokens of context: "
-            f"{named}; shorten them or leave them out, or raise team.protocol.context_tokens if the base allows more"
-        )
 
 
 def _answered(team: Team, answering: dict[Future[Feedback], _Player], *, until_one: bool) -> list[_Player]:

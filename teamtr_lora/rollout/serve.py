@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import ipaddress
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ from teamtr_lora.base.frozen_base import base_facts, load_tokenizer, resolve_dev
 from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import AdapterVersion, read_version, version_folder
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.trust import is_loopback
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.rollout.team_model import served_team, team_name
@@ -165,18 +165,11 @@ def _api_key(options: ServeOptions) -> str:
     key = os.environ.get(variable, "").strip()
     if options.api_key_variable and not key:
         raise UserError(f"--api-key-variable: the environment variable {variable} is not set")
-    if options.accept_adapters and not key and not _is_this_machine(options.host):
+    if options.accept_adapters and not key and not is_loopback(options.host):
         raise UserError(
             f"--accept-adapters with --host {options.host} lets others put adapters here: put an API key into {variable} first"
         )
     return key
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _on_gpu(device: str) -> bool:

@@ -29,10 +29,8 @@ from teamtr_lora.base.source import beside, describe
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import AgentSection, Recipe, ScriptSettings
 from teamtr_lora.recipe.engine_facts import ENGINES
-from teamtr_lora.rollout.collector import check_items
 from teamtr_lora.study.expected_time import ExpectedTime, Speeds, expected_time
 from teamtr_lora.study.shares import Share, make_share
-from teamtr_lora.tasks import DataOrder
 from teamtr_lora.team import Team, build_team
 
 SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
@@ -147,8 +145,8 @@ def _prompt_tokens(recipe: Recipe, team: Team) -> int:
         task = recipe.task.for_items(recipe.folder)
         task.check_agents(team.names, team.router.max_messages)
         task.check_router(team.router)
-        order = DataOrder(task.items("train"), recipe.seed)
-        check_items(team, task, order, per_stage=recipe.rollout.items_per_stage, stages=recipe.training.stages)
+        per_stage, stages = recipe.rollout.items_per_stage, recipe.training.stages
+        task.check_items(team, seed=recipe.seed, per_stage=per_stage, stages=stages)
         prompts = [item.prompt for item in task.first_items("train", SAMPLE_ITEMS)]
     return max(len(team.protocol.begin(prompt).prompt_for(team.names[0])) for prompt in prompts)
 

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from teamtr_lora.algorithm.variants.chosen import Variants
-from teamtr_lora.rollout.collector import PlayPlan, check_items
+from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.tasks import DataOrder, Item
 from teamtr_lora.team import Episode
@@ -38,8 +38,9 @@ class StageRollouts:
         self._fresh, agents = variants.resampling.always_fresh, len(context.agents)
         self._room = variants.reuse.window(agents) if self._fresh else int(agents > 1)
         self.window = EpisodeWindow(context.run_dir.rollouts, self._room, writes=context.playable.ranks.first)
-        per_stage, stages = context.config.rollout.items_per_stage, context.config.training.stages
-        check_items(context.playable.team, context.task, self._order, per_stage=per_stage, stages=stages)
+        config = context.config
+        per_stage, stages = config.rollout.items_per_stage, config.training.stages
+        context.task.check_items(context.playable.team, seed=config.seed, per_stage=per_stage, stages=stages)
 
     def items(self, state: RunState) -> list[Item]:
         """The stage's items; every rollout of the stage plays the same ones anew, or its share of them."""

@@ -318,7 +318,11 @@ def test_hub_fetch_leaves_out_what_could_run(tmp_path: Path, monkeypatch: pytest
             "modeling_x.py", "pytorch_model.bin", "onnx/model.safetensors", "consolidated.safetensors"]  # fmt: skip
     asked: dict[str, object] = {}
 
-    def download(repo_id: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def download(
+        repo_id: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str], local_files_only: bool = False
+    ) -> str:
+        if local_files_only:
+            raise huggingface_hub.errors.LocalEntryNotFoundError("not here")
         asked.update(repo=repo_id, revision=revision)
         for name in repo:
             allowed = any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns)

@@ -17,8 +17,9 @@ from made_up_run import make_run, plain_rows
 from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.quantities import short
+from teamtr_lora.common.trust import is_loopback
 from teamtr_lora.report import view_server
-from teamtr_lora.report.view_server import RunsFolder, is_loopback, open_server
+from teamtr_lora.report.view_server import RunsFolder, open_server
 
 Ask = Callable[..., tuple[int, Any]]
 

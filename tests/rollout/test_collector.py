@@ -13,11 +13,11 @@ import torch
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.outcome import Attempt, judge
-from teamtr_lora.rollout.collector import PlayPlan, check_items, play
+from teamtr_lora.rollout.collector import PlayPlan, play
 from teamtr_lora.rollout.sampler import Completion, Request, derive_seed
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
 from teamtr_lora.runs.transcripts import episode_record
-from teamtr_lora.tasks import DataOrder, Feedback, Interaction, Item, Task
+from teamtr_lora.tasks import Feedback, Interaction, Item, Task
 from teamtr_lora.team import Episode, Message, Team
 
 ITEMS = [Item(f"i{n}", f"prompt {n}") for n in range(3)]
@@ -246,7 +246,7 @@ def checked(team: Team, items: list[Item]) -> None:
         def items(self, split: str) -> list[Item]:
             return items
 
-    check_items(team, Rows(), DataOrder(Rows().items("train"), seed=0), per_stage=1, stages=len(items))
+    Rows().check_items(team, seed=0, per_stage=1, stages=len(items))
 
 
 def test_prompts_that_are_too_long_are_found_before_anything_is_played(make_team: MakeTeam) -> None:

@@ -27,7 +27,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.tasks.machinery.background import as_future
 from teamtr_lora.tasks.machinery.forms import Form, check_form
 from teamtr_lora.tasks.machinery.returned import RETURNS, checked
-from teamtr_lora.team import Episode, Message, Router
+from teamtr_lora.team import Episode, Message, Router, Team
 
 Split = Literal["train", "test"]
 T = TypeVar("T")
@@ -247,6 +247,16 @@ class Task:
         """Raises UserError when the team cannot play this task."""
         self.check_playable()
 
+    def check_items(self, team: Team, *, seed: int, per_stage: int, stages: int) -> None:
+        """Raises UserError where the train split is too small for a stage, or a prompt leaves no room for a message."""
+        from teamtr_lora.tasks.machinery.order import DataOrder  # which knows tasks
+
+        items = self.items("train")
+        order = DataOrder(items, seed)
+        order.check_stage(per_stage)
+        if items.size is not None and type(self).open is Task.open:  # prompts are the rows of a dataset, just as they are
+            _check_prompts(team, order.take(0, min(items.size, stages * per_stage)))
+
     def check_router(self, router: Router) -> None:
         """Raises UserError where the router makes one message the answer and this task has no such thing."""
         if router.one_answer and self.needs_every_message:
@@ -259,6 +269,24 @@ class Task:
                 f"team.router.kind = 'debate': {self.name or 'this task'} reads no answers from messages, so there is nothing to "
                 "vote over; name a team.router.judge, or for a dataset the function that finds them, task.answer"
             )
+
+
+def _check_prompts(team: Team, items: Sequence[Item]) -> None:
+    speaker = team.router.next([])
+    if speaker is None:
+        return
+    room = team.context_tokens - len(team.protocol.begin("").prompt_for(speaker))
+    long: dict[str, int] = {}
+    for item in items:
+        if len(item.prompt.encode()) >= room:  # tokenizers hardly ever need more tokens than bytes
+            tokens = len(team.protocol.begin(item.prompt).prompt_for(speaker))
+            long |= {item.id: tokens} if tokens >= team.context_tokens else {}
+    if long:
+        named = ", ".join(f"{name!r} ({tokens})" for name, tokens in list(long.items())[:5]) + (", ..." if len(long) > 5 else "")
+        raise UserError(
+            f"{len(long)} of the items to train on have prompts that do not fit into {team.context_tokens} tokens of context: "
+            f"{named}; shorten them or leave them out, or raise team.protocol.context_tokens if the base allows more"
+        )
 
 
 class AskedTask(Task):
