@@ -131,11 +131,11 @@ def _plan(args: argparse.Namespace) -> None:
 
     speeds = speeds_of_run(args.earlier, recipe) if args.earlier else None
     if args.calibrate:
-        from teamtr_lora.training.calibrate import calibrate
+        from teamtr_lora.training.calibrate import short_run
 
         make_plan(recipe)  # what is wrong with the recipe shows before anything is run
         Console(stderr=True).print("calibrating: one short stage of the recipe, on this machine")
-        short, rows = calibrate(recipe)
+        short, rows = short_run(recipe)
         speeds = speeds_of(rows, short, "a short run on this machine")
     show(args, make_plan(recipe, speeds, processes=processes, nodes=args.nodes), print_plan)
 

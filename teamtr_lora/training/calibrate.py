@@ -14,7 +14,7 @@ EPISODES = 128  # of one rollout: a batch that engines fill as in a whole run, i
 ITEMS = 8  # fewest of a rollout, and of an evaluation
 
 
-def calibrate(recipe: Recipe) -> tuple[Recipe, list[MetricsRow]]:
+def short_run(recipe: Recipe) -> tuple[Recipe, list[MetricsRow]]:
     """The recipe that was run, and what it logged."""
     if isinstance(recipe.task, ScriptSettings):
         raise UserError("--calibrate: this recipe's items and rewards live in a Python script; train there")

@@ -26,7 +26,7 @@ from teamtr_lora.tasks.machinery.drawn import DrawnItems, draw_for
 from teamtr_lora.tasks.machinery.forms import Form
 from teamtr_lora.tasks.machinery.sandbox import Limits, run_checks
 from teamtr_lora.tasks.machinery.task import Item, Split, item_of
-from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated, beside
+from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated, data_file
 from teamtr_lora.team import Episode, Message
 
 FENCE = re.compile(r"```[ \t]*[a-zA-Z]*[ \t]*\n(.*?)```", re.DOTALL)
@@ -166,7 +166,7 @@ class AutoLogiSettings(ItemsOrGenerated):
     def programs_of(self, folder: Path) -> str | None:
         if self.hub:
             return f"{self.hub} of the hub"
-        files = [str(beside(folder, path).resolve()) for path in (self.path, self.test_path) if path]
+        files = [str(data_file(folder, path).resolve()) for path in (self.path, self.test_path) if path]
         return " and ".join(files) or None
 
     def make(self, folder: Path) -> AutoLogi:

@@ -26,7 +26,7 @@ from teamtr_lora.tasks.machinery.bench import field
 from teamtr_lora.tasks.machinery.forms import Form, check_form
 from teamtr_lora.tasks.machinery.responder import ConversationSettings, ConversationTask, Responder, Turn, build_responder, tidy
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, item_of, settled
-from teamtr_lora.tasks.machinery.task_settings import beside
+from teamtr_lora.tasks.machinery.task_settings import data_file
 from teamtr_lora.team import Episode, Message
 from teamtr_lora.team.protocol import without_reasoning
 from teamtr_lora.team.tool_calls import ToolCall, read_calls
@@ -288,10 +288,10 @@ class Tau2Settings(ConversationSettings):
 
     def make(self, folder: Path) -> Tau2Task:
         given = (self.database, self.policy, self.split)
-        database, policy, split = (beside(folder, path) if path else None for path in given)
+        database, policy, split = (data_file(folder, path) if path else None for path in given)
         files = DomainFiles(
             domain=self.name.removeprefix("tau2_"),
-            beside=beside(folder, self.path).parent if self.path else folder,
+            beside=data_file(folder, self.path).parent if self.path else folder,
             database=database,
             policy=policy,
             split=split,

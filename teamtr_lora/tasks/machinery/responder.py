@@ -25,7 +25,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import SERVER_URL, ApiKeyVariable, DataFile, OnThisMachine, Section, Text, api_key, refuse
 from teamtr_lora.tasks.machinery.bench import BenchTask
 from teamtr_lora.tasks.machinery.data_files import read_rows
-from teamtr_lora.tasks.machinery.task_settings import ItemSource, beside
+from teamtr_lora.tasks.machinery.task_settings import ItemSource, data_file
 from teamtr_lora.team.protocol import without_reasoning
 
 T = TypeVar("T")
@@ -273,7 +273,7 @@ def build_responder(section: ResponderSettings, folder: Path) -> Responder:
         return Endpoint(section)
     if section.script is None:
         return Silent()
-    rows = read_rows(beside(folder, section.script), "task.responder.script")
+    rows = read_rows(data_file(folder, section.script), "task.responder.script")
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get("reply"), str) or not isinstance(row.get("when", ""), str):
             raise UserError(f"task.responder.script = {section.script!r}: row {number} is no {{when, reply}} of texts")

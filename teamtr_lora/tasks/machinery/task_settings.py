@@ -131,9 +131,9 @@ class ItemSource(TaskSettings):
         """The train rows, and the test rows where they are apart."""
         test: Any = None
         if self.path:
-            train = read_rows(beside(folder, self.path), "task.path")
+            train = read_rows(data_file(folder, self.path), "task.path")
             if self.test_path:
-                test = read_rows(beside(folder, self.test_path), "task.test_path")
+                test = read_rows(data_file(folder, self.test_path), "task.test_path")
         else:
             train = read_hub(self.hub or "", self.hub_config, self.train_split, "task.hub")
             if self.test_split:
@@ -150,6 +150,6 @@ class ItemsOrGenerated(ItemSource):
     items_from: ClassVar[str] = "file, hub or generated"
 
 
-def beside(folder: Path, path: str) -> Path:
+def data_file(folder: Path, path: str) -> Path:
     """A file that a recipe in `folder` names."""
     return folder / Path(path).expanduser()
