@@ -334,27 +334,24 @@ def test_a_checkpoint_appears_after_the_versions_that_it_names(
     assert len(written) == 2 + run.state.counts["accepted"] > 2 and not missing
 
 
-@pytest.mark.parametrize("failing", [0, 1, 2])
-def test_no_checkpoint_names_what_could_not_be_written(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
-    """One write fails, whichever it is, and those after it would not: the run ends, and goes on from what is there."""
+def test_no_checkpoint_names_what_could_not_be_written(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage's last version cannot be written, and what comes after it could: the run ends, and goes on from what is there."""
     written: list[Path] = []
 
     def fails_once(*args: Any) -> Path:
         written.append(Path())
-        if len(written) == 3 + failing:  # the first two are of the untrained agents
+        if len(written) == 4:  # the first two are of the untrained agents
             raise OSError(errno.EIO, "once")
         return write_version(*args)
 
     with monkeypatch.context() as patch:
         patch.setattr("teamtr_lora.training.run.write_version", fails_once)
-        run = start(tmp_path / "run", stages=2)
+        run = start(tmp_path / "run", stages=1)
         with pytest.raises(OSError, match="once"):
             train(run)
         run.close()
-    again = start(tmp_path / "run", stages=2, resume=True)
-    assert again.state.counts["accepted"] == failing
+    again = start(tmp_path / "run", stages=1, resume=True)
+    assert again.state.counts["accepted"] == 1
     train(again)
 
 
