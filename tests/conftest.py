@@ -12,6 +12,9 @@ from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Before torch is loaded: it would give threads of its own to every thread of Python, and none of those survives a fork. It also
+# keeps commands on a CPU from starting a process a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # xdist and readline, which pytest imports, set a width of 80 (the latter behind Python's back): lines would wrap that a pipe gets
 # whole, also those of programs that tests start.
 os.environ.pop("COLUMNS", None)
@@ -29,8 +32,7 @@ settings.register_profile("new", deadline=None)
 settings.load_profile("same")
 
 
-# Set, it also keeps commands on a CPU from starting a process a core.
-torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
