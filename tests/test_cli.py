@@ -19,6 +19,7 @@ import yaml
 
 import teamtr_lora
 from teamtr_lora.cli import main
+from teamtr_lora.cli.text.summary import print_transcript
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.runs.run_dir import latest_run_dir
 
@@ -684,6 +685,13 @@ def test_eval_table_and_defaults(trained: Path, capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     for part in ("4 train items, k = 1, temperature 1", "avg@1", "pass@1", "mean reward", "standard error", "4 episodes"):
         assert part in text, part
+
+
+def test_a_transcript_that_a_full_context_ended_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    message = {"agent": "a", "version": "v0", "tokens": 3, "finish": "length", "text": "1+"}
+    for ended in ("router", "overflow"):
+        print_transcript({"prompt": "1+1", "messages": [message], "answer": "1+", "ended": ended})
+        assert ("nobody else could speak" in capsys.readouterr().out) == (ended == "overflow")
 
 
 def test_ask_prints_the_transcript(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

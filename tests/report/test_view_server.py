@@ -160,6 +160,26 @@ def test_a_damaged_transcript_is_one_line(folder: Path, tmp_path: Path, spoil: d
         assert ask("/api/runs")[0] == 200
 
 
+def test_content_is_of_the_newest_rows_whoever_read_them(bare: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Another reader finds a new row between a reader's look at the rows and what it makes of them."""
+    run = Path(shutil.copytree(bare, tmp_path / "run", ignore=shutil.ignore_patterns("episodes")))
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(b"".join(lines[:-1]))
+    followed, made = view_server._Followed(run, "run"), []
+    monkeypatch.setattr(view_server, "run_content", lambda data: made.append(len(data.rows)) or {})
+    look = followed.data
+
+    def both() -> Any:
+        mine = look()
+        (run / "metrics.jsonl").write_bytes(b"".join(lines))
+        look()
+        return mine
+
+    monkeypatch.setattr(followed, "data", both)
+    followed.content()
+    assert made == [len(lines)]
+
+
 def test_hundreds_of_runs_are_listed_again_without_reading_them(bare: Path, tmp_path: Path, monkeypatch: Any) -> None:
     for number in range(120):
         shutil.copytree(bare, tmp_path / f"run-{number}", ignore=shutil.ignore_patterns("episodes"))
