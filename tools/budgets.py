@@ -1,5 +1,5 @@
-"""Training that ends when so many minutes and so many sampled tokens are spent, and the team at both points, and at quarters of
-the minutes, on held-out items.
+"""Training that ends when so many minutes and so many sampled tokens are spent, or all stages are done, and the team at both
+points, and at quarters of the minutes, on held-out items.
 
 Minutes are those of rollouts and updates: loading, evaluations and probes are not counted, nor what is measured beside TRL's own
 work. Every version of an adapter is kept in the run, so the team of any moment can be played afterwards.
@@ -43,13 +43,14 @@ class Budget:
     trl: bool = False  # one agent trained by TRL's GRPO
 
     def work(self, variant: cells.Variant, seed: int, folder: Path, until: float) -> cells.Measures:
-        """A cell's work: trains until both are spent, then plays the teams of these moments and the untrained one."""
+        """A cell's work: trains until both are spent or the stages are done, then plays the teams of these moments and the
+        untrained one."""
         run = folder / "run"
         recipe = variant.recipe(seed, run)
-        if not self.spent(run):
+        if not self._over(run, recipe):
             cells.told(variant, seed, run, until)
             self._train(recipe, run, until)
-        if not self.spent(run):
+        if not self._over(run, recipe):
             raise cells.TimeUpError
         if any(not (folder / f"{point}.json").exists() for point in POINTS):
             cells.in_time(until)
@@ -72,6 +73,9 @@ class Budget:
         else:
             cells.train(recipe, until, [enough])
 
+    def _over(self, run: Path, recipe: Recipe) -> bool:
+        return self.spent(run) or cells.finished(run, recipe)
+
     def spent(self, run: Path) -> bool:
         used = self.used(run)
         return bool(used) and used[-1][0] >= 60 * self.minutes and used[-1][1] >= self.tokens
@@ -92,8 +96,9 @@ class Budget:
         task = recipe.task.build(recipe.folder)
         plan = plan_in_training(task, recipe, self.items)
         begun = [(0.0, 0), *used]
-        moments = {p: next(k for k, (s, _) in enumerate(begun) if s >= 60 * part * self.minutes) for p, part in PARTS.items()}
-        moments["tokens"] = next(k for k, (_, tokens) in enumerate(begun) if tokens >= self.tokens)
+        whole, tokens = min(60 * self.minutes, used[-1][0]), min(self.tokens, used[-1][1])  # less where the stages ended first
+        moments = {p: next(k for k, (at, _) in enumerate(begun) if at >= part * whole) for p, part in PARTS.items()}
+        moments["tokens"] = next(k for k, (_, sampled) in enumerate(begun) if sampled >= tokens)
         playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
         untrained = playable.adapter_versions()
         try:

@@ -36,7 +36,7 @@ def group_settings(algorithm: Algorithm, recipe: Recipe) -> dict[str, Any]:
         "num_iterations": training.inner_epochs,
         "temperature": recipe.rollout.temperature,
         "learning_rate": training.starting_rate,
-        "lr_scheduler_type": "constant",
+        "lr_scheduler_type": training.trl_schedule,
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,
         "optim": training.trl_optimizer,

@@ -26,7 +26,7 @@ _EACH_AGENT = "each agent has its own"
 _STAGES = "counts stages: in each, every agent is updated once on {rollout.items_per_stage} items"
 _TOKENS = "counts tokens, for memory; an update learns from {rollout.items_per_stage} times {rollout.episodes_per_item} episodes"
 _EVERY_UPDATE = "every update is checkpointed, always"
-_CONSTANT = "there is no schedule: {training.learning_rate} is constant, or found for each agent (auto)"
+_NO_WARM_UP = "there is no warm-up: the trust region holds the first steps back"
 _ADAM = "AdamW's betas and epsilon are torch's defaults"
 _NO_REFERENCE = "the KL is from the agent as it was before the update; there is no reference model"
 _NO_CRITIC = "there is no value model: advantages come from the episodes of one item"
@@ -124,8 +124,9 @@ NAMES: dict[str, Elsewhere] = {
     # the optimizer
     **dict.fromkeys(("lr", "actor_lr", "actor_learning_rate"), Elsewhere("training.learning_rate")),
     **dict.fromkeys(("loraplus_lr_ratio", "loraplus_lr_embedding"), Elsewhere(None, "{training.learning_rate} is one for all")),
-    **dict.fromkeys(("lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler", "warmup_ratio", "warmup_steps",
-                     "lr_warmup_steps"), Elsewhere(None, _CONSTANT)),
+    **dict.fromkeys(("lr_scheduler_type", "lr_scheduler"), Elsewhere("training.schedule")),
+    "lr_scheduler_kwargs": Elsewhere("training.schedule", "has no settings"),
+    **dict.fromkeys(("warmup_ratio", "warmup_steps", "lr_warmup_steps"), Elsewhere(None, _NO_WARM_UP)),
     **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args", "betas"), Elsewhere(None, _ADAM)),
     "optim": Elsewhere("training.optimizer"),
     "optim_target_modules": Elsewhere(None, "{training.optimizer} is that of every weight of an adapter"),

@@ -1,4 +1,4 @@
-"""The sections that do not change what is learned: evaluation, diagnostics and swap."""
+"""The sections that do not change what is learned: evaluation, diagnostics, swap and tracking."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from teamtr_lora.common.settings import Section
+from teamtr_lora.common.settings import Section, Text
 from teamtr_lora.recipe.rollout_section import RolloutSection
 
 
@@ -106,3 +106,17 @@ class SwapSection(Section):
     )
     align_steps: int = Field(default=600, ge=1, description="Most optimizer steps of the alignment.")
     contexts_per_step: int = Field(default=64, ge=1, description="Probe contexts per optimizer step.")
+
+
+class TrackingSection(Section):
+    """Experiment trackers, beside the run directory's own metrics."""
+
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
+        default_factory=list,
+        description="Trackers to report to, each installed by its own name (pip install wandb): some 40 numbers by agent, the "
+        "recipe as flat keys, and sample transcripts.",
+    )
+    project: str = Field(default="teamtr-lora", min_length=1, description="Project name shown in the trackers.")
+    run_name: Text | None = Field(default=None, description="The run's name there; null takes the run directory's.")
+    group: Text | None = Field(default=None, description="Group that the run is shown in, where the tracker has groups.")
+    tags: list[Text] = Field(default_factory=list, description="Tags of the run, where the tracker has tags.")

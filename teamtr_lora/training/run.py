@@ -166,7 +166,7 @@ class TrainingRun:
         seed = derive_seed(self.config.seed, "holdout", stage, agent)
         with self.playable.training_memory():
             material = self.rollouts.material(rollout, place, self.updater.discount)
-            outcome = self.updater.update(agent, material, seed)
+            outcome = self.updater.update(agent, material, seed, stage)
             self.diagnostics.after_update(self.state, agent, stage, outcome)
         if outcome.accepted:
             self._moments.pop(agent, None)

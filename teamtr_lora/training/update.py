@@ -124,8 +124,9 @@ class AgentUpdater:
         self.scaler = torch.amp.GradScaler(base.device.type, enabled=base.dtype == torch.float16, init_scale=2.0**12)
         self.scaler.scale(torch.zeros(1, device=base.device))  # a process without a micro-batch never scales a loss
 
-    def update(self, agent: str, material: Material, split_seed: int) -> UpdateOutcome:
-        """Maximises the surrogate for `agent` on `material`, and keeps as much of the step as the trust region allows."""
+    def update(self, agent: str, material: Material, split_seed: int, stage: int = 1) -> UpdateOutcome:
+        """Maximises the surrogate for `agent` on `material`, and keeps as much of the step as the trust region allows. `stage`:
+        the number of the stage, by which the learning rate may fall."""
         bank, clock = self._playable.bank, PhaseClock()
         bank.activate(agent)
         advantages = self._advantages(agent, material)
@@ -138,7 +139,7 @@ class AgentUpdater:
         put_back = partial(self._put_back, agent, before, optimizer_before)
         try:
             with self._learning(agent, put_back) as learner:
-                optimized = self._optimize(agent, learner, minibatches)
+                optimized = self._optimize(agent, learner, minibatches, self.rates[agent] or self._config.training.rate_in(stage))
             clock.lap("optimize")
             judge = self._judge(agent, split.judging, before, bank.snapshot(agent))
 
@@ -246,13 +247,12 @@ class AgentUpdater:
                 start_again=put_back,
             )
 
-    def _optimize(self, agent: str, learner: Learner, minibatches: list[Minibatch]) -> OptimizeReport:
+    def _optimize(self, agent: str, learner: Learner, minibatches: list[Minibatch], rate: float) -> OptimizeReport:
         training, cap = self._config.training, self._config.rollout.importance_cap
         for minibatch in minibatches[cap is None :]:  # the first minibatch's own first pass keeps the current policy
             minibatch.current = keep_current(self.scorer, minibatch.batch)
             if cap is not None:
                 weight_by_sampler(self.scorer.ranks, minibatch.batch, minibatch.current, cap, self._playable.bank.version(agent))
-        rate = self.rates[agent] or training.starting_rate
         probe = training.learning_rate == "auto" and self.rates[agent] is None and self._variants.region.gates
         return optimize(learner, minibatches, radius=self.radii[agent], beta=self.betas[agent], rate=rate, probe=probe)
 

@@ -82,6 +82,9 @@ def test_what_makes_the_algorithms() -> None:
     for settings in (grpo, dapo, ppo):
         assert settings["beta"] == 0 and settings["epsilon"] == 0.15 and settings["temperature"] == 0.7
         assert settings["num_generations"] == 8 and settings["learning_rate"] == recipe.training.starting_rate
+        assert settings["lr_scheduler_type"] == "constant"
+    falling = quickstart("training.learning_rate=1e-3", "training.schedule=linear")
+    assert group_settings("grpo", falling)["lr_scheduler_type"] == "linear"
     assert grpo["loss_type"] == "grpo" and grpo["scale_rewards"] == "group" and "epsilon_high" not in grpo
     assert dapo["loss_type"] == "dapo" and dapo["epsilon_high"] == 0.23 and dapo["mask_truncated_completions"]
     assert ppo["scale_rewards"] == "batch" and (grpo["num_iterations"], ppo["num_iterations"]) == (1, 2)

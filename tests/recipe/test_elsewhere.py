@@ -121,7 +121,7 @@ def test_keys_finds_names_from_elsewhere_and_values(capsys: pytest.CaptureFixtur
     assert [key.name for key in recipe_keys("wandb")] == ["tracking.trackers"]
     assert [key.name for key in recipe_keys("lora_r")] == ["team.agents.*.lora.rank"]
     assert [key.name for key in recipe_keys("num_train_epochs")] == ["training.stages"]
-    with pytest.raises(UserError, match="warmup_ratio: there is no such key here: there is no schedule"):
+    with pytest.raises(UserError, match="warmup_ratio: there is no such key here: there is no warm-up"):
         recipe_keys("warmup_ratio")
     assert main(["keys", "wandb"]) == 0 and "tracking.trackers" in capsys.readouterr().out
 

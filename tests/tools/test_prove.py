@@ -141,6 +141,15 @@ def test_a_budget_ends_the_training_and_its_teams_are_played(trl: bool, tmp_path
     assert points["half"] == [(minutes, found["half"]["accuracy"])]
 
 
+def test_a_budget_ends_with_the_stages_too(tmp_path: Path) -> None:
+    budget = budgets.Budget(60.0, 1e9, items=6)
+    variant = cells.Variant("v", studies.QUICKSTART, (*TINY, "training.stages=1"), budget.work)
+    cell = cells.run_cell(variant, 0, tmp_path, math.inf)
+    assert cell.error is None and cell.measures is not None and cell.measures["updates"] == 2
+    half = json.loads((cell.run_dir / "half.json").read_text())
+    assert half["updates"] in (1, 2) and 0 < half["seconds"] <= 60 * cell.measures["minutes"] < 60
+
+
 def test_the_trained_difference_is_over_all_parts_but_the_start(tmp_path: Path) -> None:
     """Two seeds of three items: the second side is right where a part's bit of a pattern is set, the first never."""
     parts = {"start": 7, "quarter": 1, "half": 3, "three_quarters": 0, "minutes": 7, "tokens": 7}

@@ -22,13 +22,14 @@ from teamtr_lora.algorithm.variants.radii import RADII
 from teamtr_lora.algorithm.variants.region import REGIONS, Gate
 from teamtr_lora.algorithm.variants.resampling import RESAMPLING, Resampling
 from teamtr_lora.algorithm.variants.reuse import REUSE
+from teamtr_lora.algorithm.variants.schedule import SCHEDULES
 from teamtr_lora.recipe import problems
 from teamtr_lora.runs.metrics import UpdateRow, read_rows
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.stage import train
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = (RESAMPLING, UPDATES, ORDERS, MATCHED, REGIONS, RADII, GAINS, REUSE)
+TABLES = (RESAMPLING, UPDATES, ORDERS, MATCHED, REGIONS, RADII, GAINS, REUSE, SCHEDULES)
 
 
 Start = Callable[..., TrainingRun]
@@ -89,6 +90,14 @@ def test_penalties_hold_back_without_a_gate(start: Start, tmp_path: Path) -> Non
     assert all(row.decision == "accepted" and row.alpha == 1 and not row.stopped_early for row in fixed + adaptive)
     assert {row.beta for row in fixed} == {0.5}
     assert all(row.beta > 0.5 for row in adaptive), "far outside the region the weight doubles"
+
+
+def test_a_linear_schedule_falls_from_the_rate_to_nothing_and_is_not_for_found_rates(start: Start, tmp_path: Path) -> None:
+    rows = trained(start(tmp_path, stages=2, learning_rate=2e-3, schedule="linear", inner_epochs=1))
+    assert [row.learning_rate for row in rows] == [2e-3, 2e-3, 2e-3, 1e-3, 1e-3, 1e-3]
+    assert [SCHEDULES["linear"]().share(stage, 4) for stage in range(1, 5)] == [1.0, 0.75, 0.5, 0.25]
+    (problem,) = problems({"team": {"agents": [{"name": "a"}]}, "training": {"schedule": "linear"}})
+    assert "training.schedule = 'linear': a learning rate that is found anew" in str(problem)
 
 
 def test_an_adaptive_radius_tracks_its_target(start: Start, tmp_path: Path) -> None:

@@ -16,5 +16,6 @@ compares names. Nothing here imports torch or numpy, so that recipes can be chec
     reuse       which episodes an update learns from, and which ones judge it
     reduction   the KL of a message, from that of its tokens
     optimizer_kinds  what takes the steps
+    schedule    how a learning rate of the recipe's own changes over the stages
     chosen      all of them together, as a recipe chooses them
 """
