@@ -262,7 +262,7 @@ class BaselineRun:
         version = bank.commit(self.agent)
         report = OptimizeReport(
             steps=self.state.settings["save_steps"],
-            learning_rate=self.recipe.training.rate_in(self.state.stage + 1),
+            learning_rate=self.trl_logs.get("learning_rate", self.recipe.training.starting_rate),  # of its last step
             beta=0.0,
             clip_rate=float(self.trl_logs.get("clip_ratio/region_mean") or 0.0),
             gradient_norm=float(self.trl_logs.get("grad_norm") or 0.0),

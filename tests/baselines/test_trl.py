@@ -185,7 +185,8 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_nothing_had_happened(
 
 
 def test_dapo_and_ppo_train_too_through_the_command(trl: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = ["team.agents=[{name: solver, role: ones}]", "task.digits=1", "evaluation.items=2", "rollout.episodes_per_item=2"]
+    one = ["team.agents=[{name: solver, role: ones}]", "task.digits=1", "evaluation.items=2", "rollout.episodes_per_item=2",
+           "training.schedule=linear"]  # fmt: skip
     for name, steps in (("dapo", 2), ("ppo", 2)):
         run_dir = tmp_path / name
         assert main(["baseline", name, str(QUICKSTART), *SMALL, *one, "--run-dir", str(run_dir), "--json"]) == 0
@@ -193,6 +194,8 @@ def test_dapo_and_ppo_train_too_through_the_command(trl: Any, tmp_path: Path, ca
         assert printed["run_dir"] == str(run_dir) and printed["updates"] == 1 and list(printed["adapters"]) == ["solver"]
         stored = json.loads((run_dir / "baseline.json").read_text())
         assert stored["algorithm"] == name and stored["step"] == steps and stored["trl"].startswith("1.16")
+        (row,) = (row for row in read_rows(run_dir) if isinstance(row, UpdateRow))
+        assert row.learning_rate == pytest.approx(0.005), "that of the second of two steps"
         assert main(["train", str(QUICKSTART), *SMALL, "--run-dir", str(run_dir), "--resume"]) == 2
         assert "holds a run of `teamtr-lora baseline`" in capsys.readouterr().err
         assert main(["baseline", "grpo", str(QUICKSTART), *SMALL, *one, "--run-dir", str(run_dir), "--resume"]) == 2

@@ -433,7 +433,8 @@ def test_recipe_keys_in_the_prose_exist(tmp_path: Path) -> None:
 
 
 def _taken(setting: str, starter: Path) -> bool:
-    for recipe, more in ((QUICKSTART, []), (starter, []), (QUICKSTART, ["training.resampling=never"])):
+    beside = ([], ["training.resampling=never"], ["training.learning_rate=0.002"])
+    for recipe, more in ((starter, []), *((QUICKSTART, own) for own in beside)):
         try:
             load_recipe(recipe, [*more, setting])
         except UserError:
