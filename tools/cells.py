@@ -279,8 +279,13 @@ def train(
 def finished(run_dir: Path, recipe: Recipe) -> bool:
     if not RunDir(run_dir).checkpoints.exists() or not has_rows(run_dir):
         return False
-    stages = RunRows(read_rows(run_dir)).stages
-    return bool(stages) and stages[-1].stage >= recipe.training.stages and stages[-1].evaluation is not None
+    rows = RunRows(read_rows(run_dir))
+    if not rows.stages or rows.stages[-1].evaluation is None:
+        return False
+    last, idle = rows.stages[-1].stage, recipe.training.stop_after_idle_stages * len(recipe.team.agents)
+    taught = [row.decision != "skipped" or row.stage > last for row in rows.updates[-idle:]]
+    ended_idle = len(taught) == idle > 0 and not any(taught)  # the run has ended itself
+    return ended_idle or last >= recipe.training.stages
 
 
 def summary(chosen: Sequence[Variant], cells: Sequence[Cell]) -> dict[str, Any]:

@@ -130,7 +130,8 @@ class BaselineRun:
         self.agent = playable.team.names[0]
         self._meter = OutsideStep(playable, recipe, self.agent)
         self._order = DataOrder(task.items("train"), recipe.seed)
-        self._order.check_stage(recipe.rollout.items_per_stage)
+        per_stage = recipe.rollout.items_per_stage
+        task.check_items(playable.team, seed=recipe.seed, per_stage=per_stage, stages=recipe.training.stages)
         self._clock = started
         self._lent = ExitStack()  # memory that the sampler lends while TRL learns
         self._rollout = Rollout(episodes=[], versions={}, seconds=0.0)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from teamtr_lora.common.settings import DEVICE, SAFE_NAME, CallablePath, Mistake, Section, Text, nearest, refuse
+from teamtr_lora.common.settings import DEVICE, SAFE_NAME, CallablePath, Mistake, Section, Text, meant, refuse
 
 # The end of advice on what a recipe of a base brings along; scripts, which have no recipe files, are not given it.
 OR_A_BASE = ", or name a recipe that has one before this one (as train recipes/bases/nano.yaml THIS)"
@@ -208,5 +208,4 @@ class TeamSection(Section):
 
 
 def _meant(name: str, names: list[str]) -> str:
-    like = nearest(name, names)
-    return f"did you mean {like!r}?" if like else f"the agents are {', '.join(names)}"
+    return meant(name, names, f"the agents are {', '.join(names)}")

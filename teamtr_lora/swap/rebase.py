@@ -20,7 +20,7 @@ from torch import Tensor
 
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts, base_identity, load_tokenizer
 from teamtr_lora.base.precision import head_weight
-from teamtr_lora.base.source import beside, resolve
+from teamtr_lora.base.source import NANO, beside, resolve
 from teamtr_lora.base.versions import AdapterVersion, content_hash, version_names, write_version
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import disk_errors, sync_folder
@@ -90,8 +90,8 @@ class _Rebase(Session):
         if self.out.exists():
             return self._found(request)
         self.work.begin(request)
-        probe, before, teachers = self._leave_old_base(self.checks)
-        report = self._settle_on_new_base(probe, before, teachers, self.checks)
+        probe, before, teachers = self._leave_old_base()
+        report = self._settle_on_new_base(probe, before, teachers)
         self._write(report, request)
         return report
 
@@ -148,7 +148,7 @@ class _Rebase(Session):
             raise RecipeError(problems, f"--to {self.options.base}")
         return recipe.placed_in(self.recipe.folder)
 
-    def _leave_old_base(self, checks: list[Check]) -> tuple[Probe, TeamScore, dict[str, list[Teacher]]]:
+    def _leave_old_base(self) -> tuple[Probe, TeamScore, dict[str, list[Teacher]]]:
         """The probe, the old team's accuracy, and all that its policies are remembered by; the old base then goes."""
         self.listener.phase("loading the old base")
         with closing(open_recipe(self.recipe)) as playable:
@@ -156,9 +156,10 @@ class _Rebase(Session):
             probe = self.probe(playable, self.agents, ids=self._shared_ids)
             new = load_tokenizer(resolve(_local(self.options.base), None), self.options.base)
             tokenizer = playable.base.tokenizer
-            checks[2] = compare_tokenizers(tokenizer, new, context_strings(probe, tokenizer, STRINGS))
-            self.listener.checks(checks)
-            stop_on_failure(checks)
+            found = compare_tokenizers(tokenizer, new, context_strings(probe, tokenizer, STRINGS))
+            self.checks = [found if check.check == found.check else check for check in self.checks]  # of what agents really read
+            self.listener.checks(self.checks)
+            stop_on_failure(self.checks)
             # another chat template puts other tokens around the same messages: only those are then learned from
             self._same_contexts = tokenizer.chat_template == new.chat_template
             before = self.score("before", playable, self.recipe)
@@ -174,9 +175,7 @@ class _Rebase(Session):
             batches = self.batches(scorer, probe, agent, with_context=self._same_contexts)
             return [Teacher([state.cpu() for state in teacher_states(scorer, batch)], head) for batch in batches]
 
-    def _settle_on_new_base(
-        self, probe: Probe, before: TeamScore, teachers: dict[str, list[Teacher]], checks: list[Check]
-    ) -> RebaseReport:
+    def _settle_on_new_base(self, probe: Probe, before: TeamScore, teachers: dict[str, list[Teacher]]) -> RebaseReport:
         self.listener.phase("loading the new base")
         with closing(open_recipe(self.new_recipe)) as playable:
             direct = self.score("direct", playable, self.new_recipe)
@@ -196,7 +195,7 @@ class _Rebase(Session):
             new_base=self.options.base,
             old_versions=version_names(self.held.versions),
             versions={agent: self._version(agent).name for agent in self.agents},
-            checks=checks,
+            checks=self.checks,
             alignments=alignments,
             before=before,
             direct=direct,
@@ -262,7 +261,7 @@ def _heads(old: BaseFacts, new: BaseFacts) -> Check:
 
 def _local(source: str) -> str:
     """A folder or file by its whole path, so that it means the same from wherever the new run is used."""
-    return str(Path(source).absolute()) if os.path.exists(source) and source != "nano" else source
+    return str(Path(source).absolute()) if os.path.exists(source) and source != NANO else source
 
 
 def _short(source: str) -> str:

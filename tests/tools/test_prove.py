@@ -150,6 +150,18 @@ def test_a_budget_ends_with_the_stages_too(tmp_path: Path) -> None:
     assert half["updates"] in (1, 2) and 0 < half["seconds"] <= 60 * cell.measures["minutes"] < 60
 
 
+def test_a_run_that_ends_because_it_learns_nothing_is_finished(tmp_path: Path) -> None:
+    """At this temperature all episodes of an item are the same, so no update has a gradient."""
+    cold = ("rollout.temperature=0.001", "training.stop_after_idle_stages=2", "evaluation.every_stages=1")
+    variant = cells.Variant("v", studies.QUICKSTART, (*TINY, *cold))
+    half = cells.run_cell(cells.Variant("v", studies.QUICKSTART, (*TINY, *cold, "training.stages=1")), 0, tmp_path, math.inf)
+    assert half.measures is not None and half.measures["skipped"] == 2
+    assert not cells.finished(half.run_dir, variant.recipe(0, half.run_dir)), "one idle stage of two"
+    cell = cells.run_cell(variant, 0, tmp_path, math.inf)
+    assert cell.measures is not None and cell.measures["skipped"] == 4, cell.error
+    assert cells.run_cell(variant, 0, tmp_path, 0.0).measures == cell.measures, "and is not gone on with"
+
+
 def test_the_trained_difference_is_over_all_parts_but_the_start(tmp_path: Path) -> None:
     """Two seeds of three items: the second side is right where a part's bit of a pattern is set, the first never."""
     parts = {"start": 7, "quarter": 1, "half": 3, "three_quarters": 0, "minutes": 7, "tokens": 7}
