@@ -263,6 +263,7 @@ def test_train_shows_progress_and_next_steps(
     text = capsys.readouterr().out
     for part in (
         "stage 1/1", "planner", "solver", "reward", "KL", "of 0.05", "tokens/s", "left", "held-out accuracy before training",
+        "messages have ", "tokens on average, so trust_region.delta = 0.05 is about ", "nats a token", "by their own bounds: 0",
         "held-out accuracy after stage 1", f"run directory: runs/{work.name}", "teamtr-lora ask", "teamtr-lora eval",
     ):  # fmt: skip
         assert part in text, part
@@ -610,7 +611,8 @@ def test_plan_reads_no_weights(work: Path, capsys: pytest.CaptureFixture[str], m
     assert max(parts) < plan["memory_total_bytes"] <= sum(parts), "not all parts are alive at once"
     assert main(["plan", str(work / "recipe.yaml")]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for part in ("updates", "episodes", "sampled tokens", "KV cache", "Trust region", "0.05 nats", "95% confidence"):
+    for part in ("updates", "episodes", "sampled tokens", "KV cache", "Trust region", "0.05 nats", "95% confidence",
+                 "In a message of 3 tokens, the longest allowed, that is 0.02 nats a token."):  # fmt: skip
         assert part in text, part
     assert not (work / "runs").exists()
 

@@ -141,7 +141,8 @@ def verdict_shares(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
     """How often the gate was right. A share of nothing is None."""
     accepted = [v for v in verdicts if v.accepted]
     clear = [v for v in verdicts if abs(v.true_gain) > CLEAR * v.true_gain_error]
-    refused = [v for v in verdicts if not v.accepted and v.kl_bound <= v.delta]
+    made = {(v.stage, v.update) for v in accepted}  # there another length was taken, which refuses none
+    refused = [v for v in verdicts if (v.stage, v.update) not in made and v.kl_bound <= v.delta]
     return {
         "readings": float(len(verdicts)),
         "bound_holds": _share([v.true_kl <= v.kl_bound for v in verdicts]),

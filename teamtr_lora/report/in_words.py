@@ -162,8 +162,8 @@ def _safety(run: RunData) -> str:
         return ""
     outside = sum(row.out_of_region for row in run.updates)
     if outside:
-        return f"{outside} accepted updates moved their agent further than the trust region allows (exact KL above delta)."
-    return "No accepted update moved its agent further than the trust region allows, so each step was small enough to be trusted."
+        return f"{outside} accepted updates moved their agent further than the trust region allows (KL bound above delta)."
+    return "By its own bounds no accepted update moved its agent further than the trust region allows."
 
 
 def _swaps(run: RunData) -> str:

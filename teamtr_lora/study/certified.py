@@ -84,6 +84,7 @@ class RunCertificates:
     advantage_bound: float  # A_max
     end_discount: float | None  # what every reward counts in the discounted return; None: they come at various turns
     return_range: float  # largest less smallest return: a bound below minus that is vacuous
+    largest_weight: float | None  # of an episode that L and the KL are made of; None: all count the same
     stages: list[StageCertificate]
     updates: list[UpdateCertificate]  # of these stages
     calibration: Calibration | None  # of `certificate`; None where no stage has both ends evaluated

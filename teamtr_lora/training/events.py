@@ -104,6 +104,12 @@ class Events:
         if self.state.best_metric is None or accuracy > self.state.best_metric:
             self.state.best_metric = accuracy
 
+    def note(self, text: str) -> None:
+        """Something that is worth a line of the live view."""
+        for callback in self._callbacks:
+            if hasattr(callback, "on_note"):
+                callback.on_note(text)
+
     def progress(self, phase: str, done: int, total: int, tokens: int) -> None:
         for callback in self._callbacks:
             if hasattr(callback, "on_progress"):

@@ -49,6 +49,9 @@ class LiveView(TrainerCallback):
         if self._console.is_terminal:
             self._progress.start()
 
+    def on_note(self, text: str) -> None:
+        self._console.print(text, style="dim")
+
     def on_progress(self, phase: str, done: int, total: int, tokens: int) -> None:
         if self._bar is not None:
             note = f"{done}/{total} episodes" if total > 1 else ""

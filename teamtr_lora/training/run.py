@@ -155,10 +155,10 @@ class TrainingRun:
         region, messages = self.config.trust_region, sum(len(episode.messages) for episode in rollout.episodes)
         tokens = sum(episode.tokens for episode in rollout.episodes) / max(1, messages)
         if REDUCTIONS[region.reduction].whole and tokens:
-            logger.info(
-                "messages have %.0f tokens on average, so trust_region.delta = %g is about %.1g nats a token",
-                tokens, region.delta, region.delta / tokens,
-            )  # fmt: skip
+            mean = f"messages have {tokens:.0f} tokens on average"
+            self.events.note(
+                f"  {mean}, so trust_region.delta = {region.delta:g} is about {region.delta / tokens:.1g} nats a token"
+            )
 
     def update(self, agent: str, rollout: Rollout, stage: int, place: int) -> UpdateOutcome:
         self.diagnostics.before_update(self.state, agent, stage, place, lambda: self.rollouts.probe_items(self.state))

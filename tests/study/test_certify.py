@@ -285,12 +285,22 @@ def test_weights_make_a_stages_episodes_those_of_the_team_before_each_update(
     edited: Any, capsys: Any, recombine: bool, theorem: str, occupancy: float
 ) -> None:
     """Recombined, messages are weighted by themselves alone: L is of the team that played."""
-    folder = edited(lambda rows: moved(rows, [1, 0, 0]))
+
+    def weighted(rows: list[dict[str, Any]]) -> None:
+        moved(rows, [1, 0, 0])
+        next(row for row in rows if row["kind"] == "update" and row["update"] == 2)["certificate"]["largest_weight"] = 2.25
+
+    folder = edited(weighted)
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
     recipe["training"] |= {"resampling": "importance"}
     recipe["team"] |= {"recombine": recombine, "router": {"kind": "blind", "rounds": 1}, "protocol": {"view": "per_agent"}}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    for stage in certified(folder, capsys)["stages"]:
+    found = certified(folder, capsys)
+    assert found["largest_weight"] == (None if recombine else 2.25)
+    assert main(["certify", str(folder)]) == 0
+    said = "have trajectory weights, so that L and the KL are of the team just before each update; the largest is 2.25."
+    assert (said in " ".join(capsys.readouterr().out.split())) == (not recombine)
+    for stage in found["stages"]:
         assert stage["theorem"] == theorem and (stage["by_turns"] is None) == recombine == (stage["stale"] is not None)
         assert stage["certificate"]["occupancy"] == pytest.approx(occupancy * math.sqrt(2) * (2 / 3) * 9 * 0.1)
 

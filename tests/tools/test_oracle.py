@@ -65,16 +65,21 @@ def test_what_is_counted() -> None:
     found = oracle.verdict_shares(
         [
             verdict(),
-            verdict(true_kl=0.03, true_kl_error=0.006),  # the bound is wrong, if not clearly, and the accepted step out of region
-            verdict(true_gain=-0.1),  # clearly harms, and the gate saw a gain
-            verdict(accepted=False, gain=-0.1),  # refused in region for a gain that is there
-            verdict(accepted=False, kl_bound=0.5, true_kl=0.51, gain=-0.1, true_gain=-0.001),  # out of region, its bound too low
+            verdict(
+                update=2, true_kl=0.03, true_kl_error=0.006
+            ),  # the bound is wrong, if not clearly, and the accepted step out of region
+            verdict(update=3, true_gain=-0.1),  # clearly harms, and the gate saw a gain
+            verdict(update=3, alpha=0.5, accepted=False),  # a longer one was taken
+            verdict(update=4, accepted=False, gain=-0.1),  # refused in region for a gain that is there
+            verdict(
+                update=5, accepted=False, kl_bound=0.5, true_kl=0.51, gain=-0.1, true_gain=-0.001
+            ),  # out of region, its bound too low
         ]
     )
-    assert found["readings"] == 5 and found["bound_holds"] == pytest.approx(3 / 5)
-    assert found["bound_clearly_fails"] == pytest.approx(1 / 5)
+    assert found["readings"] == 6 and found["bound_holds"] == pytest.approx(4 / 6)
+    assert found["bound_clearly_fails"] == pytest.approx(1 / 6)
     assert found["accepted_out_of_region"] == pytest.approx(1 / 3) and found["furthest_accepted"] == pytest.approx(1.5)
-    assert found["sign_right"] == pytest.approx(3 / 5) and found["clear_sign_right"] == pytest.approx(2 / 4)
+    assert found["sign_right"] == pytest.approx(4 / 6) and found["clear_sign_right"] == pytest.approx(3 / 5)
     assert found["accepted_that_harm"] == pytest.approx(1 / 3)
     assert found["refused_in_region"] == 1 and found["refused_that_gain"] == 1
     assert oracle.verdict_shares([])["bound_holds"] is None

@@ -90,6 +90,11 @@ def _legend(run: RunCertificates, certain: str, updates: bool) -> str:
         f"the agents; bound = L - penalty; {certain}: with the sampling error of L charged too, by its standard error. A bound "
         f"of -{run.return_range:.4g} or less is vacuous: nothing is excluded."
     )
+    if run.largest_weight is not None:
+        words += (
+            " Episodes that a stage uses again have trajectory weights, so that L and the KL are of the team just before each "
+            f"update; the largest is {run.largest_weight:.3g}."
+        )
     if updates:
         words += (
             " gain: mean return of the next update's episodes less that of this one's; a stage's last update has none. These are "

@@ -35,7 +35,7 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
     )
     console.print(
         f"{summary.updates} updates: {summary.accepted} accepted ({summary.shrunk} of them shrunk), {summary.rejected} rejected, "
-        f"{summary.skipped} skipped; accepted outside the trust region: {summary.out_of_region_accepted}"
+        f"{summary.skipped} skipped; accepted outside the trust region by their own bounds: {summary.out_of_region_accepted}"
     )
     if summary.updates and summary.skipped == summary.updates:
         console.print(
