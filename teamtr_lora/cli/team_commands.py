@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,12 @@ def _add_eval(command: Any) -> None:
     add_trust(evaluate)
     evaluate.add_argument("--reuse", action="store_true", help="read a finished evaluation instead of playing it again")
     evaluate.add_argument("--compare", type=Path, nargs=2, metavar=("RUN_A", "RUN_B"), help="paired test of runs or evaluations")
-    group = evaluate.add_argument_group("inference-time baselines, on the run's base and task")
-    group.add_argument("--baseline", choices=["cot", "self_consistency", "tree_of_thoughts"], help="what answers, not the team")
+    group = evaluate.add_argument_group(
+        "inference-time baselines, on the run's base and task", "The team plays the same items, and the two are compared."
+    )
+    group.add_argument(
+        "--baseline", choices=["cot", "self_consistency", "tree_of_thoughts"], help="what answers, beside the team"
+    )
     group.add_argument("--agent", metavar="NAME", help="with this agent's adapter (default: the base alone)")
     group.add_argument("--tokens", type=positive, metavar="N", help="most tokens per answer (default: a team episode's)")
     group.add_argument("--votes", type=positive, metavar="V", help="self_consistency: samples per answer (default: equal budget)")
@@ -88,7 +93,7 @@ def _eval(args: argparse.Namespace) -> int | None:
     baseline = _baseline(args)
     from teamtr_lora.cli.text.evaluation import print_comparison, print_evaluation
     from teamtr_lora.cli.text.summary import progress_bar
-    from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team
+    from teamtr_lora.evaluation.commands import EvalOptions, beside_team, compare_runs, evaluate_team
     from teamtr_lora.registry.stored import find_team
 
     team = args.team
@@ -102,10 +107,18 @@ def _eval(args: argparse.Namespace) -> int | None:
     asked = options(EvalOptions, args, baseline=baseline, more=more)
     with progress_bar("evaluating") as progress:
         if team is None:
-            result: Any = compare_runs(args.compare, asked, progress)
+            found = compare_runs(args.compare, asked, progress)
         else:
             result = evaluate_team(team, asked, progress)
-    show(args, result, print_comparison if team is None else print_evaluation)
+            beside = beside_team(team, asked, result, progress) if baseline else None
+    if team is None:
+        show(args, found, print_comparison)
+    elif args.json:
+        print_json(result.as_dict() | ({"beside_team": asdict(beside)} if beside else {}))
+    else:
+        print_evaluation(result)
+        if beside:
+            print_comparison(beside)
     return None
 
 

@@ -167,7 +167,9 @@ def test_comparing_runs_and_folders(recipe: Path, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("kind", ["cot", "self_consistency", "tree_of_thoughts"])
-def test_baselines_by_the_command(recipe: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_baselines_by_the_command(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     argv = ["eval", str(recipe), "--baseline", kind, "--k", "2", "--limit", "3", "--depth", "1", "--breadth", "2"]
     assert main([*argv, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -176,8 +178,12 @@ def test_baselines_by_the_command(recipe: Path, capsys: pytest.CaptureFixture[st
     limit = {"cot": 8, "self_consistency": 12, "tree_of_thoughts": policy["tokens"]}[kind]  # two messages of four tokens
     per_answer = [row["measures"]["sampled tokens per answer"] for row in found["by_item"]]
     assert 0 < max(per_answer) <= limit == policy["tokens"]
-    assert main([*argv, "--reuse"]) == 0
-    assert "by the base alone" in capsys.readouterr().out
+    beside, team = found["beside_team"]["tests"]["avg@2"], evaluate_team(recipe, EvalOptions(k=2, limit=3, reuse=True))
+    assert (beside["first"], beside["second"]) == (team.evaluation.avg_at_k, found["avg_at_k"])
+    seen = played(monkeypatch)
+    assert main([*argv, "--reuse"]) == 0 and not seen, "both have been played"
+    text = capsys.readouterr().out
+    assert "by the base alone" in text and "A: the team at" in text and "B: the baseline at" in text
 
 
 def test_mistakes(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
