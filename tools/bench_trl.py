@@ -9,7 +9,7 @@ Both sides stay loaded in processes of their own and take turns, an update each,
 to both. --trl names TRL's settings to try: default, liger (its fused loss), or a number of rows per micro-batch; each is a pair
 with ours, and a pair that --out has already is not run again. Each side learns from --prompts groups of --group episodes in
 --passes passes. Ours plays a quarter more groups, on which the gate judges the update; their sampling and the gate are in its
-time. Rewards are drawn from the text, so that every group has something to learn from; with random weights the numbers are about
+time. "accepted" is no time: 1 where the update was, which is then also stored and published. Rewards are drawn from the text, so that every group has something to learn from; with random weights the numbers are about
 speed alone.
 """
 
@@ -115,7 +115,10 @@ def ours(args: argparse.Namespace, folder: Path) -> None:
 
         def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
             if logs.get("kind") == "update":
+                if logs["decision"] == "skipped":
+                    raise RuntimeError(f"ours skipped an update ({logs['reason']}), which takes no time: give a larger --group")
                 self.phases = {name: value for name, value in logs["seconds"].items() if isinstance(value, float)}
+                self.phases["accepted"] = float(logs["alpha"] is not None)
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             self.done(self.phases)

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from forked import ForkedPython
 
-TINY = ["--prompts", "2", "--group", "2", "--passes", "1", "--message-tokens", "4", "--rank", "2", "--repeats", "1"]
+TINY = ["--prompts", "4", "--group", "4", "--passes", "1", "--message-tokens", "4", "--rank", "2", "--repeats", "1"]
 
 
 def test_ours_and_trl_take_turns(
