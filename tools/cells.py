@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -264,16 +265,17 @@ def train(
     watch: Callable[[TeamTRTrainer], None] | None = None,
 ) -> None:
     """Goes on with the recipe's run to its end, or until the time is up. `watch` is given the trainer before it begins."""
-    trainer = TeamTRTrainer.from_recipe(recipe, [*callbacks, StopWhen(lambda: time.time() >= until)])
-    try:
-        if watch:
-            watch(trainer)
-        trainer.train(resume=True)
-    finally:
-        trainer.close()
-        del trainer  # before the next run loads its base
-        gc.collect()
-        torch.cuda.empty_cache()
+    with redirect_stdout(sys.stderr):  # a tool's own output is its report
+        trainer = TeamTRTrainer.from_recipe(recipe, [*callbacks, StopWhen(lambda: time.time() >= until)])
+        try:
+            if watch:
+                watch(trainer)
+            trainer.train(resume=True)
+        finally:
+            trainer.close()
+            del trainer  # before the next run loads its base
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def finished(run_dir: Path, recipe: Recipe) -> bool:

@@ -150,7 +150,7 @@ def test_a_budget_ends_with_the_stages_too(tmp_path: Path) -> None:
     assert half["updates"] in (1, 2) and 0 < half["seconds"] <= 60 * cell.measures["minutes"] < 60
 
 
-def test_a_run_that_ends_because_it_learns_nothing_is_finished(tmp_path: Path) -> None:
+def test_a_run_that_ends_because_it_learns_nothing_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At this temperature all episodes of an item are the same, so no update has a gradient."""
     cold = ("rollout.temperature=0.001", "training.stop_after_idle_stages=2", "evaluation.every_stages=1")
     variant = cells.Variant("v", studies.QUICKSTART, (*TINY, *cold))
@@ -160,6 +160,8 @@ def test_a_run_that_ends_because_it_learns_nothing_is_finished(tmp_path: Path) -
     cell = cells.run_cell(variant, 0, tmp_path, math.inf)
     assert cell.measures is not None and cell.measures["skipped"] == 4, cell.error
     assert cells.run_cell(variant, 0, tmp_path, 0.0).measures == cell.measures, "and is not gone on with"
+    printed = capsys.readouterr()
+    assert "stage 2/9" in printed.err and not printed.out, "stdout is the report's"
 
 
 def test_the_trained_difference_is_over_all_parts_but_the_start(tmp_path: Path) -> None:
