@@ -9,8 +9,8 @@ Both sides stay loaded in processes of their own and take turns, an update each,
 to both. --trl names TRL's settings to try: default, liger (its fused loss), or a number of rows per micro-batch; each is a pair
 with ours, and a pair that --out has already is not run again. Each side learns from --prompts groups of --group episodes in
 --passes passes. Ours plays a quarter more groups, on which the gate judges the update; their sampling and the gate are in its
-time. "accepted" is no time: 1 where the update was, which is then also stored and published. Rewards are drawn from the text, so that every group has something to learn from; with random weights the numbers are about
-speed alone.
+time. "accepted" is no time: 1 where the update was, which is then also stored and published. Rewards are drawn from the text,
+so that every group has something to learn from; with random weights the numbers are about speed alone.
 """
 
 from __future__ import annotations
