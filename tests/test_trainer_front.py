@@ -278,14 +278,16 @@ def test_a_run_of_a_script_goes_on_from_the_command_line(
     """Where its reward is in a file of its own: evaluated, resumed to the same adapters, and gone on with from Python again."""
     (tmp_path / "my_rewards.py").write_text(
         "def even(completions, **_):\n    return [sum(b % 2 for b in c.encode()) / (len(c.encode()) or 1) for c in completions]\n"
+        "def first(text):\n    return text[:1] or None\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     import my_rewards  # type: ignore[import-not-found]
 
-    team = {"base": {"source": str(tiny_base), "device": "cpu"}, "agents": AGENTS}
+    blind = {"router": {"kind": "debate"}, "protocol": {"view": "per_agent"}}  # they vote, over what `answer` finds
+    team = {"base": {"source": str(tiny_base), "device": "cpu"}, "agents": AGENTS, **blind}
 
-    def trainer(folder: str, stages: int, reward: Any = my_rewards.even) -> TeamTRTrainer:
+    def trainer(folder: str, stages: int, reward: Any = my_rewards.even, answer: Any = my_rewards.first) -> TeamTRTrainer:
         small = {
             "items_per_stage": 8,
             "episodes_per_item": 4,
@@ -295,8 +297,12 @@ def test_a_run_of_a_script_goes_on_from_the_command_line(
             "items": 4,
         }
         args = TeamTRConfig(output_dir=folder, stages=stages, **small)
-        return TeamTRTrainer(team, reward, args, ROWS, ROWS, progress=False, success_at_least=0.5)
+        return TeamTRTrainer(team, reward, args, ROWS, ROWS, progress=False, success_at_least=0.5, answer=answer)
 
+    with pytest.raises(UserError, match="or for a dataset the function that finds them, answer"):
+        trainer("none", 1, answer=None).train()
+    with pytest.raises(UserError, match="^answer raised ZeroDivisionError"):
+        trainer("wrong", 1, answer=lambda text: str(1 // 0)).train()
     with pytest.raises(UserError, match="datasets.Dataset"):
         TeamTRTrainer(team, my_rewards.even, TeamTRConfig(output_dir="none"), iter(ROWS), progress=False)
     inside = trainer("run", 1)

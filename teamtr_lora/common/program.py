@@ -13,7 +13,7 @@ from typing import Any
 
 _on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
 # What a recipe has in its task section and a script passes to TeamTRTrainer; of the other keys there, only the rows themselves.
-OF_THE_TRAINER = ("reward_range", "on_reward_error", "on_overlap", "success_at_least")
+OF_THE_TRAINER = ("reward_range", "on_reward_error", "on_overlap", "success_at_least", "answer")
 
 
 def program() -> str:

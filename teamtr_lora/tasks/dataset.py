@@ -106,7 +106,7 @@ class DatasetSettings(ItemSource):
         names = [self.reward] if isinstance(self.reward, str) else list(self.reward)
         reader = load_callable(self.answer, key="task.answer", folder=folder) if self.answer else None
         functions = [load_callable(name, key="task.reward", folder=folder) for name in names]
-        return self._build(folder, functions, partial(_read_answer, reader) if reader else None)
+        return self._build(folder, functions, partial(read_answer, reader) if reader else None)
 
     def for_items(self, folder: Path) -> DatasetTask:
         return self._build(folder, [], (lambda text: None) if self.answer else None)  # nothing is scored: no file is run
@@ -131,14 +131,15 @@ class DatasetSettings(ItemSource):
         return task
 
 
-def _read_answer(reader: Callable[[str], Any], text: str) -> str | None:
+def read_answer(reader: Callable[[str], Any], text: str, key: str = "task.answer") -> str | None:
+    """What a function of the user's, given as `key`, finds in a message."""
     try:
         with user_code():
             found = reader(text)
     except Exception as error:
-        raise UserError(f"task.answer {raised(error)}") from error
+        raise UserError(f"{key} {raised(error)}") from error
     if found is not None and not isinstance(found, str):
-        raise UserError(f"task.answer returned {found!r:.60}, a {type(found).__name__}; return a text, or None")
+        raise UserError(f"{key} returned {found!r:.60}, a {type(found).__name__}; return a text, or None")
     return found or None
 
 

@@ -52,16 +52,21 @@ class ScriptData:
 
 
 def script_data(
-    functions: Sequence[Callable[..., Any]], train: Any, test: Any, folder: Path, settings: dict[str, Any]
+    functions: Sequence[Callable[..., Any]],
+    answer: Callable[[str], Any] | None,
+    train: Any,
+    test: Any,
+    folder: Path,
+    settings: dict[str, Any],
 ) -> ScriptData | None:
-    """None where the command line could not find the rewards, or the rows cannot be written down."""
-    rewards = [_importable(function, folder) for function in functions]
-    if None in rewards:
+    """None where the command line could not find the functions, or the rows cannot be written down."""
+    rewards, reader = [_importable(function, folder) for function in functions], answer and _importable(answer, folder)
+    if None in rewards or (answer and not reader):
         return None
     texts = [None if rows is None else _lines(rows) for rows in (train, test)]
     if texts[0] is None or (test is not None and texts[1] is None):
         return None
-    return ScriptData([name for name in rewards if name], texts[0], texts[1], settings)
+    return ScriptData([name for name in rewards if name], texts[0], texts[1], settings | ({"answer": reader} if reader else {}))
 
 
 def _importable(function: Callable[..., Any], folder: Path) -> str | None:

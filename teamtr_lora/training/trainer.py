@@ -33,7 +33,7 @@ from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open
 from teamtr_lora.runs.run_dir import RunDir, chosen_run_dir
 from teamtr_lora.tasks import Rewards, Task
 from teamtr_lora.tasks.custom import checked_task
-from teamtr_lora.tasks.dataset import DatasetTask
+from teamtr_lora.tasks.dataset import DatasetTask, read_answer
 from teamtr_lora.training.events import Events, checked_callback
 from teamtr_lora.training.live_view import LiveView
 from teamtr_lora.training.run import TrainingRun
@@ -141,6 +141,7 @@ class TeamTRTrainer:
     `success_at_least`: the reward from which an episode counts as right in accuracies.
     `reward_range`: the lowest and the highest reward an episode can get (the sum, where there are several functions). Learning
     does not depend on it; `certify` does, and the first reward outside is told.
+    `answer`: a function of a message that returns the answer it states, or None: what teams vote over.
     """
 
     @_named
@@ -159,6 +160,7 @@ class TeamTRTrainer:
         on_overlap: Literal["refuse", "drop", "allow"] = "refuse",
         success_at_least: float = 1.0,
         reward_range: tuple[float, float] = (0.0, 1.0),
+        answer: Callable[[str], str | None] | None = None,
     ) -> None:
         _check_choice("on_reward_error", on_reward_error, ("stop", "zero"))
         _check_choice("on_overlap", on_overlap, ("refuse", "drop", "allow"))
@@ -166,7 +168,7 @@ class TeamTRTrainer:
             given = {"reward_funcs": reward_funcs != (), "train_dataset": train_dataset is not None}
             given |= {"eval_dataset": eval_dataset is not None, "on_reward_error": on_reward_error != "stop"}
             given |= {"on_overlap": on_overlap != "refuse", "success_at_least": success_at_least != 1.0}
-            _check_alone(given | {"reward_range": tuple(reward_range) != (0.0, 1.0)})
+            _check_alone(given | {"reward_range": tuple(reward_range) != (0.0, 1.0), "answer": answer is not None})
             reward_range = checked_task(task, "task: got").reward_range
         elif train_dataset is None:
             raise UserError("train_dataset: give a datasets.Dataset or a list of dicts with a 'prompt' column, or task=")
@@ -185,8 +187,11 @@ class TeamTRTrainer:
         same = eval_dataset is train_dataset
         used = {"success_at_least": success_at_least, "reward_range": within, "on_reward_error": on_reward_error}
         used["on_overlap"] = "allow" if same else on_overlap
-        rows = DatasetTask(train_dataset, eval_dataset, rewards, success_at_least=success_at_least, reward_range=within)
-        script = script_data(functions, train_dataset, eval_dataset, recipe.folder, used)
+        reader = functools.partial(read_answer, answer, key="answer") if answer else None
+        rows = DatasetTask(
+            train_dataset, eval_dataset, rewards, success_at_least=success_at_least, reward_range=within, answer=reader
+        )
+        script = script_data(functions, answer, train_dataset, eval_dataset, recipe.folder, used)
         if same:
             logger.warning("eval_dataset is train_dataset: accuracies are those on the prompts that are trained on")
         elif eval_dataset is not None:

@@ -89,7 +89,8 @@ class Rewards:
             values = values.tolist()  # a tensor or array is fine as long as its length is
         if not isinstance(values, (list, tuple)) or len(values) != len(episodes):
             got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
-            self._fail(f"reward {name} returned {got} for {len(episodes)} episodes (items {episodes[0].item_id!r} ...)")
+            expected = f"{len(episodes)} episodes (items {episodes[0].item_id!r} ...): return a list with a number for each"
+            self._fail(f"reward {name} returned {got} for {expected}")
             return [0.0] * len(episodes)
         return [self._number(name, value, episode) for value, episode in zip(values, episodes, strict=True)]
 
@@ -104,6 +105,9 @@ class Rewards:
             except MISREAD as error:
                 raised_first = raised_first or error
                 continue
+            except Exception:  # it read this form, and failed later: what it says then is what is wrong
+                self._forms[place] = form
+                raise
             self._forms[place] = form
             return values
         assert raised_first is not None
@@ -136,7 +140,7 @@ class Rewards:
             number = math.nan
         if not abs(number) <= LARGEST:  # also where it is no number
             self._fail(
-                f"reward {name} returned {value!r} for item {episode.item_id!r}; a reward is a number of at most {LARGEST:g}"
+                f"reward {name} returned {value!r} for item {episode.item_id!r}; a reward is a finite number, at most {LARGEST:g}"
             )
             return 0.0
         return number
@@ -146,8 +150,9 @@ class Rewards:
         slack = 1e-9 * max(1.0, abs(low), abs(high))
         if not low - slack <= reward <= high + slack:
             logger.warning(
-                "item %r got reward %g, outside %s = [%g, %g]: training goes on, certificates need the true range",
-                episode.item_id, reward, self._written("task.reward_range"), low, high,
+                "item %r got reward %g, outside %s = [%g, %g]: training goes on, but certificates need the true range, and "
+                "accuracies count what earned %s (1 unless set) as right: set both",
+                episode.item_id, reward, self._written("task.reward_range"), low, high, self._written("task.success_at_least"),
             )  # fmt: skip
             self._within = (-math.inf, math.inf)  # said once
         return reward

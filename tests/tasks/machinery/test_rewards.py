@@ -272,6 +272,16 @@ def test_a_reward_on_texts_works_with_conversations_and_the_reverse() -> None:
     assert calls[-1] == ["last 0", "last 1"] and len(calls) == 4  # two forms were tried in vain, once
 
 
+def test_what_is_wrong_in_the_form_that_a_reward_reads_is_what_is_told() -> None:
+    """It reads messages, so texts are another form to it; its own mistake comes after that."""
+
+    def sums(completions: Any, **_: Any) -> list[float]:
+        return [float(int(c[0]["content"])) for c in completions]
+
+    with pytest.raises(RewardError, match="invalid literal for int.*'last"):
+        Rewards([sums])(EPISODES)
+
+
 def test_a_form_that_was_read_once_is_never_changed() -> None:
     """A mistake in a later batch is the function's own, not a matter of the form."""
     seen: list[type] = []
