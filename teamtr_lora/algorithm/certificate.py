@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+EQUAL = 1e-9  # returns this close, as a share of the larger or of 1, are equal
 ROUNDING = 1e-12  # at gamma = 1/2 penalty and reach are equal, and only rounding would decide
 
 
@@ -252,13 +253,18 @@ def _times(factor: float, value: float) -> float:
 
 
 def leave_one_out(returns: ArrayLike, group: ArrayLike) -> Array:
-    """R - mean of the group's other episodes: unbiased where the mean of all shrinks by 1 - 1/G (lem:shrinkage)."""
+    """R - mean of the group's other episodes: unbiased where the mean of all shrinks by 1 - 1/G (lem:shrinkage). Exactly 0 in
+    groups of equal returns."""
     returns_E = np.asarray(returns, dtype=np.float64)
     _, index_E = np.unique(np.asarray(group), return_inverse=True)
     size_E = np.bincount(index_E)[index_E]
     if (size_E < 2).any():
         raise ValueError("leave-one-out needs at least two episodes a group")
-    return (returns_E - np.bincount(index_E, weights=returns_E)[index_E] / size_E) * size_E / (size_E - 1)
+    off_E = returns_E - np.bincount(index_E, weights=returns_E)[index_E] / size_E
+    furthest_G, largest_G = np.zeros(index_E.max() + 1), np.ones(index_E.max() + 1)
+    np.maximum.at(furthest_G, index_E, abs(off_E))
+    np.maximum.at(largest_G, index_E, abs(returns_E))
+    return np.where((furthest_G <= EQUAL * largest_G)[index_E], 0.0, off_E * size_E / (size_E - 1))
 
 
 def centred_surrogate(log_ratio: ArrayLike, episode: ArrayLike, advantage: ArrayLike) -> Array:

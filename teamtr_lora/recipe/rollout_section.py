@@ -109,7 +109,8 @@ class RolloutSection(Section):
     max_message_tokens: int = Field(default=32, ge=1, description="Longest message in tokens.")
     truncated_messages: Literal["mask", "score"] = Field(
         default="score",
-        description="Messages cut at max_message_tokens: score them like any other, or mask them out of the update.",
+        description="Messages cut at max_message_tokens: score them like any other, or mask them out of the "
+        "gradient. The gate and certificates count them either way.",
     )
     requests_per_batch: int = Field(default=256, ge=1, description="Largest batch of an engine in this process, in requests.")
     importance_cap: float | None = Field(

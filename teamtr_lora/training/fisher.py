@@ -57,7 +57,7 @@ def fisher_reading(
     advantage_E = leave_one_out([episode.discounted_return(discount) for episode in episodes], group_E)
     advantage_M = advantage_E[episode_M]
     along_M = (rows_MP.double() @ step).numpy()
-    per_episode = len(episode_M) / len(chosen)
+    per_episode = len(episode_M) / len(chosen) * len(spoke) / len(episodes)  # of all episodes, as L: some it did not speak in
     gram_MM = (rows_MP.double() @ rows_MP.double().T).numpy()
     model = gram_model(
         gram_MM,

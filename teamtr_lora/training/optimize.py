@@ -16,6 +16,7 @@ from teamtr_lora.algorithm.fixed_point import MORE_ROOM, FixedPointSum, unit_exp
 from teamtr_lora.algorithm.step_size import NOTHING, OVERSHOOT, TOLERATED, probed_rate, remaining_rate
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import message_kl
+from teamtr_lora.algorithm.variants.gain import ROUNDING
 from teamtr_lora.algorithm.variants.region import TrustRegion
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.training.batches import MessageBatch
@@ -64,8 +65,8 @@ class OptimizeReport:
 
     @property
     def improves(self) -> bool:
-        """Whether the step improves the surrogate on the episodes that it was fitted to."""
-        return self.gain is not None and self.gain > 0
+        """Whether the step improves the surrogate on the episodes that it was fitted to, by more than rounding explains."""
+        return self.gain is not None and self.gain > ROUNDING
 
 
 @dataclass(kw_only=True)

@@ -83,11 +83,12 @@ class StageRollouts:
         return Material(newest=newest, earlier=earlier, kept_E=np.concatenate(useful_E))
 
     def _teaches(self, episodes: list[Episode], discount: float) -> np.ndarray:
-        """Whether an episode's group differs in return, for any agent: the others have no gradient, now or later."""
+        """Whether an episode's group differs in return, for any agent, or will when the others are weighted beside whom its
+        messages are credited: the rest have no gradient, now or later."""
         training, agents = self._context.config.training, self._context.agents
         asked = agents if any(episode.credit for episode in episodes) else agents[:1]
         group_E = np.array([episode.group for episode in episodes])
-        useful_E = np.zeros(len(episodes), bool)
+        useful_E = np.array([any(max(met) > min(met) for met in episode.beside.values()) for episode in episodes])
         for agent in asked:
             useful_E |= episode_advantages(episodes, agent, training, discount).unclipped_E.numpy() != 0
         return np.isin(group_E, group_E[useful_E])

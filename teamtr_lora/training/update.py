@@ -209,27 +209,23 @@ class AgentUpdater:
         read_E = np.isin(np.arange(len(material.episodes)), sorted(read))
         judged = [sequence for sequence in sequences if read_E[sequence.position]]
         quick = self.scorer.tf32 and self.scorer.quick
-        batch = self._batch(judged, judge, advantage_E, judging_E, segments=quick)
+        # masked messages are judged too: a step that moves them moves the team
+        batch = self._batch(judged, judge, advantage_E, judging_E, masked=False, segments=quick)
         judging = Judging(batch=batch, groups=judge, mixed=mixed, weight_E=judging_E, read_E=read_E)
         enough = len(fit_groups) >= training.min_informative_groups and bool(mixed & judge)
         return Split(fit, judging) if fit and judging.batch.messages and enough else None
 
     def _batch(
-        self,
-        sequences: list[TokenSequence],
-        groups: set[int],
-        advantage_E: np.ndarray,
-        weight_E: np.ndarray,
-        *,
-        segments: bool = False,
-    ) -> MessageBatch:
+        self, sequences: list[TokenSequence], groups: set[int], advantage_E: np.ndarray, weight_E: np.ndarray,
+        *, masked: bool = True, segments: bool = False,
+    ) -> MessageBatch:  # fmt: skip
         return message_batch(
             [sequence for sequence in sequences if sequence.episode.group in groups],
             advantage_E.tolist(),
             weight_E=weight_E.tolist(),
             tokens_per_microbatch=self.scorer.tokens_per_microbatch,
             device=self.scorer.device,
-            mask_truncated=self._config.rollout.truncated_messages == "mask",
+            mask_truncated=masked and self._config.rollout.truncated_messages == "mask",
             pack_width=self.scorer.pack_width,
             segments=segments,
         )
@@ -331,7 +327,10 @@ class AgentUpdater:
             self.betas[agent] = self._variants.region.next_penalty(optimized.beta, first.kl.mean, radius)
         if self._config.training.learning_rate == "auto" and self._variants.region.gates:
             at = step.accepted or first
-            reach = at.alpha * math.sqrt(radius / at.bound) if 0 < at.bound < math.inf else 1.0
+            unbounded = (
+                1.0 if math.isfinite(at.kl.mean) else 0.0
+            )  # one group has no bound; a KL that is no number is much too far
+            reach = at.alpha * math.sqrt(radius / at.bound) if 0 < at.bound < math.inf else unbounded
             most = 1.0 if optimized.overshot else MOST_CHANGE
             if step.refused:  # it went too far for the episodes it was fitted to, whatever the radius is
                 most = 1 / MOST_CHANGE

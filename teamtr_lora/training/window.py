@@ -13,8 +13,8 @@ from teamtr_lora.runs.rollout_store import RolloutStore
 from teamtr_lora.runs.run_state import RolloutRecord
 from teamtr_lora.team import Episode
 
-# A weight beyond this counts as this: one episode must not carry an update.
-LARGEST_WEIGHT = 4.0
+# A weight beyond these counts as these: one episode must not carry an update, and vanishing weights leave means over nothing.
+SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-30, 4.0
 
 
 @dataclass
@@ -32,12 +32,12 @@ class PlayedEpisodes:
 
     def log_weights(self, agent: str) -> tuple[np.ndarray, np.ndarray]:
         """Of each episode: what `agent`'s messages in it are weighted by, and what their worth is still to be weighted by beside
-        the others; both capped. A message counts with its whole episode, and one that is recombined by itself: what the others
-        said then counts in its worth."""
+        the others; both within limits. A message counts with its whole episode, and one that is recombined by itself: what the
+        others said then counts in its worth."""
         whole_E, apart_E = self.log_weight, np.array([agent in episode.beside for episode in self.episodes], bool)
         own_E = np.where(apart_E, self.log_ratio_E.get(agent, 0.0), whole_E)
-        cap = np.log(LARGEST_WEIGHT)
-        return np.minimum(own_E, cap), np.minimum(whole_E - own_E, cap)
+        limits = np.log(SMALLEST_WEIGHT), np.log(LARGEST_WEIGHT)
+        return np.clip(own_E, *limits), np.clip(whole_E - own_E, *limits)
 
     @property
     def effective_share(self) -> float:

@@ -361,6 +361,13 @@ def test_centred_surrogate_is_unbiased(agents: int, gamma: float, seed: int) -> 
     assert gamma == 1 or not late or not math.isclose(twice, truth, abs_tol=1e-9)
 
 
+def test_leave_one_out_of_equal_returns_is_exactly_zero() -> None:
+    """Of groups that cannot gain the certificate's error knows that they cannot: rounding would make observations of them."""
+    returns, groups = [*[4 / 9] * 8, 1.0, 0.0, 0.1 + 0.2, 0.3, 1e9, 1e9 + 1e3], [0] * 8 + [1, 1, 2, 2, 3, 3]
+    found = leave_one_out(returns, groups)
+    assert found.tolist() == [*[0.0] * 8, 1.0, -1.0, 0.0, 0.0, -1e3, 1e3]
+
+
 @given(st.integers(2, 5), st.integers(2, 4), SEED)
 @settings(max_examples=60, deadline=None)
 def test_self_included_mean_shrinks_and_leave_one_out_does_not(size: int, outcomes: int, seed: int) -> None:

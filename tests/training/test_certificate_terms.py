@@ -80,6 +80,10 @@ def test_the_kl_of_an_agent_that_is_silent_in_some_episodes_counts_them(make_tea
     half = _terms_of(make_team(), settings, twins)
     assert whole.kl == pytest.approx((1 - 0.5) * whole.turn_kl[0])  # turn 0 of two, gamma = 1/2
     assert half.kl == pytest.approx((1 - 0.5) * half.turn_kl[0]) and 0 < half.kl < whole.kl
+    for episode in twins:
+        episode.messages = [m for m in episode.messages if m.agent == "right"]
+    second = _terms_of(make_team(), settings, twins, agent="right")
+    assert second.kl == pytest.approx((1 - 0.5) * 0.5 * second.turn_kl[0]) and second.kl > 0, "at turn 1"
 
 
 @pytest.mark.parametrize(("mixed", "items"), [(2, 16), (5, 16), (3, 8), (8, 8), (1, 40)])
@@ -127,18 +131,19 @@ def test_groups_that_earn_the_same_lend_no_confidence(make_team: Any, config: An
 
 
 def _terms_of(
-    playable: Any, settings: Any, episodes: Any, groups: set[int] | None = None, informative: set[int] | None = None
-) -> CertificateTerms:
+    playable: Any, settings: Any, episodes: Any, groups: set[int] | None = None, informative: set[int] | None = None,
+    agent: str = "left",
+) -> CertificateTerms:  # fmt: skip
     bank = playable.bank
     scorer = AgentUpdater(playable, settings).scorer
     groups = groups or {e.group for e in episodes}
-    held = [sequence for sequence in agent_sequences(episodes, "left") if sequence.episode.group in groups]
+    held = [sequence for sequence in agent_sequences(episodes, agent) if sequence.episode.group in groups]
     batch = unweighted_batch(scorer, held, 8192)
-    bank.activate("left")
+    bank.activate(agent)
     with gate_pass(scorer):
         current = keep_current(scorer, batch)
         generator = torch.Generator().manual_seed(0)
-        bank.restore("left", {n: t + 0.05 * torch.randn(t.shape, generator=generator) for n, t in bank.snapshot("left").items()})
+        bank.restore(agent, {n: t + 0.05 * torch.randn(t.shape, generator=generator) for n, t in bank.snapshot(agent).items()})
         reading = read_candidate(scorer, batch, current, settings, 0.5)
     weight_E = judging_weights(episodes, episodes, groups, informative or groups)
     read_E = np.array([episode.group in groups for episode in episodes])

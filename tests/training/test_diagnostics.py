@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -20,7 +21,7 @@ from teamtr_lora.study.diagnose import _of_stages
 from teamtr_lora.tasks import DataOrder, Item, Task
 from teamtr_lora.training.fisher import fisher_reading
 from teamtr_lora.training.run import TrainingRun
-from teamtr_lora.training.scoring import message_log_ratios, unweighted_batch
+from teamtr_lora.training.scoring import Scorer, message_log_ratios, unweighted_batch
 from teamtr_lora.training.stage import train
 from teamtr_lora.training.staleness_probe import surrogate_by_group
 from teamtr_lora.training.update_diagnostics import StageContexts, contexts, coupled_difference, shift_between
@@ -274,6 +275,26 @@ def test_contexts_are_kept_for_a_resumed_run(tmp_path: Path, episodes: Any, high
     assert again.of(3) is None and again.of(4) is not None
     assert shift_between(again.of(4), other, 7) == shift_between(own, other, 7)  # type: ignore[arg-type]
     assert coupled_difference(episodes, episodes, high_tokens) == 0 < coupled_difference(episodes, episodes[::-1], high_tokens)
+
+
+def test_the_local_gain_is_of_all_episodes_as_l_is(make_team: Any, config: Any, episodes: Any, move: Any) -> None:
+    """As many groups again, played alike, in which the agent was not asked: what it can gain is half as much."""
+    team = make_team()
+    scorer, before = Scorer.of(team, config()), team.bank.snapshot("left")
+    move(team, "left", 0.01)
+    silent = copy.deepcopy(episodes)
+    for episode in silent:
+        episode.group += 8
+        episode.messages = [message for message in episode.messages if message.agent != "left"]
+    both = [
+        fisher_reading(scorer, team.bank, "left", before, played, messages=64, discount=1.0, measured_kl=0.0, seed=0)
+        for played in (episodes, episodes + silent)
+    ]
+    alone, half = both
+    assert alone is not None and half is not None and alone.slope_in_sample > 0
+    # the gain in the region goes with the slope's root of the Gram form, which is linear in what each episode counts
+    assert half.slope_in_sample == pytest.approx(alone.slope_in_sample / 2, rel=1e-6)
+    assert half.smoothness == pytest.approx(alone.smoothness / 2, rel=1e-6)
 
 
 def test_the_fisher_model_predicts_the_measured_kl(probed: TrainingRun, make_team: Any, play: Any, move: Any) -> None:

@@ -234,6 +234,15 @@ def test_no_reward_variance_no_update(updater: Updater, episodes, state_of, conf
     assert row.alpha is None and row.kl == {} and row.decision == "skipped"
 
 
+def test_a_step_that_only_groups_without_a_gain_could_judge_is_skipped(updater: Updater, episodes) -> None:
+    """One group of eight differs: it teaches, and none of those that judge can gain or lose."""
+    for episode in episodes:
+        if episode.group:
+            episode.rewards = [0.0, 0.0]
+    _, update = updater()
+    assert update.update("left", fresh(episodes), 0).decision == "skipped"
+
+
 def test_too_few_informative_groups_are_skipped(updater: Updater, episodes) -> None:
     playable, update = updater(min_informative_groups=3)
     telling = {0, 1, 2, 3}
@@ -318,7 +327,8 @@ def test_the_advantage_of_a_message_is_its_episodes_discounted_return(updater: U
             assert got == pytest.approx(min(max(wanted, -1.2), 1.2), abs=1e-6)
 
 
-def test_masked_truncated_messages_take_no_part(updater: Updater, episodes) -> None:
+def test_masked_truncated_messages_are_judged_and_not_learned_from(updater: Updater, episodes) -> None:
+    """A step that moves them moves the team: bounds and certificates are of all that an agent says."""
     for episode in episodes:
         for index, message in enumerate(episode.messages):
             message.finish = "length" if (episode.seed + index) % 3 == 0 else "stop"
@@ -328,17 +338,20 @@ def test_masked_truncated_messages_take_no_part(updater: Updater, episodes) -> N
     kept = sum(not e.messages[0].truncated for e in episodes)
     assert 0 < kept < 32 and outcome.messages == kept
     assert score.update("left", fresh(episodes), 0).messages == 32
+    split = split_of(mask, fresh(episodes))
+    assert not any(m.truncated for batch in split.fit for m in batch.messages)
+    judged = [e.messages[0] for e in episodes if e.group in judges(split)]
+    assert sorted(map(id, split.judging.batch.messages)) == sorted(map(id, judged)) and any(m.truncated for m in judged)
 
 
 def test_a_single_held_out_group_with_messages_is_rejected_not_a_crash(updater: Updater, episodes, config) -> None:
-    """Masking may leave one held-out group: its bound is infinite, so the update is rejected and its row can be written."""
-    _, update = updater(truncated_messages="mask")
-    for episode in episodes:
-        episode.messages[0].finish = "stop"
+    """Silence may leave one held-out group: its bound is infinite, so the update is rejected and its row can be written."""
+    _, update = updater()
     held = sorted(judges(split_of(update, fresh(episodes))))
     assert len(held) == 2
     for episode in episodes:
-        episode.messages[0].finish = "length" if episode.group == held[0] else "stop"
+        if episode.group == held[0]:
+            episode.messages = [message for message in episode.messages if message.agent != "left"]
     outcome = update.update("left", fresh(episodes), 0)
     assert outcome.decision == "rejected" and {r.kl["exact"].bound for r in outcome.readings.values()} == {math.inf}
     row = row_of(outcome, episodes, config())
@@ -397,6 +410,26 @@ def test_importance_weights_are_capped_and_multiply_the_advantage(
     for key, advantage in plain.items():
         assert weighted[key] == pytest.approx(advantage * min(math.exp(shift[key]), 2.0), rel=1e-3, abs=1e-6)
     assert outcome.gap["max_abs"] > 0.25
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_step_that_follows_rounding_alone_is_rejected(updater: Updater, episodes, optimizer: str) -> None:
+    """An agent that says the same in all episodes of a group, whatever they earn, has a gradient of rounding, which Adam would
+    scale up and an automatic rate lengthen to the region's edge."""
+    first: dict[int, Any] = {}
+    for episode in episodes:
+        episode.messages[0] = first.setdefault(episode.group, episode.messages[0])
+    for seed in range(2):
+        _, update = updater(learning_rate="auto", inner_epochs=4, delta=0.02, optimizer=optimizer)
+        outcome = update.update("left", fresh(episodes), seed)
+        assert outcome.decision == "rejected" and outcome.optimized.steps > 0, outcome.decision
+
+
+def test_after_a_kl_that_is_no_number_the_next_rate_is_half(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, update = updater(learning_rate="auto", inner_epochs=1)
+    update.rates["left"] = 1e30
+    outcome = update.update("left", fresh(episodes), 0)
+    assert outcome.decision == "rejected" and update.rates["left"] == pytest.approx(0.5e30)
 
 
 def test_a_sampler_further_away_than_delta_is_a_loud_warning(
@@ -611,6 +644,10 @@ def test_a_step_that_never_fits_where_it_was_fitted_is_refused_and_leaves_no_tra
     assert outcome.step.refused is outcome.step.readings[-1] and outcome.log_ratio_E is None
     assert state_of(playable.bank.model) == before and flat(update.optimizers["left"].state_dict()) == moments
     assert "9.0000 above 0.5 on the episodes it was fitted to" in row_of(outcome, episodes, None).reason
+    _, automatic = updater(delta=0.5, learning_rate="auto")
+    judged_in_sample(monkeypatch, lambda count: 9.0)
+    refused = automatic.update("left", fresh(episodes), 0)
+    assert refused.step.refused and automatic.rates["left"] == pytest.approx(refused.optimized.learning_rate / 2)
 
 
 @pytest.mark.parametrize("what", ["kl", "gain"])

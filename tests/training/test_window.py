@@ -27,8 +27,9 @@ from teamtr_lora.tasks import Task
 from teamtr_lora.team import Episode
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.stage import train
+from teamtr_lora.training.stage_rollouts import StageRollouts
 from teamtr_lora.training.update import AgentUpdater, part_advantages
-from teamtr_lora.training.window import LARGEST_WEIGHT, EpisodeWindow, Material, PlayedEpisodes
+from teamtr_lora.training.window import LARGEST_WEIGHT, SMALLEST_WEIGHT, EpisodeWindow, Material, PlayedEpisodes
 
 Start = Callable[..., TrainingRun]
 FREE = {"least_ess": 1e-6}  # nothing drops out, whatever the small examples do
@@ -338,6 +339,12 @@ def test_weights_are_capped_where_they_are_used_and_kept_as_they_are() -> None:
     material.shift("one", np.array([1.0, 2.0, 3.0, 0.5, 0.5, -8.0]))
     assert played.log_weight.tolist() == [-8.5, 1.0, 1.0], "the cap is of the use: a weight that falls again is exact again"
     assert material.newest.log_weight.tolist() == [1.0, 2.0, 3.0]
+    least = math.log(SMALLEST_WEIGHT)
+    gone = PlayedEpisodes(episodes, {"one": np.array([-800.0, -0.5, 0.0])})
+    assert gone.log_weights("one")[0].tolist() == [least, -0.5, 0.0], "so that no mean is over nothing"
+    apart: Any = [SimpleNamespace(beside={"one": [1.0]})] * 2
+    for log_E in PlayedEpisodes(apart, {"one": np.array([-800.0, 0.0]), "two": np.array([0.0, -900.0])}).log_weights("one"):
+        assert log_E.min() == least
 
 
 def test_a_recombined_message_is_weighted_by_itself_and_its_worth_by_the_others() -> None:
@@ -354,6 +361,16 @@ def test_a_recombined_message_is_weighted_by_itself_and_its_worth_by_the_others(
     assert orders[0] == orders[1], "to the last bit: a resumed run goes on as if nothing had happened"
     fresh = PlayedEpisodes(episodes)
     assert not any(log_E.any() for log_E in fresh.log_weights("one"))
+
+
+@pytest.mark.parametrize(("met", "kept"), [([1.0, 0.0], True), ([0.5, 0.5], False)])
+def test_a_recombined_group_is_kept_that_will_differ_when_the_others_have_weights(
+    config: Any, met: list[float], kept: bool
+) -> None:
+    """As played all messages are worth the same; beside others of today who say the one thing rather than the other, not."""
+    one = [Episode("i", 0, "p", k, rewards=[1.0], credit={"a": [0.5]}, beside={"a": met[:: 1 - 2 * k]}) for k in range(2)]
+    context: Any = SimpleNamespace(config=config(), agents=["a"])
+    assert StageRollouts._teaches(SimpleNamespace(_context=context), one, 1.0).tolist() == [kept] * 2  # type: ignore[arg-type]
 
 
 def test_updates_of_recombined_episodes_learn_from_the_others_of_today(start: Start, tmp_path: Path) -> None:
@@ -445,6 +462,8 @@ def test_how_each_way_of_reuse_divides_the_newest_rollout() -> None:
     alone = HoldOut(settings).divide(newest, {1, 2, 5}, False, 0)
     assert Window(settings).divide(newest, {1, 2, 5}, False, 0) == alone, "nothing earlier: as without a window"
     assert WindowAndNewest(settings).divide(newest, {1, 2, 5}, True, 0) == alone
+    assert WindowAndNewest(settings).divide(newest, {3}, True, 0) == whole, "the only group that differs judges"
+    assert 3 in WindowAndNewest(settings).divide(newest, {3}, False, 0).fit, "and teaches where there is nothing else"
     assert {name: kind(settings).window(4) for name, kind in REUSE.items()} == {"none": 0, "window": 3, "window_and_newest": 3}
     assert {name: kind(settings, 7).window(4) for name, kind in REUSE.items()} == {"none": 0, "window": 7, "window_and_newest": 7}
     two = [Window(settings, rollouts, two_stages=True).window(agents) for rollouts, agents in ((None, 4), (7, 4), (None, 1))]

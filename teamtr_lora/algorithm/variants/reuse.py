@@ -126,7 +126,10 @@ class WindowAndNewest(Window):
         return HoldOut.judges(self, items)
 
     def divide(self, newest: Sequence[Played], informative: Collection[int], earlier: bool, seed: int) -> Division:
-        return HoldOut.divide(self, newest, informative, earlier, seed)
+        found = HoldOut.divide(self, newest, informative, earlier, seed)
+        # a single item that differs judges where the window has others to learn from
+        whole = earlier and not set(informative) & set(found.judge)
+        return super().divide(newest, informative, earlier, seed) if whole else found
 
 
 # Of the items whose episodes differ in return, so many are held out at least (all but one, where there are fewer).
