@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -138,6 +139,7 @@ class BaselineRun:
         self._update_began = 0.0
         self._longest = 1
         self.trl_logs: dict[str, float] = {}
+        self.rates: list[float] = []  # of the update's steps
         task.check_agents(playable.team.names, playable.team.router.max_messages)
         task.check_router(playable.team.router)
 
@@ -263,11 +265,12 @@ class BaselineRun:
         version = bank.commit(self.agent)
         report = OptimizeReport(
             steps=self.state.settings["save_steps"],
-            learning_rate=self.trl_logs.get("learning_rate", self.recipe.training.starting_rate),  # of its last step
+            learning_rate=fmean(self.rates),
             beta=0.0,
             clip_rate=float(self.trl_logs.get("clip_ratio/region_mean") or 0.0),
             gradient_norm=float(self.trl_logs.get("grad_norm") or 0.0),
         )
+        self.rates.clear()
         outcome = self._meter.outcome(self._rollout.episodes, report)  # with our advantages: TRL's own are in no row
         seconds["gate"] = time.monotonic() - started
         self._lent.close()
@@ -359,6 +362,9 @@ class AfterEachUpdate(TrainerCallback):
 
     def __init__(self, run: BaselineRun) -> None:
         self._run = run
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **kwargs: Any) -> None:
+        self._run.rates.append(lr_scheduler.get_last_lr()[0])
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs and "clip_ratio/region_mean" in logs:

@@ -195,7 +195,7 @@ def test_dapo_and_ppo_train_too_through_the_command(trl: Any, tmp_path: Path, ca
         stored = json.loads((run_dir / "baseline.json").read_text())
         assert stored["algorithm"] == name and stored["step"] == steps and stored["trl"].startswith("1.16")
         (row,) = (row for row in read_rows(run_dir) if isinstance(row, UpdateRow))
-        assert row.learning_rate == pytest.approx(0.005), "that of the second of two steps"
+        assert row.learning_rate == pytest.approx((0.01 + 0.005) / 2), "of two steps, of which the second is half as long"
         assert main(["train", str(QUICKSTART), *SMALL, "--run-dir", str(run_dir), "--resume"]) == 2
         assert "holds a run of `teamtr-lora baseline`" in capsys.readouterr().err
         assert main(["baseline", "grpo", str(QUICKSTART), *SMALL, *one, "--run-dir", str(run_dir), "--resume"]) == 2
