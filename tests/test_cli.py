@@ -572,7 +572,7 @@ def test_validate_schema_is_a_json_schema_that_accepts_our_recipes(work: Path, c
     ("override", "parts"),
     [
         ("task.path=row.jsonl", ["task.path = 'row.jsonl': no such file", "did you mean 'rows.jsonl'?"]),
-        ("task.reward=nosuch:f", ["task.reward = 'nosuch:f': cannot import it: there is no nosuch.py beside the recipe"]),
+        ("task.reward=nosuch:f", ["task.reward = 'nosuch:f': cannot import it: there is no nosuch.py beside the recipe, in "]),
         ("task.reward=os:system", ["task.reward = 'os:system': os is part of Python itself"]),
         ("task.reward=[cli_rewards:even, torch.utils.collect_env:run]", ["task.reward.1 = ", "TEAMTR_LORA_TRUST=torch"]),
     ],

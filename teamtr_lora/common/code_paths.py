@@ -32,6 +32,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.program import program
 
 TRUST = "TEAMTR_LORA_TRUST"
 OFFERED = "teamtr_lora.tasks"  # the entry-point group
@@ -92,7 +93,7 @@ def misnamed(path: str, folder: Path | None) -> tuple[str, str] | None:
     if file is None and (without := module_name.removesuffix(".py")) != module_name and _file(without, folder):
         return "names a file where a module belongs", f"write it as {without}:{name}"
     package = _installed(file) if file else module_name.partition(".")[0]
-    return _refused(package, file or Path(module_name.replace(".", "/") + ".py")) if package else None
+    return _refused(package, file or Path(module_name.replace(".", "/") + ".py"), folder) if package else None
 
 
 def undefined(path: str, folder: Path | None) -> tuple[str, str] | None:
@@ -173,8 +174,9 @@ def _trusted() -> set[str]:
     return {name for name in names if name not in sys.stdlib_module_names and name != "teamtr_lora"}
 
 
-def _refused(package: str, file: Path) -> tuple[str, str] | None:
-    """Why the functions of a package may not be named, and the fix; `file` is where one of the user's own would be."""
+def _refused(package: str, file: Path, folder: Path | None) -> tuple[str, str] | None:
+    """Why the functions of a package may not be named, and the fix; `file` is where one of the user's own would be, in the recipe's
+    `folder`."""
     if package in sys.stdlib_module_names:
         return f"{package} is part of Python itself", "name a function of your own, in a file beside the recipe"
     if package == "teamtr_lora":
@@ -183,8 +185,12 @@ def _refused(package: str, file: Path) -> tuple[str, str] | None:
         found = package in sys.modules or importlib.util.find_spec(package) is not None  # this does not run the package
     except (ImportError, ValueError):
         found = False
+    if not found and folder is not None and not folder.is_dir():  # no file's recipe: a run remembers where its own lay
+        again = f"go on with its recipe from there: {program()} train NEW/recipe.yaml --run-dir RUN --resume"
+        return f"cannot import it: the recipe's folder {folder} is not there", f"if it has moved, {again}"
     if not found:
-        return f"cannot import it: there is no {file} beside the recipe", "write that file, or check the name"
+        where = f", in {folder.resolve()}" if folder is not None else ""
+        return f"cannot import it: there is no {file} beside the recipe{where}", "write that file, or check the name"
     if package not in _trusted():
         return (
             f"{package} is an installed package, and a stranger's recipe could name any function of it",

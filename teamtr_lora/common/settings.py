@@ -82,11 +82,13 @@ def refuse(title: str, mistakes: Iterable[Mistake]) -> None:
         raise ValidationError.from_exception_data(title, details)
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, known: Iterable[str], *, same_words: bool = False) -> str | None:
     """The valid name that `word` is a slip of: one or two letters, other separators, a plural, words swapped, shortened or left
-    out. None where it is merely like one, or could be two: a wrong hint is worse than no hint.
+    out. None where it is merely like one, or could be two: a wrong hint is worse than no hint. `same_words`: a plural, other
+    separators and the order are all that may differ.
     """
     slips = [(slip, name) for name in dict.fromkeys(known) if (slip := _slip(word.lower(), name.lower())) is not None]
+    slips = [(slip, name) for slip, name in slips if slip == 0 or not same_words]
     best = min((slip for slip, _ in slips), default=0)
     names = [name for slip, name in slips if slip == best]
     return names[0] if len(names) == 1 else None

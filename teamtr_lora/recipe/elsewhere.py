@@ -99,7 +99,7 @@ NAMES: dict[str, Elsewhere] = {
     # how long
     **dict.fromkeys(("num_train_epochs", "max_steps", "total_epochs", "total_training_steps", "num_epochs", "total_episodes",
                      "epochs", "steps", "total_steps", "max_epochs"), Elsewhere("training.stages", _STAGES)),
-    "stage": Elsewhere("training.stages", "which is their number; the kind of training is no choice: it is TeamTR's"),
+    "stage": Elsewhere("training.stages", "counts stages; the kind of training is no choice: it is TeamTR's"),
     **dict.fromkeys(("num_iterations", "ppo_epochs", "num_ppo_epochs"), Elsewhere("training.inner_epochs")),
     # batches
     **dict.fromkeys(("per_device_train_batch_size", "micro_batch_size", "ppo_micro_batch_size_per_gpu",
@@ -124,7 +124,8 @@ NAMES: dict[str, Elsewhere] = {
     # the optimizer
     **dict.fromkeys(("lr", "actor_lr", "actor_learning_rate"), Elsewhere("training.learning_rate")),
     **dict.fromkeys(("loraplus_lr_ratio", "loraplus_lr_embedding"), Elsewhere(None, "{training.learning_rate} is one for all")),
-    **dict.fromkeys(("lr_scheduler_type", "lr_scheduler"), Elsewhere("training.schedule")),
+    **dict.fromkeys(("lr_scheduler_type", "lr_scheduler", "lr_schedule", "learning_rate_schedule", "learning_rate_scheduler",
+                     "scheduler"), Elsewhere("training.schedule")),
     "lr_scheduler_kwargs": Elsewhere("training.schedule", "has no settings"),
     **dict.fromkeys(("warmup_ratio", "warmup_steps", "lr_warmup_steps"), Elsewhere(None, _NO_WARM_UP)),
     **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args", "betas"), Elsewhere(None, _ADAM)),

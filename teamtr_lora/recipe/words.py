@@ -227,11 +227,13 @@ def _choices(node: Node) -> list[str]:
 def _unknown_key(loc: Loc, value: Any, parent: Node) -> Problem:
     word, known = str(loc[-1]), list(parent.get("properties", {}))
     ours, theirs = own_names(), NAMES.get(word)
-    # The best guess first: the right name in the wrong section, another library's name, a misspelt key of this section, then one
-    # of another section.
+    # The best guess first: a key of this section with other separators or a plural, the right name in the wrong section, another
+    # library's name, a misspelt key of this section, then one of another section.
     misspelt = nearest(word, known) or ours.get(nearest(word, ours) or "")
     suggestion, fix = ours.get(word) or misspelt, ""
-    if theirs and ours.get(word, "task.").startswith("task."):
+    if own := len(loc) > 1 and nearest(word, known, same_words=True):
+        suggestion = own
+    elif theirs and ours.get(word, "task.").startswith("task."):
         suggestion, fix = theirs.key, theirs.words(str)
     elif suggestion is None:
         section = key_text(loc[:-1])

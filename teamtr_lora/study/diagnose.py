@@ -96,7 +96,12 @@ def diagnose_rows(stored: StoredRun, rows: Sequence[MetricsRow]) -> RunDiagnosis
         local_gain=known("local_gain", f"{PROBE} and diagnostics.fisher_messages", lambda: _local_gain(updates)),
         cost=_cost(made, stages[-1] if stages else None, recipe.training.matched),
         missing=missing,
-        verdict=diagnose_verdict(updates, first_and_now(rows), fixed_rate=recipe.training.learning_rate != "auto"),
+        verdict=diagnose_verdict(
+            updates,
+            first_and_now(rows),
+            fixed_rate=recipe.training.learning_rate != "auto",
+            estimator=recipe.trust_region.estimator,
+        ),
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from teamtr_lora.runs.metrics import UpdateRow
 from teamtr_lora.study.certified import RunCertificates
 
 MUCH = 0.1  # of the episodes: beyond this a limit is what to change first
+WIDE = 3.0  # times the mean KL: a bound beyond this is mostly noise, and a shorter step hardly lowers it
 
 
 def certify_verdict(run: RunCertificates, items: int) -> list[str]:
@@ -56,8 +58,11 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
     return words
 
 
-def diagnose_verdict(updates: Sequence[UpdateRow], evaluations: Sequence[dict[str, Any]], *, fixed_rate: bool) -> list[str]:
-    """`evaluations`: the first one, and that of the team as it is. `fixed_rate`: the recipe names a learning rate."""
+def diagnose_verdict(
+    updates: Sequence[UpdateRow], evaluations: Sequence[dict[str, Any]], *, fixed_rate: bool, estimator: str = "exact"
+) -> list[str]:
+    """`evaluations`: the first one, and that of the team as it is. `fixed_rate`: the recipe names a learning rate. `estimator`: of
+    the KL that the gate bounds."""
     counts: Counter[str] = Counter(row.decision for row in updates)
     taken = counts["accepted"] + counts["shrunk"]
     words = [
@@ -70,10 +75,10 @@ def diagnose_verdict(updates: Sequence[UpdateRow], evaluations: Sequence[dict[st
         rise = last["avg_at_k"] - first["avg_at_k"]
         kind = "a rise" if rise > noise else "a fall" if rise < -noise else "no more than the noise of the evaluations"
         words.append(f"Held-out accuracy went from {first['avg_at_k']:.3f} to {last['avg_at_k']:.3f}: {kind}.")
-    return [*words, _next_step(updates, counts, fixed_rate)]
+    return [*words, _next_step(updates, counts, fixed_rate, estimator)]
 
 
-def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: bool) -> str:
+def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: bool, estimator: str) -> str:
     half, episodes = len(updates) / 2, sum(row.episodes for row in updates)
     ended, cut = (sum(getattr(row, of) for row in updates) for of in ("overflowed_episodes", "truncated_messages"))
     if ended > MUCH * episodes:
@@ -92,6 +97,11 @@ def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: b
         return f"Next: most steps were out of region: {shorter}, or raise trust_region.delta."
     if counts["rejected"] > half:
         return "Next: most steps gained nothing: raise rollout.items_per_stage, so that the gain stands out from its noise."
+    if counts["shrunk"] > half and (width := _bound_by_mean(updates, estimator)) > WIDE:
+        return (
+            f"Next: most steps were cut because their KL bound is wide ({width:.1f} times the KL itself), not because they were "
+            "long: raise rollout.items_per_stage, which tightens the bound."
+        )
     if counts["shrunk"] > half and (fixed_rate or any(row.optimizer_steps > 1 for row in updates)):
         shorter = "training.learning_rate=auto" if fixed_rate else "a lower training.inner_epochs"
         return f"Next: most steps were longer than the region and were cut: {shorter} wastes less of them."
@@ -101,6 +111,12 @@ def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: b
             "ask for shorter ones in the roles."
         )
     return "Next: nothing stands out; the tables below say how each part did, and what is missing says which setting measures it."
+
+
+def _bound_by_mean(updates: Sequence[UpdateRow], estimator: str) -> float:
+    """Of the steps that were cut, the median of their KL bound over their mean KL; 0 where none has both."""
+    readings = [row.kl[estimator] for row in updates if row.decision == "shrunk" and estimator in row.kl]
+    return median([kl.bound / kl.mean for kl in readings if kl.bound is not None and kl.mean is not None and kl.mean > 0] or [0.0])
 
 
 def _count(number: int, what: str) -> str:

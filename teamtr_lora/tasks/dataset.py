@@ -13,7 +13,7 @@ from pydantic import Field
 
 from teamtr_lora.common.code_paths import load_callable, raised, user_code
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.settings import CallablePath, Text
+from teamtr_lora.common.settings import CallablePath, Text, nearest
 from teamtr_lora.tasks.machinery.bench import BenchTask
 from teamtr_lora.tasks.machinery.forms import content_text
 from teamtr_lora.tasks.machinery.rewards import Rewards
@@ -22,6 +22,10 @@ from teamtr_lora.tasks.machinery.task_settings import ItemSource
 from teamtr_lora.team import Episode
 
 logger = logging.getLogger(__name__)
+
+# What others call the prompt's column and the answer's, the likeliest first.
+_PROMPTS = ("question", "problem", "query", "instruction", "input", "task", "text", "messages")
+_ANSWERS = ("answer", "solution", "final_answer", "ground_truth", "target", "label", "reference", "output", "response")
 
 
 class DatasetTask(BenchTask):
@@ -41,10 +45,13 @@ class DatasetTask(BenchTask):
         success_at_least: float = 1.0,
         reward_range: tuple[float, float] = (0.0, 1.0),
         answer: Callable[[str], str | None] | None = None,
+        by_recipe: bool = False,
     ) -> None:
+        """`by_recipe`: it is made of a recipe's task section, whose keys an error may name."""
         for rows, key in ((train, "train"), (test, "test")):
             if rows is not None:
-                _check_rows(rows, key, (prompt_column, answer_column), rewards.needed_columns())
+                keys = by_recipe and key == "train"  # of a test set alone its columns are to change: train's have been found
+                _check_rows(rows, key, (prompt_column, answer_column), rewards.needed_columns(), keys)
         self.reward_range, self._success_at_least = reward_range, success_at_least
         self._rewards, self._answer = rewards, answer
         self._columns = (prompt_column, answer_column)
@@ -125,6 +132,7 @@ class DatasetSettings(ItemSource):
             success_at_least=self.success_at_least,
             reward_range=self.reward_range,
             answer=answer,
+            by_recipe=True,
         )
         if test is not None:
             task.settle_overlap(self.on_overlap)
@@ -143,8 +151,9 @@ def read_answer(reader: Callable[[str], Any], text: str, key: str = "task.answer
     return found or None
 
 
-def _check_rows(rows: Any, key: str, own: tuple[str, str | None], needed: Mapping[str, str]) -> None:
-    """Every row, before anything is played: `own` are the prompt's column and the answer's, `needed` those that rewards take."""
+def _check_rows(rows: Any, key: str, own: tuple[str, str | None], needed: Mapping[str, str], by_keys: bool) -> None:
+    """Every row, before anything is played: `own` are the prompt's column and the answer's, `needed` those that rewards take.
+    `by_keys`: a key of the recipe says what the own ones are called."""
     columns = [column for column in own if column]
     needed = {column: reward for column, reward in needed.items() if column != "answer" or not own[1]}
     if isinstance(rows, Mapping) or not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
@@ -160,7 +169,8 @@ def _check_rows(rows: Any, key: str, own: tuple[str, str | None], needed: Mappin
         for column in (*columns, *needed):
             if column not in first:
                 why = f", which reward {needed[column]} takes" if column in needed else ""
-                raise UserError(f"the {key} dataset has no column {column!r}{why}; it has {', '.join(map(str, first))}")
+                fix = f"; {_named_otherwise(column, own, first, by_keys)}" if column in own else ""
+                raise UserError(f"the {key} dataset has no column {column!r}{why}; it has {', '.join(map(str, first))}{fix}")
     if hasattr(rows, "select_columns"):  # reads nothing of a Dataset that is not looked at
         rows = rows.select_columns(list(dict.fromkeys([*columns, *needed])))
     each = rows if hasattr(rows, "__iter__") else map(rows.__getitem__, range(len(rows)))
@@ -181,6 +191,16 @@ def _check_rows(rows: Any, key: str, own: tuple[str, str | None], needed: Mappin
             "%d rows of the %s dataset have an empty %r and are played with it, row %d (counted from 0) first: leave them out",
             len(blank), key, own[0], blank[0],
         )  # fmt: skip
+
+
+def _named_otherwise(column: str, own: tuple[str, str | None], first: Mapping[str, Any], by_keys: bool) -> str:
+    """How to make a column of the rows the prompt's or the answer's."""
+    what, usual, other = ("prompt", _PROMPTS, _ANSWERS) if column == own[0] else ("answer", _ANSWERS, _PROMPTS)
+    free = [name for name in map(str, first) if name not in own and name not in other]
+    meant = nearest(column, free) or next((name for name in usual if name in free), None) or (free[0] if len(free) == 1 else None)
+    if by_keys:
+        return f"set task.{what}_column={meant}" if meant else f"set task.{what}_column to the one that holds the {what}"
+    return f"rename the column {meant!r} to {column!r}" if meant else f"name the one that holds the {what} {column!r}"
 
 
 def _lacks(row: int, split: str, column: str) -> str:

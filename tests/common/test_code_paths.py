@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import py_compile
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,8 +187,12 @@ def test_only_what_is_written_in_python_and_can_be_called(folder: Path) -> None:
 
 
 def test_missing_module_and_missing_name(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot import it: there is no no_such_module_here.py beside the recipe"):
+    absent = f"cannot import it: there is no no_such_module_here.py beside the recipe, in {folder.resolve()}; write that file"
+    with pytest.raises(UserError, match=re.escape(absent)):
         load_callable("no_such_module_here:f", key="k", folder=folder)
+    moved = f"the recipe's folder {folder / 'old'} is not there; if it has moved, .* train NEW/recipe.yaml --run-dir RUN --resume"
+    with pytest.raises(UserError, match=moved):
+        load_callable("no_such_module_here:f", key="k", folder=folder / "old")
     (folder / "mine2.py").write_text("def g(): ...\nfrom os import path\n")
     with pytest.raises(UserError, match=r"has no 'f'; it defines g$"):
         load_callable("mine2:f", key="k", folder=folder)

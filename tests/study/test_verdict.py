@@ -47,9 +47,10 @@ def test_a_positive_bound_is_a_proof_and_others_are_not() -> None:
     assert "evaluation.every_stages=1" in certify_verdict(run(stage(1, -0.1, improvement=None)), 32)[-1]
 
 
-def row(decision: str, reason: str = "", steps: int = 4, ended: int = 0, cut: int = 0) -> Any:
+def row(decision: str, reason: str = "", steps: int = 4, ended: int = 0, cut: int = 0, wide: float | None = 1.5) -> Any:
     lost = {"episodes": 20, "overflowed_episodes": ended, "truncated_messages": cut}
-    return SimpleNamespace(decision=decision, reason=reason, optimizer_steps=steps, **lost)
+    kl = {"exact": SimpleNamespace(mean=0.01, bound=None if wide is None else 0.01 * wide)}
+    return SimpleNamespace(decision=decision, reason=reason, optimizer_steps=steps, kl=kl, **lost)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,17 @@ def test_single_steps_are_not_to_be_fewer() -> None:
     cut = [row("shrunk", "the whole step was out of region: x", steps=1)] * 3
     assert "nothing stands out" in diagnose_verdict(cut, [], fixed_rate=False)[-1]
     assert "training.learning_rate=auto" in diagnose_verdict(cut, [], fixed_rate=True)[-1]
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_steps_cut_for_a_wide_bound_want_more_items_and_not_shorter_steps(fixed: bool) -> None:
+    reason = "the whole step was out of region: x"
+    for widths, wide in (((4.0, 3.5, 1.2), True), ((4.0, None, 1.2), False), ((2.9, 2.9, 9.0), False), ((None, None, None), False)):
+        said = diagnose_verdict([row("shrunk", reason, wide=width) for width in widths], [], fixed_rate=fixed)[-1]
+        assert ("(3.5 times the KL itself)" in said and "raise rollout.items_per_stage" in said) == wide
+        assert ("were longer than the region" in said) == (not wide)
+    kept = [row("accepted", wide=9.0)] * 2 + [row("shrunk", reason, wide=9.0)]
+    assert "nothing stands out" in diagnose_verdict(kept, [], fixed_rate=fixed)[-1], "few steps were cut"
 
 
 def test_a_rise_is_one_only_beyond_the_noise() -> None:

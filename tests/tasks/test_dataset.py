@@ -223,6 +223,38 @@ def test_rows_that_are_no_dataset(rows: Any, message: str) -> None:
         DatasetTask(rows, None, ZERO, answer_column="answer", test_fraction=0.5)
 
 
+@pytest.mark.parametrize(
+    ("row", "given", "by_key", "by_hand"),
+    [
+        ({"question": "2+2?", "answer": "4"}, {}, "set task.prompt_column=question", "rename the column 'question' to 'prompt'"),
+        ({"prompts": "2+2?", "question": "x"}, {}, "set task.prompt_column=prompts", "rename the column 'prompts' to 'prompt'"),
+        ({"words": "2+2?"}, {}, "set task.prompt_column=words", "rename the column 'words' to 'prompt'"),
+        ({"answer": "4"}, {}, "set task.prompt_column to the one that holds the prompt", "name the one that holds the prompt 'prompt'"),
+        (
+            {"prompt": "2+2?", "level": 1, "label": "4"},
+            {"answer_column": "answer"},
+            "set task.answer_column=label",
+            "rename the column 'label' to 'answer'",
+        ),
+    ],
+)  # fmt: skip
+def test_a_column_of_another_name_is_told_as_its_user_can_name_it(
+    tmp_path: Path, row: dict[str, Any], given: dict[str, str], by_key: str, by_hand: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    (tmp_path / "rewards.py").write_text("def f(prompts, **_):\n    return [0.0] * len(prompts)\n")
+    column = next(iter(given.values()), "prompt")
+    said = f"the train dataset has no column {column!r}; it has {', '.join(row)}; "
+    with pytest.raises(UserError) as caught:
+        DatasetSettings(name="dataset", path="rows.jsonl", reward="rewards:f", **given).build(tmp_path)
+    assert str(caught.value) == said + by_key
+    with pytest.raises(UserError) as caught:
+        DatasetTask([row], None, ZERO, **given)
+    assert str(caught.value) == said + by_hand
+    with pytest.raises(UserError, match="test dataset has no column .*(rename|name) the"):  # by a key both would change
+        DatasetTask(ROWS, [row], ZERO, by_recipe=True, **given)
+
+
 def test_a_row_without_a_prompt_is_refused_and_not_played_as_null(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a", "n": 1}\n{"n": 2}\n{"prompt": null, "n": 3}\n')
