@@ -5,6 +5,7 @@ Modules:
     arguments          values that several commands take
     examples           the examples under every --help
     launch             one command on several GPUs
+    loading            a line before the imports that take seconds
     recipe_commands    train, validate, keys, plan, init
     team_commands      eval, ask, serve
     study_commands     certify, diagnose
@@ -34,7 +35,8 @@ from typing import Any
 from teamtr_lora import __version__
 from teamtr_lora.cli.arguments import keep_stdout_for_json, trusting
 from teamtr_lora.cli.examples import examples
-from teamtr_lora.cli.launch import complained, may_complain, one_of_several
+from teamtr_lora.cli.launch import complained, may_complain, one_of_several, started_here
+from teamtr_lora.cli.loading import telling_of_imports
 from teamtr_lora.cli.parser import Parser
 from teamtr_lora.common.consoles import say, wrapped
 from teamtr_lora.common.errors import UserError
@@ -68,7 +70,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if rest:
         args.overrides = [*args.overrides, *rest]
     try:
-        with trusting(args), command_line(), one_of_several(args):
+        with trusting(args), command_line(), one_of_several(args), telling_of_imports(args.command, first=not started_here()):
             if getattr(args, "json", False):  # only now: of several processes, all but the first have no stdout any more
                 keep_stdout_for_json()
             return int(args.run(args) or 0)

@@ -118,6 +118,11 @@ def _launch(argv: list[str], count: int) -> int:
     return 0
 
 
+def started_here() -> bool:
+    """Whether another process of this command has started this one."""
+    return _started_here
+
+
 @contextmanager
 def one_of_several(args: argparse.Namespace) -> Iterator[None]:
     """Around a command: the first rank prints, the others are silent unless they fail."""

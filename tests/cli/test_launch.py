@@ -95,6 +95,29 @@ def test_a_mistake_is_told_once_by_all_processes() -> None:
     assert found.returncode == 2 and len(lines) == 1 and "did you mean" in lines[0], found.stderr
 
 
+def test_a_line_before_slow_imports_comes_from_the_first_process_alone(tmp_path: Path) -> None:
+    """Not before a mistake that shows without them, and not in the processes that a command has started."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('it is looked for here')\n")
+    script = """
+import sys
+from teamtr_lora.cli import launch, main
+launch._started_here = sys.argv.pop(1) == "started"
+sys.exit(main(sys.argv[1:]))
+"""
+
+    def told(how: str, *argv: str) -> list[str]:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path[1:]])}
+        command = [sys.executable, "-c", script, how, *argv]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path)
+        return found.stderr.splitlines()
+
+    for command in (["train", QUICKSTART], ["eval", "run"], ["swap", "run", "--undo"], ["baseline", "grpo", QUICKSTART]):
+        assert told("alone", *command) == ["loading libraries", "it is looked for here"], command
+    assert told("started", "train", QUICKSTART) == ["it is looked for here"]
+    assert told("alone", "plan", QUICKSTART) == ["it is looked for here"]
+    assert len(told("alone", "train", QUICKSTART, "training.stage=1")) == 1
+
+
 def test_the_processes_that_a_command_starts_have_its_stdout() -> None:
     """With --json stdout is for the JSON alone, and one of the processes prints it."""
     script = """

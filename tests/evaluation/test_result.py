@@ -8,7 +8,7 @@ import pytest
 
 from teamtr_lora.cli.text.evaluation import print_comparison, print_evaluation
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.evaluation.compare import compare
+from teamtr_lora.evaluation.compare import Comparison, compare
 from teamtr_lora.evaluation.outcome import Outcome, problem_digest
 from teamtr_lora.evaluation.result import EvaluationResult, make_result
 from teamtr_lora.tasks import Item
@@ -105,6 +105,34 @@ def test_json_is_plain_and_the_table_names_everything(
         assert part in text, part
     print_evaluation(result("aa", "aa", "aa"))
     assert "no spread; up to 1 of unseen" in capsys.readouterr().out
+
+
+def test_rows_that_say_the_same_once_more_are_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+
+    def rows(of: Any) -> list[str]:
+        print_comparison(of) if isinstance(of, Comparison) else print_evaluation(of)
+        lines = capsys.readouterr().out.splitlines()
+        return [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+
+    tokens, together = [f"{kind} tokens per answer" for kind in ("sampled", "prompt")], "all agents right together"
+    team, once = [together, "... given that the team is right"], result("a", "b", "-")
+    assert rows(once) == ["avg@1", *tokens, *team]
+    assert rows(result("aa", "ab")) == ["avg@2", "pass@1", "pass@2", "pass^2", "maj@2", *tokens, *team]
+    print_evaluation(once)
+    assert "the same as avg@1 here, and left out: pass@1, maj@1, mean reward" in capsys.readouterr().out
+    assert {"pass@1", "maj@1", "mean reward"} <= once.as_dict()["measures"].keys(), "the JSON has all"
+
+    unlike = make_result([replace(o, reward=o.reward / 2) for o in outcomes(["a", "b"])], {**SETTINGS, "k": 1})
+    assert rows(unlike) == ["avg@1", "mean reward", *tokens, *team]
+    assert rows(compare(once, result("b", "b", "a"), ["A", "B"])) == ["avg@1", *tokens]
+    assert rows(compare(result("a", "b"), unlike, ["A", "B"])) == ["avg@1", "mean reward", *tokens]
+
+    one = {**SETTINGS, "k": 1, "policy": {"kind": "cot", "agent": None}}
+    alone = make_result([replace(o, verdicts={"solver": o.success}) for o in outcomes(["a", "b"])], one)
+    assert alone.evaluation.agents["solver"] is not None and rows(alone) == ["avg@1", *tokens]
 
 
 def test_comparing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.markup import escape
 
 from teamtr_lora.cli.text.tables import known, print_table, table_of
 from teamtr_lora.common.consoles import Console
+from teamtr_lora.common.paired import PairedTest
 from teamtr_lora.common.visible import visible_line
 from teamtr_lora.evaluation.compare import Comparison
 from teamtr_lora.evaluation.evaluate import Measure
@@ -21,18 +24,26 @@ def print_evaluation(result: EvaluationResult) -> None:
     if policy["kind"] != "team":
         title = f"{BASELINES[policy['kind']]} by {policy['agent'] or 'the base alone'}: {title}"
     table = table_of(escape(title), "measure", "value", "95% interval", "standard error")
+    same = _same_as_avg(evaluation.k, result.measures)
+    unknown: list[str] = []
     for name, estimate in result.measures.items():
-        table.add_row(name, *_cells(name, estimate))
-    if f"maj@{evaluation.k}" not in result.measures:
+        if name not in same:
+            table.add_row(name, *_cells(name, estimate))
+    if evaluation.k > 1 and f"maj@{evaluation.k}" not in result.measures:
+        unknown.append(f"maj@{evaluation.k}")
         table.add_row(f"maj@{evaluation.k}", *_measure_cells(None))
-    for agent, measure in evaluation.agents.items():
-        table.add_row(escape(f"{agent}'s own answer right"), *_measure_cells(measure))
-    table.add_row("all agents right together", *_measure_cells(evaluation.coordination))
-    table.add_row("... given that the team is right", *_measure_cells(evaluation.coordination_given_success))
+    if policy["kind"] == "team":  # of one model these are its accuracy once more
+        rows = {f"{agent}'s own answer right": measure for agent, measure in evaluation.agents.items()}
+        rows["all agents right together"] = evaluation.coordination
+        rows["... given that the team is right"] = evaluation.coordination_given_success
+        unknown += [name for name, measure in rows.items() if measure is None]
+        for name, measure in rows.items():
+            table.add_row(escape(name), *_measure_cells(measure))
     print_table(console, table)
-    if evaluation.coordination is None:
+    _print_same(console, evaluation.k, same)
+    if evaluation.coordination is None and unknown:
         console.print("-: unknown; a message is judged, and counted as a vote, where the task says how to read its answer")
-    _print_categories(console, result)
+    _print_categories(console, result, same)
     if any(e.low == e.high for name, e in result.measures.items() if name.startswith("avg@") and e.low is not None):
         bound = 3 / evaluation.items  # the rule of three
         console.print(f"every item went alike, so resampling shows no spread; up to {bound:.2g} of unseen items may still differ")
@@ -40,8 +51,20 @@ def print_evaluation(result: EvaluationResult) -> None:
     console.print(f"written to {escape(result.folder)}", soft_wrap=True)
 
 
-def _print_categories(console: Console, result: EvaluationResult) -> None:
+def _same_as_avg(k: int, measures: Mapping[str, Estimate | PairedTest]) -> list[str]:
+    """The measures that say what avg@k says: those of one sample by definition, the reward where it is 1 or 0 for right or wrong."""
+    names = ["mean reward", *(["pass@1", "pass^1", "maj@1"] if k == 1 else [])]
+    return [name for name, found in measures.items() if name in names and found == measures[f"avg@{k}"]]
+
+
+def _print_same(console: Console, k: int, same: list[str]) -> None:
+    if same:
+        console.print(f"the same as avg@{k} here, and left out: {', '.join(same)}")
+
+
+def _print_categories(console: Console, result: EvaluationResult, same: list[str]) -> None:
     shown = [n for n in result.measures if n.startswith(("avg@", "maj@")) or n == f"pass@{result.evaluation.k}"]
+    shown = [name for name in shown if name not in same]
     for column, values in result.categories.items():
         table = table_of(f"by {escape(column)}", column, "items", *(f"{name} (95% interval)" for name in shown))
         for value, (items, measures) in values.items():
@@ -56,13 +79,17 @@ def print_comparison(comparison: Comparison) -> None:
     exact = any(test.mcnemar_p_value is not None for test in comparison.tests.values())
     columns = ["measure", "A", "B", "difference", "95% interval", "p", *(["McNemar p"] if exact else []), "better / worse"]
     table = table_of(title, *columns)
+    same = _same_as_avg(comparison.k, comparison.tests)
     for name, test in comparison.tests.items():
+        if name in same:
+            continue
         places = 1 if "tokens" in name else 4
         interval = "-" if test.low is None or test.high is None else f"[{test.low:+.{places}f}, {test.high:+.{places}f}]"
         exactly = [known(test.mcnemar_p_value)] if exact else []
         values = [f"{test.first:.{places}f}", f"{test.second:.{places}f}", f"{test.difference:+.{places}f}"]
         table.add_row(name, *values, escape(interval), f"{test.p_value:.4f}", *exactly, f"{test.better} / {test.worse}")
     print_table(console, table)
+    _print_same(console, comparison.k, same)
     for letter, name, temperature in zip("AB", (comparison.first, comparison.second), comparison.temperatures, strict=True):
         console.print(f"{letter}: {escape(name)} at temperature {temperature:g}", soft_wrap=True)
     console.print("intervals: bootstrap over items; p: sign flips of the items' differences, two-sided")
