@@ -39,6 +39,7 @@ def _baseline(args: argparse.Namespace) -> int | None:
         return ended
     from teamtr_lora.baselines.trl_baseline import train_baseline
     from teamtr_lora.cli.text.summary import print_next_steps
+    from teamtr_lora.tasks.table import OF_THE_USER
     from teamtr_lora.training.live_view import LiveView
 
     out = Console(stderr=args.json)
@@ -50,5 +51,6 @@ def _baseline(args: argparse.Namespace) -> int | None:
     finally:
         view.close()
     test_items = lambda: recipe.task.build(recipe.folder).items("test")  # noqa: E731
-    show(args, summary, lambda summary: print_next_steps(out, summary, test_items()[0].prompt))
+    own = recipe.task.name in OF_THE_USER
+    show(args, summary, lambda summary: print_next_steps(out, summary, test_items()[0].prompt, own_task=own))
     return None

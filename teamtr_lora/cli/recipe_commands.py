@@ -75,6 +75,7 @@ def _train(args: argparse.Namespace) -> int | None:
     if (ended := on_every_gpu(args, recipe.base.device, gpus_each(recipe.rollout), on_cpu=processes)) is not None:
         return ended
     from teamtr_lora.cli.text.summary import print_next_steps
+    from teamtr_lora.tasks.table import OF_THE_USER
     from teamtr_lora.training.live_view import LiveView
     from teamtr_lora.training.trainer import TeamTRTrainer
 
@@ -92,7 +93,8 @@ def _train(args: argparse.Namespace) -> int | None:
         raise
     finally:
         trainer.close()
-    show(args, summary, lambda summary: print_next_steps(out, summary, trainer.task.items("test")[0].prompt))
+    own = recipe.task.name in OF_THE_USER
+    show(args, summary, lambda summary: print_next_steps(out, summary, trainer.task.items("test")[0].prompt, own_task=own))
     return None
 
 

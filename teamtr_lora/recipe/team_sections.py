@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from teamtr_lora.common.settings import DEVICE, SAFE_NAME, CallablePath, Mistake, Section, Text, meant, refuse
 
 # The end of advice on what a recipe of a base brings along; scripts, which have no recipe files, are not given it.
-OR_A_BASE = ", or name a recipe that has one before this one (as train recipes/bases/nano.yaml THIS)"
+OR_A_BASE = ", or name the recipe of a base, which brings it along, before this one (as train recipes/bases/nano.yaml THIS)"
 
 
 class BaseSection(Section):

@@ -16,6 +16,7 @@ from teamtr_lora.tasks.machinery.task_settings import TaskSettings
 
 DEFAULT = "column_sum"  # the task of a recipe whose `task` has no name
 SCRIPT = "script"  # the task of a run that a Python script started: no recipe file can name it
+OF_THE_USER = ("dataset", "custom", SCRIPT)  # whose items or code are the user's own
 TABLE = (
     "generated.column_sum:ColumnSumSettings",
     "generated.small:SmallSettings",

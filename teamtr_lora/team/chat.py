@@ -155,7 +155,8 @@ class ChatPieces:
         if text not in self._encoded:
             if len(self._encoded) >= CACHED_TEXTS:
                 self._encoded.clear()
-            parts = [self._tokenizer.encode(part, add_special_tokens=False) for part in text.split(CUT) if part]
+            # verbose: it would warn of a text longer than the base's context, which the protocol tells in words of its own
+            parts = [self._tokenizer.encode(part, add_special_tokens=False, verbose=False) for part in text.split(CUT) if part]
             self._encoded[text] = [token for part in parts for token in part]
         return list(self._encoded[text])
 

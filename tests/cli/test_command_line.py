@@ -152,7 +152,7 @@ def test_a_base_and_a_task_are_validated_together(capsys: pytest.CaptureFixture[
     shown = json.loads(capsys.readouterr().out)
     assert shown["base"]["source"] == "nano" and shown["task"]["name"] == "countdown" and shown["task"]["numbers"] == 2
     assert main(["validate", task]) == 2
-    assert "name a recipe that has one before this one" in capsys.readouterr().err
+    assert "name the recipe of a base, which brings it along, before this one" in capsys.readouterr().err
     assert main(["validate", base, task.replace("down", "donw")]) == 2
     assert "did you mean" in capsys.readouterr().err
     assert main(["validate", base, "training.order"]) == 2

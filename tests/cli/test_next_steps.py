@@ -14,12 +14,12 @@ from teamtr_lora.common.consoles import Console
 from teamtr_lora.training.trainer import TrainSummary
 
 
-def commands(run_dir: str, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+def commands(run_dir: str, capsys: pytest.CaptureFixture[str], *, own_task: bool = False, skipped: int = 1) -> list[list[str]]:
     names = "stages updates accepted shrunk rejected skipped out_of_region_accepted episodes_evaluated tokens"
-    counts = dict.fromkeys(names.split(), 1)
+    counts = dict.fromkeys(names.split(), 1) | {"updates": 2, "skipped": skipped}
     accuracies = dict.fromkeys(("accuracy_before", "accuracy_after", "reward_before", "reward_after"), 0.5)
     summary = TrainSummary(run_dir=run_dir, seconds=1.0, adapters={}, **counts, **accuracies)  # type: ignore[arg-type]
-    print_next_steps(Console(width=60), summary, "what's 1 + 1?")
+    print_next_steps(Console(width=60), summary, "what's 1 + 1?", own_task=own_task)
     lines = capsys.readouterr().out.partition("next:\n")[2].splitlines()
     return [shlex.split(line)[1:] for line in lines]
 
@@ -33,6 +33,10 @@ def test_every_command_is_one_and_names_the_run(
     for words in found:
         build_parser().parse_args(words)
     assert found[0][1:] == ["runs/my team", "what's 1 + 1?"] and found[1] == ["view"] and found[2][1] == "runs/my team"
+    assert [words[0] for words in commands("r", capsys, own_task=True)] == ["ask", "view", "report", "eval"]
+    nothing = commands("r", capsys, skipped=2)  # there is no new team to ask or to measure
+    assert [words[0] for words in nothing] == ["diagnose", "view", "report", "init"] and nothing[0][1:] == ["r"]
+    build_parser().parse_args(nothing[0])
     (tmp_path / "my-team").mkdir()
     elsewhere = commands("/some/place/first", capsys)
     assert elsewhere[1] == ["view", "/some/place"] and [words[0] for words in elsewhere] == ["ask", "view", "report", "eval"]

@@ -176,7 +176,7 @@ def test_each_says_what_it_is_for_and_is_valid(path: Path) -> None:
     if path.parent.name != "tasks":
         load_recipe(path)
     elif path.stem != "column_sum":  # which has a team for the embedded base
-        with pytest.raises(UserError, match="name a recipe that has one before this one") as caught:
+        with pytest.raises(UserError, match="name the recipe of a base, which brings it along, before this one") as caught:
             load_recipe(path)
         assert "problems" not in str(caught.value), "what the base would bring along is all that is missing"
 

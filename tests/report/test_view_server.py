@@ -212,9 +212,10 @@ def test_no_name_of_a_run_passes_for_a_line_or_hides_a_part(folder: Path, capsys
 def test_the_table_in_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["runs", str(folder)]) == 0
     said = capsys.readouterr().out
-    assert "one" in said and "finished" in said and "2/2" in said
+    assert "one" in said and "finished" in said and "2/2" in said and "%" not in said
     assert main(["runs", str(folder), "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
+    found = json.loads(capsys.readouterr().out)["runs"]
+    assert len(found) == 2 and all(f"{run['accuracy_before']:.3f}" in said for run in found), "as train prints it"
     monkeypatch.setenv("COLUMNS", "50")
     assert main(["runs", str(folder)]) == 0
     assert "state finished" in capsys.readouterr().out, "a narrow terminal cuts no word off"

@@ -1,5 +1,6 @@
 """Taking chat templates apart: real ones, and ones that cannot carry an append-only transcript."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,19 @@ def test_templates_of_real_bases(make_tokenizer: Callable[..., Any], name: str, 
         check_prefix_stability(protocol)
         assert protocol.chat.decode(protocol.end_ids[:1], skip_special=False) == end
         assert "S" in protocol.chat.decode(protocol.begin("q").prompt_for("planner"))
+
+
+def test_a_long_text_is_told_of_by_the_protocol_alone(
+    make_tokenizer: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.model_max_length = 4
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    tokenizer.encode("what others read, " * 4)
+    assert "longer than the specified maximum" in caplog.text
+    tokenizer.deprecation_warnings.clear()  # it warns once
+    caplog.clear()
+    assert len(ChatPieces(tokenizer, reasoning=False).encode("what others read, " * 4)) > 4 and caplog.text == ""
 
 
 CONVERSATIONS = ("u", "su", "uau", "suau", "uauau")

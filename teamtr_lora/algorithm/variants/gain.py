@@ -35,7 +35,7 @@ class GainRule:
 class Veto(GainRule):
     """A step improves the surrogate in-sample, and held-out episodes do not show that it harms."""
 
-    words = "it must be positive in-sample, and held-out episodes must not show harm: an upper confidence bound below 0"
+    words = "it must be positive in-sample, and its upper confidence bound on held-out episodes at least 0, or there is harm"
     in_sample = True
 
     def allows(self, gain: Measured) -> bool:

@@ -30,7 +30,7 @@ def print_runs(found: dict[str, Any]) -> None:
         counts = run["counts"] | {"accepted": run["counts"]["accepted"] - run["counts"]["shrunk"]}
         decisions = "/".join(str(counts[name]) for name in ("accepted", "shrunk", "rejected", "skipped"))
         state = f"[{_COLOURS[run['state']]}]{run['state']}[/]"
-        ends = [known(run[end], ".1%") for end in ("accuracy_before", "accuracy_now")]
+        ends = [known(run[end], ".3f") for end in ("accuracy_before", "accuracy_now")]
         tokens, left = short(run["sampled_tokens"]), "-" if run["seconds_left"] is None else clock(run["seconds_left"])
         table.add_row(escape(visible_line(run["name"])), state, f"{run['stage']}/{run['stages']}", *ends, decisions, tokens, left)
     print_table(console, table)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:  # what trains takes seconds to import, and `ask` needs none o
     from teamtr_lora.training.trainer import TrainSummary
 
 
-def print_next_steps(console: Console, summary: TrainSummary, example: str) -> None:
+def print_next_steps(console: Console, summary: TrainSummary, example: str, *, own_task: bool) -> None:
+    """`own_task`: the run's user has a recipe with a task of his own already, and needs none to start from."""
     console.print()
     measured = f"on {summary.episodes_evaluated} episodes" if summary.episodes_evaluated else "(this team was not evaluated)"
     before, after = (known(accuracy, ".3f") for accuracy in (summary.accuracy_before, summary.accuracy_after))
@@ -37,7 +38,8 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
         f"{summary.updates} updates: {summary.accepted} accepted ({summary.shrunk} of them shrunk), {summary.rejected} rejected, "
         f"{summary.skipped} skipped; accepted outside the trust region by their own bounds: {summary.out_of_region_accepted}"
     )
-    if summary.updates and summary.skipped == summary.updates:
+    nothing = summary.updates > 0 and summary.skipped == summary.updates
+    if nothing:
         console.print(
             "[yellow]nothing was learned: in too many groups all episodes earned the same, so none was better than another; the "
             f"warnings above say what to change, {escape(summary.run_dir)}/episodes has every transcript[/]"
@@ -47,10 +49,12 @@ def print_next_steps(console: Console, summary: TrainSummary, example: str) -> N
     typed = program()
     folder = shlex.quote(str(Path(summary.run_dir).parent))
     view = "view" if folder == "runs" else f"view {folder}"
-    for line in (f"ask {run} {shlex.quote(example)}", view, f"report {run}", f"eval {run} --k 4"):
+    learned = [f"ask {run} {shlex.quote(example)}", view, f"report {run}", f"eval {run} --k 4"]
+    lines = [f"diagnose {run}", view, f"report {run}"] if nothing else learned
+    if not own_task and not Path("my-team").exists():
+        lines.append("init my-team")
+    for line in lines:
         console.print(f"  {typed} {escape(line)}", soft_wrap=True)  # a command that wraps cannot be copied
-    if not Path("my-team").exists():
-        console.print(f"  {typed} init my-team", soft_wrap=True)
 
 
 def print_transcript(record: dict[str, Any]) -> None:

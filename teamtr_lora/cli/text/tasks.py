@@ -47,7 +47,14 @@ def print_tasks() -> None:
 def task_keys(family: type[TaskSettings]) -> list[dict[str, Any]]:
     keys = [key for key in walk(family.model_json_schema()) if key.takes and key.name != "name"]
     return [
-        {"key": key.name, "takes": key.takes, "default": json.loads(key.default or "null"), "about": key.meaning} for key in keys
+        {
+            "key": key.name,
+            "takes": key.takes,
+            "default": json.loads(key.default or "null"),
+            "required": not key.default,
+            "about": key.meaning,
+        }
+        for key in keys
     ]
 
 
@@ -57,7 +64,8 @@ def print_task(name: str) -> None:
     console.print(f"{name}: {family.in_words(name)}\n{family.model_fields['name'].description}\n", markup=False)
     table = Table("key", "default", "about", box=None, pad_edge=False)
     for row in task_keys(family):
-        table.add_row(*(escape(cell) for cell in (row["key"], json.dumps(row["default"]), row["about"])))
+        default = "required" if row["required"] else json.dumps(row["default"])
+        table.add_row(*(escape(cell) for cell in (row["key"], default, row["about"])))
     print_table(console, table)
 
 

@@ -44,6 +44,13 @@ def test_keys_of_a_section_are_shown_too(capsys: pytest.CaptureFixture[str]) -> 
     assert "responder.url" in out and "{train: [ids], test: [ids]}" in " ".join(out.split())
 
 
+def test_a_key_without_a_default_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = json.loads(run(capsys, "tasks", "show", "dataset", "--json")[1])
+    assert [row["key"] for row in keys if row["required"]] == ["reward"]
+    shown = {line.split()[0]: line.split()[1] for line in run(capsys, "tasks", "show", "dataset")[1].splitlines() if "  " in line}
+    assert (shown["reward"], shown["answer"], shown["prompt_column"]) == ("required", "null", '"prompt"')
+
+
 @pytest.mark.parametrize("name", GENERATED)
 def test_sampled_items_can_be_scored(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     status, out, err = run(capsys, "tasks", "sample", name, "-n", "2", "--json")
