@@ -16,17 +16,18 @@ from typing import Any
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
 import teamtr_lora
 from teamtr_lora.cli import main
 from teamtr_lora.cli.text.summary import print_transcript
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.runs.run_dir import latest_run_dir
+from teamtr_lora.runs.run_dir import RunDir, latest_run_dir
 
 REPO = Path(teamtr_lora.__file__).parent.parent
 NANO = Path(teamtr_lora.__file__).parent / "base" / "nano"
 COMMANDS = {
-    "train": ["RECIPE", "section.key=value", "--run-dir", "--resume", "--json", "--debug"],
+    "train": ["RECIPE", "section.key=value", "--run-dir", "--resume", "--from", "--json", "--debug"],
     "validate": ["RECIPE", "section.key=value", "--schema", "--json", "--debug"],
     "plan": ["RECIPE", "section.key=value", "--json", "--debug"],
     "eval": ["RUN_OR_TEAM", "--split", "--k", "--temperature", "--limit", "--json", "--debug"],
@@ -288,6 +289,80 @@ def test_resume_goes_on_with_more_stages(
     assert {**resumed, **times} == {**whole, **times}
 
 
+def started_from(run: Path, name: str) -> dict[str, Any]:
+    """The team of a run's stage 0, and what lies in the folders of those versions."""
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    folders = {agent: run / "adapters" / agent / version for agent, version in first["versions"].items()}
+    return {agent: (folder.name, (folder / name).read_bytes()) for agent, folder in folders.items()}
+
+
+def test_a_run_starts_from_the_adapters_of_another_and_is_resumed_without_it(
+    work: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    first = Path(shutil.copytree(trained, work / "first"))
+    versions = json.loads((trained / "team.json").read_text())
+    settings = ["training.learning_rate=0.02", "trust_region.delta=0.1", "rollout.items_per_stage=6", "task.test_path=null"]
+    command = ["train", str(work / "recipe.yaml"), *settings, "task.test_fraction=0.4", "task.on_overlap=refuse", "--run-dir"]
+    assert main([*command, str(work / "whole"), "--from", str(first)]) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("teamtr_lora.training.stage.train_stage", interrupt)
+        assert main([*command, str(work / "stopped"), "--from", str(first)]) == 130
+    state, moments = RunDir(work / "stopped").checkpoints.load()
+    assert {agent: version.content_hash for agent, version in state.versions.items()} == hashes(trained)
+    assert not any(tensors for tensors, _ in moments.values()), "its optimizers have seen nothing"
+    for agent, (name, weights) in started_from(work / "stopped", "adapter_model.safetensors").items():
+        assert name == versions[agent]["version"]
+        assert weights == (trained / "adapters" / agent / name / "adapter_model.safetensors").read_bytes()
+    origin = json.loads((work / "stopped" / "origin.json").read_text())["started_from"]
+    assert origin == {"source": str(first), "versions": {agent: version["version"] for agent, version in versions.items()}}
+    shutil.rmtree(first)
+    shutil.copytree(work / "stopped", work / "again")
+    assert main(["train", str(work / "stopped"), "--resume"]) == 0
+    assert main([*command, str(work / "again"), "--from", str(first), "--resume"]) == 0, "its adapters are in its checkpoint"
+    assert hashes(work / "stopped") == hashes(work / "again") == hashes(work / "whole") != hashes(trained)
+    assert json.loads((work / "stopped" / "origin.json").read_text())["started_from"] == origin
+
+
+def test_a_start_from_another_run_that_was_killed_at_once_does_not_become_a_fresh_one(
+    work: Path, trained: Path, user_error: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    command = ["train", str(work / "recipe.yaml"), "--run-dir", str(work / "run"), "--resume"]
+    with monkeypatch.context() as patched:
+        patched.setattr("teamtr_lora.training.trainer.train", killed)
+        patched.setattr(RunDir, "remove", lambda _: None)
+        assert main([*command, "--from", str(trained)]) == 130
+    capsys.readouterr()
+    assert f"; give --from {trained} again, or choose another --run-dir" in user_error(*command)
+    assert main([*command, "--from", str(trained)]) == 0
+    first = started_from(work / "run", "manifest.json")
+    assert {agent: json.loads(text)["content_hash"] for agent, (_, text) in first.items()} == hashes(trained)
+
+
+def test_adapters_that_do_not_fit_the_recipe_are_refused(
+    work: Path, trained: Path, tiny_base: Path, user_error: Callable[..., str]
+) -> None:
+    def refused(*overrides: str, source: Path = trained) -> str:
+        return user_error("train", work / "recipe.yaml", *overrides, "--from", source, "--run-dir", work / "run")
+
+    line = refused("team.agents.solver.lora.rank=2", 'team.agents.planner.lora.targets=["q_proj"]')
+    fix = "give team.agents.planner.lora.targets=all-linear team.agents.solver.lora.rank=4"
+    assert line.endswith(f"--from {trained}: its adapters have other LoRA settings than the recipe; {fix}")
+    line = refused("team.agents.solver.name=checker")
+    assert "has adapters for the agents planner, solver, and the recipe's are checker, planner; call the" in line
+    other = Path(shutil.copytree(tiny_base, work / "other"))
+    weights = load_file(other / "model.safetensors")
+    save_file({name: tensor * 2 for name, tensor in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    assert f"base.source = {tiny_base.resolve()}, and the recipe's is {other}" in refused("base.source=other")
+    assert "no run or team here" in refused(source=work / "nowhere")
+    assert not (work / "run").exists()
+
+
 # --- bad input: one line, exit 2
 
 
@@ -394,6 +469,11 @@ def test_a_run_directory_that_is_taken(trained: Path, work: Path, origin: Path, 
     for flags in ([], ["--resume"]):
         line = user_error("train", recipe, "seed=1", "--run-dir", trained, *flags)
         assert "another recipe's run" in line and "seed is 0 there and 1 here" in line
+    many = ["training.learning_rate=0.02", "trust_region.delta=0.1", "rollout.temperature=0.9", "seed=1"]
+    line = user_error("train", recipe, *many, "trust_region.holdout=0.5", "training.stages=9", "--run-dir", trained, "--resume")
+    wanted = "seed is 0 there and 1 here, rollout.temperature is 1.0 there and 0.9 here, training.learning_rate is 0.01 there and"
+    assert wanted in line and ", and 1 more; such keys decide what a run learns" in line
+    assert f"with other settings: train RECIPE --from {trained} --run-dir NEW; to begin anew: choose another --run-dir" in line
     (work / "full").mkdir()
     (work / "full" / "thesis.txt").write_text("precious")
     assert "not empty" in user_error("train", work / "recipe.yaml", "--run-dir", work / "full")

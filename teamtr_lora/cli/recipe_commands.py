@@ -35,6 +35,8 @@ def add_commands(command: Any) -> None:
     add_recipe(train, "a recipe file, or a run directory to go on with (with --resume)")
     train.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run lives (default: runs/RECIPE, or a number more)")
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run directory")
+    text = "begin a new run with the trained adapters of this one; all but base, agents' names and LoRA settings may differ"
+    train.add_argument("--from", dest="team", type=Path, metavar="RUN_OR_TEAM", help=text)
     add_gpus(train)
     add_trust(train)
 
@@ -80,10 +82,11 @@ def _train(args: argparse.Namespace) -> int | None:
     from teamtr_lora.training.trainer import TeamTRTrainer
 
     out = Console(stderr=args.json)
-    out.print(f"teamtr-lora {__version__}: {' '.join(recipes)}", markup=False)
+    start = "" if args.team is None else f" from {args.team}"
+    out.print(f"teamtr-lora {__version__}: {' '.join(recipes)}{start}", markup=False)
     if args.resume and args.run_dir is not None and not args.run_dir.exists():  # no run yet, or killed before it wrote anything
         out.print(f"--resume: there is no run in {args.run_dir} yet; starting one", style="yellow", markup=False)
-    trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[LiveView(out)])
+    trainer = TeamTRTrainer.from_recipe(recipe, callbacks=[LiveView(out)], team=args.team)
     try:
         summary = trainer.train(resume=args.resume, name=run_name(recipes))
     except KeyboardInterrupt as stop:

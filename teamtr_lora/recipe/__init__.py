@@ -25,7 +25,7 @@ from teamtr_lora.recipe.measuring_sections import DiagnosticsSection, Evaluation
 from teamtr_lora.recipe.named import check_named
 from teamtr_lora.recipe.problems import problems
 from teamtr_lora.recipe.recipe import Recipe, TeamTRConfig
-from teamtr_lora.recipe.recipe_files import dump_recipe, first_difference, load_recipe, recipe_schema
+from teamtr_lora.recipe.recipe_files import differences, dump_recipe, load_recipe, recipe_schema
 from teamtr_lora.recipe.rollout_section import RolloutSection
 from teamtr_lora.recipe.team_sections import AgentSection, BaseSection, LoraSection, ProtocolSection, RouterSection, TeamSection
 from teamtr_lora.recipe.training_sections import TrainingSection, TrustRegionSection

@@ -64,12 +64,12 @@ def recipe_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def first_difference(a: Recipe, b: Recipe, ignore: Collection[str] = ()) -> tuple[str, Any, Any] | None:
-    """The first key, in reading order, whose value differs, with both values; None where one recipe lacks the key.
+def differences(a: Recipe, b: Recipe, ignore: Collection[str] = ()) -> list[tuple[str, Any, Any]]:
+    """The keys, in reading order, whose values differ, with both values; None where one recipe lacks the key.
 
     `ignore` names keys or whole sections that may differ, such as "output_dir" or "tracking".
     """
-    return next(_differences(_as_data(a), _as_data(b), "", frozenset(ignore)), None)
+    return list(_differences(_as_data(a), _as_data(b), "", frozenset(ignore)))
 
 
 def _differences(a: Any, b: Any, key: str, ignore: frozenset[str]) -> Iterator[tuple[str, Any, Any]]:

@@ -1,7 +1,8 @@
 """Where everything lies in a run directory, and the one place that refuses links in it.
 
     recipe.yaml           the resolved recipe
-    origin.json           the folder that the recipe's relative paths start from; hashes of the code and data that it names
+    origin.json           the folder that the recipe's relative paths start from; hashes of the code and data that it names;
+                          of a run that started from another team's adapters, which
     team.json             each agent's current version, and the shape of its adapter where a swap changed it
     metrics.jsonl         one row an update, a stage and a swap
     checkpoint/step-N/    state.json, tensors.safetensors, moments-AGENT.safetensors, manifest.json

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import disk_errors, dump_json, remove_temporaries, write_atomic
 from teamtr_lora.common.locks import acquire
 from teamtr_lora.common.program import said
-from teamtr_lora.recipe import Recipe, dump_recipe, first_difference, load_recipe
+from teamtr_lora.recipe import Recipe, differences, dump_recipe, load_recipe
 from teamtr_lora.runs import layout
 from teamtr_lora.runs.layout import is_baseline, read_own_json, refuse_links
 from teamtr_lora.runs.metrics import MetricsLog, damaged_rows
@@ -44,6 +45,7 @@ MAY_CHANGE = (
     "swap", "diagnostics", "evaluation.every_stages", "training.stop_after_idle_stages",
     "training.tokens_per_microbatch", "training.gradient_checkpointing",  # the same sums in other parts: what a full GPU needs
 )  # fmt: skip
+LISTED = 4  # differing keys that a message names
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,9 @@ class RunDir:
 
     # --- whose directory it is
 
-    def check(self, recipe: Recipe, *, resume: bool) -> None:
-        """Refuses a folder that holds something else, before anything is loaded or written."""
+    def check(self, recipe: Recipe, *, resume: bool, start: Path | None = None) -> None:
+        """Refuses a folder that holds something else, before anything is loaded or written. `start`: the run or team whose
+        adapters a new run begins with."""
         with disk_errors(self.path):  # a name that no file system takes
             refuse_links(self.path, layout.OWN_NAMES)
             saved = (self.path / layout.RECIPE).exists()
@@ -115,14 +118,27 @@ class RunDir:
         if not ours and self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):
             holds = "a recipe but no run" if saved else "no run"
             raise UserError(f"{self.path}: is not empty and holds {holds}; {elsewhere()}")
+        begun = self._origin().get("started_from") if ours else None
+        if isinstance(begun, dict) and start is None:  # fresh adapters would be another run, and nothing would tell
+            again = f"{said(cli='--from', python='team=')} {begun.get('source')}"
+            raise UserError(
+                f"{self.path}: was killed before it had taken its first adapters; give {again} again, or {elsewhere()}"
+            )
 
     def check_same(self, recipe: Recipe) -> None:
         """Refuses to go on with another recipe than the run's own."""
         saved = self.with_swaps(load_recipe(self.path / layout.RECIPE))
-        difference = first_difference(saved, self.with_swaps(recipe), ignore=MAY_CHANGE)
-        if difference:
-            key, old, new = difference
-            raise UserError(f"{self.path}: holds another recipe's run: {key} is {old!r} there and {new!r} here; {elsewhere()}")
+        found = differences(saved, self.with_swaps(recipe), ignore=MAY_CHANGE)
+        if not found:
+            return
+        keys = ", ".join(f"{key} is {old!r} there and {new!r} here" for key, old, new in found[:LISTED])
+        keys += f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
+        fix = elsewhere()
+        if not is_baseline(self.path):
+            start = f"train RECIPE --from {shlex.quote(str(self.path))} --run-dir NEW"
+            start = said(cli=start, python=f"give team={str(self.path)!r} and another output_dir")
+            fix = f"to go on from its adapters with other settings: {start}; to begin anew: {fix}"
+        raise UserError(f"{self.path}: holds another recipe's run: {keys}; such keys decide what a run learns; {fix}")
 
     def lock(self) -> FileLock:
         """Held by whoever changes the run; the system releases it with the process, however that ends."""
@@ -131,8 +147,9 @@ class RunDir:
         remove_temporaries(self.path, apart=layout.EVALUATIONS)  # each evaluation has a lock of its own
         return lock
 
-    def claim(self, recipe: Recipe, contents: Mapping[str, str]) -> FileLock:
+    def claim(self, recipe: Recipe, contents: Mapping[str, str], started_from: Mapping[str, Any] | None = None) -> FileLock:
         """Locks the folder and makes it this run's own. `contents`: hashes of what the recipe only names (code, data), by key.
+        `started_from`: of a run that begins with adapters of another one, which.
 
         A user may repair those and go on; the log then warns that rows from before and after do not compare.
         """
@@ -143,16 +160,19 @@ class RunDir:
                 "%s: what %s names is not what it was when this run was last started: accuracies, rewards and certificates from "
                 "here on are not comparable with those before", self.path, " and ".join(changed),
             )  # fmt: skip
-        self.write_recipe(recipe, contents)
+        self.write_recipe(recipe, contents, started_from)
         return lock
 
     def remove(self) -> None:
         """Of a run that has not begun: whoever calls this has made the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def write_recipe(self, recipe: Recipe, contents: Mapping[str, str] | None = None) -> None:
+    def write_recipe(
+        self, recipe: Recipe, contents: Mapping[str, str] | None = None, started_from: Mapping[str, Any] | None = None
+    ) -> None:
         """The recipe and where it came from. origin.json is first: with it the folder is a run's."""
         origin = self._origin() | {"recipe_folder": str(recipe.folder.resolve())} | ({"contents": contents} if contents else {})
+        origin |= {"started_from": started_from} if started_from else {}
         write_atomic(self.path / layout.ORIGIN, dump_json(origin))
         write_atomic(self.path / layout.RECIPE, dump_recipe(recipe))
 

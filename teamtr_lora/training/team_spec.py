@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
-from teamtr_lora.base.source import beside
+from teamtr_lora.base.frozen_base import base_identity
+from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.help_page import HelpPage
-from teamtr_lora.recipe import AgentSection, BaseSection, ProtocolSection, RecipeError, RouterSection, TeamSection, problems
-from teamtr_lora.registry.stored import find_team
+from teamtr_lora.common.program import said
+from teamtr_lora.recipe import (
+    AgentSection,
+    BaseSection,
+    ProtocolSection,
+    Recipe,
+    RecipeError,
+    RouterSection,
+    TeamSection,
+    problems,
+)
+from teamtr_lora.registry.stored import StoredTeam, find_team
 
 
 class TeamSpec(BaseModel, metaclass=HelpPage):
@@ -57,6 +70,35 @@ def team_parts(team: TeamSpec | dict[str, Any] | str | Path) -> tuple[dict[str, 
     except ValidationError as error:  # the agents' names and the router: each is right by itself, not all together
         raise _team_error(spec.model_dump(), error) from error
     return spec.base.model_dump(), section.model_dump(), None
+
+
+def start_of(recipe: Recipe, source: Path) -> StoredTeam:
+    """The run or stored team whose adapters a run of `recipe` begins with; UserError where they do not fit it."""
+    stored = find_team(source, scored=False)
+    theirs, where = stored.recipe.team, f"{said(cli='--from', python='team=')} {source}"
+    names, wanted = sorted(agent.name for agent in theirs.agents), sorted(agent.name for agent in recipe.team.agents)
+    if names != wanted:
+        raise UserError(
+            f"{where}: has adapters for the agents {', '.join(names)}, and the recipe's are {', '.join(wanted)}; "
+            "call the recipe's agents (team.agents.*.name) by those names"
+        )
+    bases = [(beside(made.base.source, made.folder), made.base.revision) for made in (stored.recipe, recipe)]
+    if bases[0] != bases[1] and len({base_identity(resolve(*base))["weights_sha256"] for base in bases}) > 1:
+        raise UserError(
+            f"{where}: its adapters are for base.source = {bases[0][0]}, and the recipe's is {bases[1][0]}; "
+            "use that base, or move the team to another one with rebase"
+        )
+    keys: list[str] = []
+    for name in names:
+        old, new = theirs.lora_of(name).model_dump(), recipe.team.lora_of(name).model_dump()
+        keys += [f"team.agents.{name}.lora.{key}={_as_yaml(value)}" for key, value in old.items() if value != new[key]]
+    if keys:
+        raise UserError(f"{where}: its adapters have other LoRA settings than the recipe; give {shlex.join(keys)}")
+    return stored
+
+
+def _as_yaml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 def _team_error(values: dict[str, Any], error: ValidationError) -> UserError:

@@ -16,6 +16,7 @@ import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from teamtr_lora.base.memory import process_age
+from teamtr_lora.base.versions import version_names
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
 from teamtr_lora.common.program import in_a_script
@@ -28,7 +29,6 @@ from teamtr_lora.recipe.elsewhere import NAMES
 from teamtr_lora.recipe.named import missing_trackers
 from teamtr_lora.recipe.words import MISSING, Problem, in_their_words, own_names
 from teamtr_lora.registry.programs import trust_programs
-from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
 from teamtr_lora.runs.run_dir import RunDir, chosen_run_dir
 from teamtr_lora.tasks import Rewards, Task
@@ -40,7 +40,7 @@ from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.script_run import ScriptData, script_data
 from teamtr_lora.training.stage import train
-from teamtr_lora.training.team_spec import TeamSpec, team_parts
+from teamtr_lora.training.team_spec import TeamSpec, start_of, team_parts
 from teamtr_lora.training.tracking import open_accelerator
 
 logger = logging.getLogger(__name__)
@@ -199,11 +199,14 @@ class TeamTRTrainer:
         self._set_up(recipe, rows, callbacks, progress, script)
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe, callbacks: Callbacks | None = None, *, progress: bool = True) -> TeamTRTrainer:
+    def from_recipe(
+        cls, recipe: Recipe, callbacks: Callbacks | None = None, *, progress: bool = True, team: str | Path | None = None
+    ) -> TeamTRTrainer:
         """A trainer for a recipe file: `TeamTRTrainer.from_recipe(load_recipe("recipe.yaml"))`. Team, task and rewards are the
-        recipe's; one that a script's run has saved is refused, since its rewards are in the script."""
+        recipe's; one that a script's run has saved is refused, since its rewards are in the script. `team`: a run or a stored
+        team whose adapters a new run begins with; its base, agents' names and LoRA settings must be the recipe's."""
         trainer = cls.__new__(cls)
-        trainer._start_from = None
+        trainer._start_from = None if team is None else Path(team)
         trainer._set_up(recipe, recipe.task.build(recipe.folder), callbacks, progress)
         return trainer
 
@@ -239,12 +242,15 @@ class TeamTRTrainer:
 
     def open(self) -> PlayableTeam:
         """Loads the base and the adapters, once, and returns the team as it is now; `train` and `evaluate` do it themselves."""
+        return self._open(self._start_from)
+
+    def _open(self, start: Path | None) -> PlayableTeam:
         if self._closed:  # another load would have the adapters from before the training
             raise UserError("the trainer is closed; make another one, with team=RUN_DIR to go on from this one's adapters")
         if self.playable is None:
+            stored = start_of(self.recipe, start) if start else None  # what does not fit shows before a base is loaded
             self.playable = open_recipe(self.recipe)
-            if self._start_from is not None:
-                stored = find_team(self._start_from, scored=False)
+            if stored is not None:
                 load_versions(self.playable, stored.versions, stored.adapters)
         self.playable.renew_sampler(self.recipe.rollout)
         if self._broken_off is not None:
@@ -273,15 +279,18 @@ class TeamTRTrainer:
         if self._script is not None:
             recipe = self._script.recipe_for(recipe, run_dir)
         if ranks.first:
-            run_dir.check(recipe, resume=resume)
+            run_dir.check(recipe, resume=resume, start=self._start_from)
         trust_programs(recipe)
         ranks.check_equal(sha256(recipe.model_dump_json().encode())[:12], "its recipe")
         new, callbacks = ranks.first and not run_dir.path.exists(), self._with_progress() if ranks.first else []
         recipe = self.recipe = run_dir.with_stages_done(run_dir.with_swaps(recipe))
-        playable = self.open()
+        goes_on = ranks.broadcast(run_dir.checkpoints.exists())  # with the adapters of its checkpoint
+        start = None if goes_on else self._start_from
+        playable = self._open(start)
         if self._script is not None and ranks.first:
             self._script.write(run_dir)
-        lock = run_dir.claim(recipe, {**code_hashes(recipe), **data_hashes(recipe)}) if ranks.first else None
+        source = {"source": str(start), "versions": version_names(playable.adapter_versions())} if start else None
+        lock = run_dir.claim(recipe, {**code_hashes(recipe), **data_hashes(recipe)}, source) if ranks.first else None
         try:
             context = RunContext(
                 playable=playable,

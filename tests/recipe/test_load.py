@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import Recipe, dump_recipe, first_difference, load_recipe
+from teamtr_lora.recipe import Recipe, differences, dump_recipe, load_recipe
 from teamtr_lora.recipe.yaml_text import MAX_BYTES, parse, write
 from teamtr_lora.tasks.dataset import DatasetSettings
 from teamtr_lora.tasks.generated.column_sum import ColumnSumSettings
@@ -276,7 +276,7 @@ def test_dump_and_load_round_trip(
     path.write_text(dump_recipe(recipe), encoding="utf-8", newline="")
     again = load_recipe(path)
     assert again == recipe
-    assert first_difference(again, recipe) is None
+    assert differences(again, recipe) == []
 
 
 @settings(max_examples=100, deadline=None)
@@ -287,16 +287,17 @@ def test_any_text_survives_yaml(text: str) -> None:
     assert parse(write({"k": [text]}), "x") == {"k": [text]}
 
 
-def test_first_difference_names_the_key_and_both_values(recipe_file: Write) -> None:
+def test_differences_name_the_keys_and_both_values(recipe_file: Write) -> None:
     a = load_recipe(recipe_file())
-    assert first_difference(a, load_recipe(recipe_file())) is None
+    assert differences(a, load_recipe(recipe_file())) == []
     b = load_recipe(recipe_file(), ["team.agents.solver.lora.rank=2", "training.stages=9", "output_dir=x"])
-    assert first_difference(a, b) == ("output_dir", None, "x")
-    assert first_difference(a, b, {"output_dir"}) == ("team.agents.1.lora.rank", 8, 2)
-    assert first_difference(a, b, {"output_dir", "team"}) == ("training.stages", 8, 9)
-    assert first_difference(a, b, {"output_dir", "team", "training.stages"}) is None
+    found = [("output_dir", None, "x"), ("team.agents.1.lora.rank", 8, 2), ("training.stages", 8, 9)]
+    assert differences(a, b) == found
+    assert differences(a, b, {"output_dir"}) == found[1:]
+    assert differences(a, b, {"output_dir", "team"}) == found[2:]
+    assert differences(a, b, {"output_dir", "team", "training.stages"}) == []
     c = load_recipe(recipe_file("task: {name: dataset, hub: x, reward: 'm:f'}\n"))
-    assert first_difference(a, c) == ("task.name", "column_sum", "dataset")
+    assert differences(a, c)[0] == ("task.name", "column_sum", "dataset")
     assert a != b and a != c
 
 
