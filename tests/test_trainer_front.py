@@ -307,7 +307,7 @@ def test_a_run_of_a_script_goes_on_from_the_command_line(
         TeamTRTrainer(team, my_rewards.even, TeamTRConfig(output_dir="none"), iter(ROWS), progress=False)
     inside = trainer("run", 1)
     inside.train()
-    assert main(["eval", "run", "task.name=x"]) == 2 and "is a trained team" in capsys.readouterr().err
+    assert main(["eval", "run", "seed=1"]) == 2 and "is a trained team" in capsys.readouterr().err
     measured = inside.evaluate(k=1)
     assert main(["eval", "run", "--k", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["avg_at_k"] == measured.avg_at_k

@@ -10,7 +10,7 @@ from typing import Any
 from teamtr_lora.cli.arguments import (
     RUNS_CODE,
     RUNS_ROUTER_ONLY,
-    add_more,
+    add_overrides,
     add_registry,
     add_trust,
     engine,
@@ -62,7 +62,9 @@ def _add_eval(command: Any) -> None:
     evaluate.add_argument(
         "team", type=Path, nargs="?", metavar="RUN_OR_TEAM", help="a run, a registry team, or a recipe (untrained)"
     )
-    add_more(evaluate, "after a recipe: further ones, of which later ones win, and settings such as task.digits=4")
+    text = "recipe files, of which later ones win, and settings such as task.digits=4 or rollout.max_message_tokens=1024; of a "
+    text += "trained team only the sections task, evaluation and rollout change, to measure it on other items"
+    add_overrides(evaluate, "RECIPE|section.key=value", text)
     evaluate.add_argument("--split", choices=["train", "test"], default="test", help="which items (default: test)")
     evaluate.add_argument("--k", type=positive, metavar="K", help="samples per item (default: the recipe's, or the paper's)")
     evaluate.add_argument("--temperature", type=temperature, metavar="T", help="0 is greedy (default: the recipe's)")
@@ -74,7 +76,13 @@ def _add_eval(command: Any) -> None:
     add_gpus(evaluate)
     add_trust(evaluate)
     evaluate.add_argument("--reuse", action="store_true", help="read a finished evaluation instead of playing it again")
-    evaluate.add_argument("--compare", type=Path, nargs=2, metavar=("RUN_A", "RUN_B"), help="paired test of runs or evaluations")
+    evaluate.add_argument(
+        "--compare",
+        type=Path,
+        nargs=2,
+        metavar=("RUN_A", "RUN_B"),
+        help="paired test of runs or evaluations; settings are for both",
+    )
     group = evaluate.add_argument_group(
         "inference-time baselines, on the run's base and task", "The team plays the same items, and the two are compared."
     )
@@ -97,6 +105,8 @@ def _eval(args: argparse.Namespace) -> int | None:
     from teamtr_lora.registry.stored import find_team
 
     team = args.team
+    if args.compare and team is not None and "=" in str(team):  # a setting for both, which argparse takes for the team
+        team, args.overrides = None, [str(team), *args.overrides]
     if (team is None) == (args.compare is None):
         raise UserError("eval takes one RUN_OR_TEAM, or --compare RUN_A RUN_B")
     more = told_apart(args.overrides)

@@ -55,7 +55,8 @@ class EvalOptions:
     out          the folder of the results; None chooses one in the run
     reuse        whether a finished evaluation is read instead of played again
     registry     where a team's bare name is looked up
-    more         recipe files and overrides that change a recipe, as `train` takes them
+    more         recipe files and overrides that change a recipe, as `train` takes them; of a trained team only the sections task,
+                 evaluation and rollout count, and an override of another one is refused
     """
 
     split: Split = "test"

@@ -33,10 +33,7 @@ def load_recipe(path: str | Path | Sequence[str | Path], overrides: Sequence[str
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
     if not paths:
         raise UserError("no recipe given; name at least one recipe file")
-    reader = _Reader()
-    data: dict[str, Any] = {}
-    for one in paths:
-        data = _merge(data, reader.read(one))
+    data = read_files(paths)
     wrong_overrides = [problem for text in overrides if (problem := override(data, text))]
     recipe, problems = check(data)
     if recipe is None or wrong_overrides:
@@ -95,6 +92,14 @@ def _ordered(sections: dict[str, Any]) -> dict[str, Any]:
     return {key: sections[key] for key in [*_ORDER, *(key for key in sections if key not in _ORDER)]}
 
 
+def read_files(paths: Sequence[Path]) -> dict[str, Any]:
+    """What recipe files say together, unchecked; later ones win."""
+    reader, data = _Reader(), dict[str, Any]()
+    for path in paths:
+        data = merge(data, reader.read(path))
+    return data
+
+
 class _Reader:
     """Reads recipe files together with their parents."""
 
@@ -119,8 +124,8 @@ class _Reader:
                 raise UserError(
                     f"{path}: extends = {named!r}: the recipes extend each other in a circle ({names}); remove one extends"
                 )
-            merged = _merge(merged, self.read(parent, chain))
-        return dict(_merge(merged, data))
+            merged = merge(merged, self.read(parent, chain))
+        return dict(merge(merged, data))
 
 
 def _parent_paths(path: Path, named: Any) -> list[Path]:
@@ -137,13 +142,13 @@ def _parent_paths(path: Path, named: Any) -> list[Path]:
     return [path.parent / name for name in names]
 
 
-def _merge(parent: Any, child: Any) -> Any:
+def merge(parent: Any, child: Any) -> Any:
     """Mappings merge key by key; lists and values of the child replace the parent's."""
     if not (isinstance(parent, dict) and isinstance(child, dict)):
         return child
     if "name" in child and child["name"] != parent.get("name", child["name"]):
         return child  # another task, which would refuse the settings of the parent's task
-    return {**parent, **{key: _merge(parent[key], value) if key in parent else value for key, value in child.items()}}
+    return {**parent, **{key: merge(parent[key], value) if key in parent else value for key, value in child.items()}}
 
 
 def _read(path: Path) -> dict[str, Any]:

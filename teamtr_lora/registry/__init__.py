@@ -8,6 +8,7 @@ On disk:
     card            model cards, of an adapter and of a team's repository
     stored          what RUN_OR_TEAM means, for every command and function that takes one
     programs        programs that come with the dataset of a stored team: trusted once
+    other_items     a trained team with another task, to measure it on other items
     overview        `adapters list`, `show` and `rm`
     verify          `adapters verify`: of the registry, or of a run directory
 From elsewhere:

@@ -16,6 +16,7 @@ from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.recipe.named import named_code
 from teamtr_lora.registry.identity import identify
 from teamtr_lora.registry.manifest import TeamManifest
+from teamtr_lora.registry.other_items import on_other_items
 from teamtr_lora.registry.programs import check_programs
 from teamtr_lora.registry.reader import DEFAULT_ROOT, TEAM_FILE, RegistryReader, entries
 from teamtr_lora.runs.layout import EVALUATIONS, is_run
@@ -76,25 +77,23 @@ def find_team(
     """The team that RUN_OR_TEAM means, checked.
 
     `scored`: its task will be played, so the code of its rewards must be here; for talking to the team it need not be.
-    `root` and `recipes` are `locate`'s. `more`: recipe files and overrides that a recipe is changed by.
+    `root` and `recipes` are `locate`'s. `more`: recipe files and overrides that the recipe is changed by; a trained team's only
+    in the sections that `on_other_items` takes.
     """
     found = locate(source, root, recipes=recipes)
     files, overrides = more
-    if found.kind != "recipe" and (files or overrides):
-        raise UserError(
-            f"{[*files, *overrides][0]}: {source} is a trained team, whose recipe is settled; change a recipe instead"
-        )
     if found.kind == "run":
         run = read_run(found.path)
+        recipe = on_other_items(run.recipe, files, overrides, source)
         if scored:
-            check_programs(run.recipe, found.path)
-        return StoredTeam(run.recipe, run.versions, run.adapters, run.evaluations)
+            check_programs(recipe, found.path)
+        return StoredTeam(recipe, run.versions, run.adapters, run.evaluations)
     if found.kind == "recipe":
         name = "-".join(path.stem for path in (found.path, *map(Path, files)))
         return StoredTeam(load_recipe([found.path, *files], overrides), {}, found.path.parent, Path(EVALUATIONS) / name)
     registry, name = RegistryReader(found.path), found.team
     team = registry.team(name, found.number)
-    recipe = registry.check_members(team).placed_in(Path.cwd())
+    recipe = on_other_items(registry.check_members(team).placed_in(Path.cwd()), files, overrides, source)
     _check_code_is_here(recipe, f"{registry.root / name}", scored)
     if scored:
         check_programs(recipe, registry.root / name)

@@ -275,7 +275,10 @@ def _give(words: Sequence[str], where: str) -> None:
     args, rest = build_parser().parse_known_args(words)
     given = [*getattr(args, "overrides", []), *rest]
     assert all("=" in word or word.endswith(".yaml") for word in given), f"{where}: {given}"
-    recipes = [word for word in [getattr(args, "recipe", None) or getattr(args, "team", None), *given] if _is_recipe(word)]
+    first = getattr(args, "recipe", None) or getattr(args, "team", None)
+    recipes = [word for word in [first, *given] if _is_recipe(word)]
+    if recipes and not _is_recipe(first):  # a team that the reader has trained, and another task
+        recipes.insert(0, QUICKSTART)
     if recipes:
         if str(recipes[0]).startswith("my-team/"):
             write_starter(Path("my-team"))

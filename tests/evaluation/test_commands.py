@@ -225,14 +225,83 @@ def found(prompts, completions, answer, **columns):
 """
 
 
-def test_a_recipe_is_changed_by_others_and_by_settings_and_a_trained_team_is_not(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_is_changed_by_others_and_by_settings(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "more.yaml").write_text("evaluation: {items: 3}\n")
     assert main(["eval", str(recipe), "more.yaml", "--k", "2", "task.shots=0", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["items"] == 3 and found["folder"].startswith(f"evaluations/{recipe.stem}-more/")
     assert main(["eval", str(recipe), "task.shoots=0"]) == 2 and "did you mean 'shots'" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def run(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained team. Evaluations are added."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "recipe.yaml").write_text(RECIPE.replace("BASE", "base") + "training: {stages: 1, inner_epochs: 1}\n")
+    (folder / "base").symlink_to(tiny_base)
+    short = ["evaluation.items=2", "rollout.max_message_tokens=2", "--run-dir", str(folder / "run")]
+    assert main(["train", str(folder / "recipe.yaml"), *short]) == 0
+    return folder / "run"
+
+
+def test_a_trained_team_is_measured_on_other_items(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each evaluation has its own folder, and is read again as itself."""
+    (tmp_path / "own_rewards.py").write_text(REWARDS)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"p{i}", "answer": f"{i}"}) + "\n" for i in range(9)))
+    (tmp_path / "task.yaml").write_text(
+        "task: {name: dataset, path: rows.jsonl, answer_column: answer, test_fraction: 0.5, reward: 'own_rewards:found'}\n"
+        "evaluation: {items: 2}\nseed: 7\nteam: {agents: [{name: c}, {name: d}]}\ntraining: {stages: 900}\n"
+    )
+
+    def evaluated(*words: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main(["eval", str(run), *words, "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    ways = ([], ["task.shots=0", "rollout.max_message_tokens=3"], [str(tmp_path / "task.yaml")], ["task.name=letter_count"])
+    results = [evaluated(*words) for words in ways]
+    settings = [result["settings"] for result in results]
+    assert len({result["folder"] for result in results}) == 4
+    assert all(Path(result["folder"]).parent == run / "evaluations" for result in results)
+    assert [of["task"]["name"] for of in settings] == ["largest", "largest", "dataset", "letter_count"]
+    assert [of["task"].get("shots") for of in settings[:2]] == [1, 0]
+    assert [of["max_message_tokens"] for of in settings] == [2, 3, 2, 2]
+    assert results[2]["avg_at_k"] == 1 and results[2]["items"] == 2, "its rows and its reward lie beside the task's recipe"
+    for of in settings[1:]:
+        assert {key: of[key] for key in ("team", "versions", "seed", "base_sha256")} == {
+            key: settings[0][key] for key in ("team", "versions", "seed", "base_sha256")
+        }
+    seen = played(monkeypatch)
+    assert [evaluated(*words, "--reuse") for words in ways] == results and not seen
+    evaluated("task.shots=1", "--reuse")
+    assert not seen, "what the recipe says already is no other evaluation"
+
+
+def test_two_trained_teams_are_compared_on_other_items(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path.name for path in (run / "evaluations").glob("*")}
+    assert main(["eval", "task.shots=2", "--compare", str(run), str(run), "--k", "1", "rollout.temperature=0.5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tests"]["avg@1"]["difference"] == 0 and found["temperatures"] == [0.5, 0.5]
+    (new,) = {path.name for path in (run / "evaluations").glob("*")} - before
+    assert json.loads((run / "evaluations" / new / "settings.json").read_text())["task"]["shots"] == 2
+
+
+def test_what_makes_a_trained_team_is_settled(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "task.yaml").write_text("tasks: {name: largest}\n")
+    for word, part in (
+        ("team.agents.a.role=x", f"team.agents.a.role=x: {run} is a trained team, whose recipe is settled"),
+        ("base.precision=float32", "is a trained team, whose recipe is settled but for task, evaluation, rollout; change a"),
+        ("seed=1", "is a trained team, whose recipe is settled"),
+        ("tasks", "is a trained team, whose recipe is settled"),
+        ("task.shoots=1", "did you mean 'shots'"),
+        (str(tmp_path / "task.yaml"), "did you mean 'task'"),
+        (str(tmp_path / "none.yaml"), "no such recipe"),
+    ):
+        assert main(["eval", str(run), word]) == 2
+        assert part in (error := capsys.readouterr().err) and error.count("\n") == 1, error
 
 
 def test_a_reward_of_ones_own_says_nothing_of_single_messages(
