@@ -68,7 +68,7 @@ class Recorder(TrainerCallback):
         self.metrics: list[dict[str, Any]] = []
 
     def __getattribute__(self, name: str) -> Any:
-        if name.startswith("on_") and name != "on_progress":
+        if name.startswith("on_") and name not in ("on_progress", "on_note"):
 
             def record(args: Any, state: Any, control: Any, **details: Any) -> None:
                 self.events.append(name)

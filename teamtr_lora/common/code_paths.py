@@ -175,8 +175,8 @@ def _trusted() -> set[str]:
 
 
 def _refused(package: str, file: Path, folder: Path | None) -> tuple[str, str] | None:
-    """Why the functions of a package may not be named, and the fix; `file` is where one of the user's own would be, in the recipe's
-    `folder`."""
+    """Why the functions of a package may not be named, and the fix; `file` is where one of the user's own would be, in the
+    recipe's `folder`."""
     if package in sys.stdlib_module_names:
         return f"{package} is part of Python itself", "name a function of your own, in a file beside the recipe"
     if package == "teamtr_lora":

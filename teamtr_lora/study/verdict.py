@@ -61,8 +61,8 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
 def diagnose_verdict(
     updates: Sequence[UpdateRow], evaluations: Sequence[dict[str, Any]], *, fixed_rate: bool, estimator: str = "exact"
 ) -> list[str]:
-    """`evaluations`: the first one, and that of the team as it is. `fixed_rate`: the recipe names a learning rate. `estimator`: of
-    the KL that the gate bounds."""
+    """`evaluations`: the first one, and that of the team as it is. `fixed_rate`: the recipe names a learning rate. `estimator`:
+    of the KL that the gate bounds."""
     counts: Counter[str] = Counter(row.decision for row in updates)
     taken = counts["accepted"] + counts["shrunk"]
     words = [
@@ -116,7 +116,7 @@ def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: b
 def _bound_by_mean(updates: Sequence[UpdateRow], estimator: str) -> float:
     """Of the steps that were cut, the median of their KL bound over their mean KL; 0 where none has both."""
     readings = [row.kl[estimator] for row in updates if row.decision == "shrunk" and estimator in row.kl]
-    return median([kl.bound / kl.mean for kl in readings if kl.bound is not None and kl.mean is not None and kl.mean > 0] or [0.0])
+    return median([kl.bound / kl.mean for kl in readings if kl.bound is not None and kl.mean] or [0.0])
 
 
 def _count(number: int, what: str) -> str:

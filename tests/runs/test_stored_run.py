@@ -10,12 +10,14 @@ import pytest
 
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import Recipe
+from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.runs.history import Replaced
 from teamtr_lora.runs.metrics import read_rows
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.runs.run_state import RunState, SwapRecord
 from teamtr_lora.runs.stored_run import load_run_recipe, read_run
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
 
 
 def test_a_run_is_read_back(run: RunDir, recipe: Recipe) -> None:
@@ -99,3 +101,17 @@ def test_a_recipe_without_a_run_is_not_gone_on_with(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("team: {agents: [{name: a}]}\n")
     with pytest.raises(UserError, match="holds a recipe but no run; use: teamtr-lora train"):
         load_run_recipe(tmp_path)
+
+
+def test_a_run_whose_rate_falls_ends_with_the_stages_it_began_with(tmp_path: Path) -> None:
+    """They say how long each step is; a run of a constant rate may be longer."""
+    keys, run = ["training.learning_rate=1e-3"], RunDir(tmp_path / "run")
+    for schedule in ("constant", "linear"):
+        two, four = (load_recipe(QUICKSTART, [*keys, f"training.schedule={schedule}", f"training.stages={n}"]) for n in (2, 4))
+        run.write_recipe(two)
+        run.check_same(two)
+        if schedule == "constant":
+            run.check_same(four)
+        else:
+            with pytest.raises(UserError, match="another recipe's run: training.stages is 2 there and 4 here"):
+                run.check_same(four)

@@ -83,7 +83,12 @@ def test_single_steps_are_not_to_be_fewer() -> None:
 @pytest.mark.parametrize("fixed", [True, False])
 def test_steps_cut_for_a_wide_bound_want_more_items_and_not_shorter_steps(fixed: bool) -> None:
     reason = "the whole step was out of region: x"
-    for widths, wide in (((4.0, 3.5, 1.2), True), ((4.0, None, 1.2), False), ((2.9, 2.9, 9.0), False), ((None, None, None), False)):
+    for widths, wide in (
+        ((4.0, 3.5, 1.2), True),
+        ((4.0, None, 1.2), False),
+        ((2.9, 2.9, 9.0), False),
+        ((None, None, None), False),
+    ):
         said = diagnose_verdict([row("shrunk", reason, wide=width) for width in widths], [], fixed_rate=fixed)[-1]
         assert ("(3.5 times the KL itself)" in said and "raise rollout.items_per_stage" in said) == wide
         assert ("were longer than the region" in said) == (not wide)

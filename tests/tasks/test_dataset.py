@@ -229,7 +229,12 @@ def test_rows_that_are_no_dataset(rows: Any, message: str) -> None:
         ({"question": "2+2?", "answer": "4"}, {}, "set task.prompt_column=question", "rename the column 'question' to 'prompt'"),
         ({"prompts": "2+2?", "question": "x"}, {}, "set task.prompt_column=prompts", "rename the column 'prompts' to 'prompt'"),
         ({"words": "2+2?"}, {}, "set task.prompt_column=words", "rename the column 'words' to 'prompt'"),
-        ({"answer": "4"}, {}, "set task.prompt_column to the one that holds the prompt", "name the one that holds the prompt 'prompt'"),
+        (
+            {"answer": "4"},
+            {},
+            "set task.prompt_column to the one that holds the prompt",
+            "name the one that holds the prompt 'prompt'",
+        ),
         (
             {"prompt": "2+2?", "level": 1, "label": "4"},
             {"answer_column": "answer"},
@@ -237,7 +242,7 @@ def test_rows_that_are_no_dataset(rows: Any, message: str) -> None:
             "rename the column 'label' to 'answer'",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_column_of_another_name_is_told_as_its_user_can_name_it(
     tmp_path: Path, row: dict[str, Any], given: dict[str, str], by_key: str, by_hand: str
 ) -> None:

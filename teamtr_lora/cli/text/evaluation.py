@@ -52,7 +52,7 @@ def print_evaluation(result: EvaluationResult) -> None:
 
 
 def _same_as_avg(k: int, measures: Mapping[str, Estimate | PairedTest]) -> list[str]:
-    """The measures that say what avg@k says: those of one sample by definition, the reward where it is 1 or 0 for right or wrong."""
+    """The measures that say what avg@k says: those of one sample by definition, a reward that is 1 for right and else 0."""
     names = ["mean reward", *(["pass@1", "pass^1", "maj@1"] if k == 1 else [])]
     return [name for name, found in measures.items() if name in names and found == measures[f"avg@{k}"]]
 
