@@ -113,6 +113,20 @@ def test_a_direction_that_helps_only_near_by_is_shortened_where_the_gain_has_to_
     assert free is not None and free.alpha == 4.0
 
 
+def test_what_a_length_outside_says_is_not_exceeded() -> None:
+    """Farther out the KL grows faster than with the square: from alpha = 1 alone the next length would be 1.9 again."""
+
+    def steep(alpha: float) -> GateReading:
+        kl = 0.0025 * alpha**2 * (4.0 if alpha > 1.2 else 1.0)
+        return GateReading(alpha, ClusteredMean(kl, 0.0, kl), ClusteredMean(1.0, 0.0, 1.0))
+
+    decision = search(steep)
+    tried = [reading.alpha for reading in decision.readings]
+    assert tried[0] == 1 and steep(tried[1]).bound > 0.01
+    assert tried[2:] == [] or max(tried[2:]) <= steep(tried[1]).shortened(0.01)
+    assert decision.accepted is not None and decision.accepted.bound <= 0.01
+
+
 def test_an_overlong_stretch_falls_back_to_what_fitted() -> None:
     """KL that jumps beyond alpha = 1: the stretch fails, the optimizer's own step stands."""
 

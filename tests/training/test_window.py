@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from teamtr_lora.algorithm.clustered import clustered_mean
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.reuse import REUSE, HoldOut, Window, WindowAndNewest
 from teamtr_lora.base.versions import read_adapter_folder
@@ -25,6 +26,8 @@ from teamtr_lora.runs.rollout_store import RolloutStore
 from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.tasks import Task
 from teamtr_lora.team import Episode
+from teamtr_lora.training import update as update_module
+from teamtr_lora.training.optimize import InSample
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.stage import train
 from teamtr_lora.training.stage_rollouts import StageRollouts
@@ -171,7 +174,9 @@ def test_under_the_window_the_whole_newest_rollout_judges_and_the_earlier_ones_t
         assert max(groups[:24]) < min(groups[24:]), "groups of different rollouts are different groups"
 
 
-def test_a_message_is_learned_from_with_its_weighted_advantage(make_team: Any, config: Any, accelerator: Any, twins: Any) -> None:
+def test_a_message_is_learned_from_with_its_weighted_advantage(
+    make_team: Any, config: Any, twins: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """weight x advantage to learn from; to judge, the advantage itself, and a weight that every mean takes in once."""
     updater = AgentUpdater(make_team(), config(advantage="no_norm", advantage_clip=100.0, discount=1.0))
     log_weight_E = np.linspace(-0.5, 1.8, len(twins))
@@ -194,7 +199,14 @@ def test_a_message_is_learned_from_with_its_weighted_advantage(make_team: Any, c
     positions = batch.episode_M.tolist()
     np.testing.assert_allclose(batch.advantage_M, wanted_E[positions], rtol=1e-5)
     np.testing.assert_allclose(batch.weight_M, weight_E[positions], rtol=1e-6)  # all groups differ: every kind alike
+    seen: list[list[InSample]] = []
+    measure = update_module.measure_in_sample
+    monkeypatch.setattr(update_module, "measure_in_sample", lambda *given, **how: seen.append(measure(*given, **how)) or seen[-1])
     outcome = updater.update("left", material, 0)
+    for batch, own in zip(split.fit, seen[-1], strict=True):
+        assert own.kl == pytest.approx(np.average(own.kl_M, weights=batch.weight_M), rel=1e-6)
+        assert own.kl != pytest.approx(float(own.kl_M.mean()), rel=1e-3)
+        assert own.kl_bound == pytest.approx(clustered_mean(own.kl_M, own.group_M, 0.95, batch.weight_M).bound, rel=1e-6)
     reading = outcome.shown
     assert reading is not None and (np.abs(wanted_E[positions]) > 0).all()
     gain_M = np.expm1(reading.log_ratio_M.double().numpy()) * wanted_E[positions]
