@@ -148,13 +148,18 @@ class TrainingSection(Section):
         """What TRL calls the schedule."""
         return SCHEDULES[self.schedule].trl
 
+    @property
+    def rate_changes(self) -> bool:
+        """Whether the number of stages decides what the learning rate of each is."""
+        return SCHEDULES[self.schedule].changes
+
     def rate_in(self, stage: int) -> float:
         """The learning rate of a stage, as far as the recipe alone tells."""
         return self.starting_rate * SCHEDULES[self.schedule]().share(stage, self.stages)
 
     @model_validator(mode="after")
     def _found_rates_have_no_schedule(self) -> Self:
-        if self.learning_rate == "auto" and SCHEDULES[self.schedule].changes:
+        if self.learning_rate == "auto" and self.rate_changes:
             wrong = "a learning rate that is found anew in every update follows no schedule"
             refuse("training", [(("schedule",), self.schedule, wrong, "set training.learning_rate to a number")])
         return self

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from teamtr_lora.algorithm.variants.schedule import SCHEDULES
 from teamtr_lora.base.versions import AdapterVersion, stored_versions
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import disk_errors, dump_json, remove_temporaries, write_atomic
@@ -129,7 +128,7 @@ class RunDir:
     def check_same(self, recipe: Recipe) -> None:
         """Refuses to go on with another recipe than the run's own."""
         saved = self.with_swaps(load_recipe(self.path / layout.RECIPE))
-        fixed = {"training.stages"} if SCHEDULES[saved.training.schedule].changes else set()  # they decide the rate of each stage
+        fixed = {"training.stages"} if saved.training.rate_changes else set()  # they decide the rate of each stage
         found = differences(saved, self.with_swaps(recipe), ignore={*MAY_CHANGE} - fixed)
         if not found:
             return
