@@ -54,6 +54,28 @@ def score_with_statistics(
     return TokenScores(logp_N, None if current is None else kl_N), statistics
 
 
+@torch.no_grad()
+def read_with_statistics(
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    target_N: Tensor,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+    current: HeadStatistics | None = None,
+) -> TokenScores:
+    """The same scores from one head product: the mean head row is of use to gradients and to later passes alone."""
+    normaliser_N, logp_N, _ = _statistics(hidden_ND, head_VD, target_N, temperature, chunk_tokens, rows=False)
+    return TokenScores(logp_N, None if current is None else _kl(hidden_ND, normaliser_N, temperature, current))
+
+
+def _kl(hidden_ND: Tensor, normaliser_N: Tensor, temperature: float, current: HeadStatistics) -> Tensor:
+    """The Bregman divergence of the log-normaliser between the current policy's hidden states and these."""
+    wide = current.mean_row_ND.dtype
+    step_ND = hidden_ND.to(wide) - current.hidden_ND.to(wide)
+    return normaliser_N - current.normaliser_N - (step_ND * current.mean_row_ND).sum(1) / temperature
+
+
 class _Scores(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -70,8 +92,7 @@ class _Scores(torch.autograd.Function):
         if current is None:
             kl_N, away_ND = torch.zeros_like(normaliser_N), None
         else:
-            step_ND = hidden_ND.to(mean_row_ND.dtype) - current.hidden_ND.to(mean_row_ND.dtype)
-            kl_N = normaliser_N - current.normaliser_N - (step_ND * current.mean_row_ND).sum(1) / temperature
+            kl_N = _kl(hidden_ND, normaliser_N, temperature, current)
             away_ND = mean_row_ND - current.mean_row_ND
         ctx.save_for_backward(toward_target_ND, *([] if away_ND is None else [away_ND]))
         ctx.temperature, ctx.dtype = temperature, hidden_ND.dtype
@@ -88,18 +109,21 @@ class _Scores(torch.autograd.Function):
 
 
 def _statistics(
-    hidden_ND: Tensor, head_VD: Tensor, target_N: Tensor, temperature: float, chunk_tokens: int
+    hidden_ND: Tensor, head_VD: Tensor, target_N: Tensor, temperature: float, chunk_tokens: int, *, rows: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(normaliser_N, logp_N, mean_row_ND), a chunk of tokens at a time."""
+    """(normaliser_N, logp_N, mean_row_ND), a chunk of tokens at a time; without `rows` the last is empty."""
     wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
     normaliser_N = torch.empty(hidden_ND.shape[0], device=hidden_ND.device, dtype=wide)
     logp_N = torch.empty_like(normaliser_N)
-    mean_row_ND = torch.empty(hidden_ND.shape, device=hidden_ND.device, dtype=wide)
+    mean_row_ND = torch.empty(hidden_ND.shape if rows else (0, 0), device=hidden_ND.device, dtype=wide)
     for start in range(0, hidden_ND.shape[0], chunk_tokens):
         part = slice(start, start + chunk_tokens)
         logits = head_logits(hidden_ND[part], head_VD) if wide == torch.float32 else hidden_ND[part] @ head_VD.t()
         target = logits.gather(1, target_N[part, None])[:, 0] / temperature
-        normaliser_N[part], mean_row_ND[part] = _normalise(logits, head_VD, temperature, hidden_ND.dtype)
+        if rows:
+            normaliser_N[part], mean_row_ND[part] = _normalise(logits, head_VD, temperature, hidden_ND.dtype)
+        else:
+            normaliser_N[part] = _normaliser(logits, temperature)
         logp_N[part] = target - normaliser_N[part]
     return normaliser_N, logp_N, mean_row_ND
 
@@ -116,3 +140,12 @@ def _normalise(logits: Tensor, head_VD: Tensor, temperature: float, dtype: torch
     scaled = logits / temperature
     normaliser = torch.logsumexp(scaled, dim=-1)
     return normaliser, (scaled - normaliser[:, None]).exp() @ head_VD.to(logits.dtype)
+
+
+def _normaliser(logits: Tensor, temperature: float) -> Tensor:
+    """The log-normaliser alone, rounded as `_normalise` does."""
+    if logits.is_cuda and logits.dtype == torch.float32:
+        from teamtr_lora.algorithm.softmax_kernel import normaliser_and_kl
+
+        return normaliser_and_kl(logits, None, temperature, 0.0)[0]
+    return torch.logsumexp(logits / temperature, dim=-1)

@@ -176,9 +176,13 @@ def accumulate(
     gradient = _Gradient(learner, batch, room) if torch.is_grad_enabled() else None
     for place in scorer.passes(batch, among):
         part = batch.microbatches[place]
-        scores, kept = scorer.score_and_keep(part, None if first else current.kept[place])
         if first:
-            current.kept[place], current.logp[place] = kept, scores.logp_N.detach()
+            scores, current.kept[place] = scorer.score_and_keep(part)
+            current.logp[place] = scores.logp_N.detach()
+        elif gradient is None:
+            scores = scorer.read(part, current.kept[place])
+        else:
+            scores, _ = scorer.score_and_keep(part, current.kept[place])
         logp_cur, kl_N = current.logp[place], torch.zeros_like(scores.logp_N) if first else scores.kl_N
         assert kl_N is not None
         logp[place], kls[place] = scores.logp_N.detach(), kl_N.detach()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from teamtr_lora.algorithm.head_statistics import HeadStatistics, score_with_statistics
+from teamtr_lora.algorithm.head_statistics import HeadStatistics, read_with_statistics, score_with_statistics
 from teamtr_lora.algorithm.surrogate import sum_by_message
 from teamtr_lora.algorithm.token_kl import TokenScores, head_logits, message_kl, score_tokens
 from teamtr_lora.base.bank import AdapterBank, Snapshot
@@ -153,13 +153,28 @@ class Scorer:
     def score_and_keep(self, batch: Microbatch, current: Kept | None = None) -> tuple[TokenScores, Kept]:
         """The scores of the adapter as it is now, and what later passes need to measure from this policy."""
         hidden_ND = self.hidden(batch)
-        if self._training and hidden_ND.is_cuda and hidden_ND.dtype in HALF_DTYPES:
+        if self._takes_statistics(hidden_ND):
             assert not isinstance(current, Tensor)
             return score_with_statistics(
                 hidden_ND, self._head, batch.target_N, temperature=self._temperature, chunk_tokens=self._chunk, current=current
             )
         assert not isinstance(current, HeadStatistics)
         return self.score(batch, hidden_ND, current), hidden_ND.detach()
+
+    @torch.no_grad()
+    def read(self, batch: Microbatch, current: Kept | None = None) -> TokenScores:
+        """The same scores, to look at: nothing is learned from them and nothing is kept, which spares a head product."""
+        hidden_ND = self.hidden(batch)
+        if self._takes_statistics(hidden_ND):
+            assert not isinstance(current, Tensor)
+            return read_with_statistics(
+                hidden_ND, self._head, batch.target_N, temperature=self._temperature, chunk_tokens=self._chunk, current=current
+            )
+        assert not isinstance(current, HeadStatistics)
+        return self.score(batch, hidden_ND, current)
+
+    def _takes_statistics(self, hidden_ND: Tensor) -> bool:
+        return self._training and hidden_ND.is_cuda and hidden_ND.dtype in HALF_DTYPES
 
     def score(
         self, batch: Microbatch, hidden_ND: Tensor, current_ND: Tensor | None = None, current_head: Tensor | None = None
@@ -232,7 +247,10 @@ def message_log_ratios(scorer: Scorer, bank: AdapterBank, agent: str, batch: Mes
 
 
 def _message_logp(scorer: Scorer, batch: MessageBatch) -> Tensor:
-    logp_N = by_token(scorer.ranks, batch, keep_current(scorer, batch).logp)
+    logp = unknown(batch)
+    for place in scorer.passes(batch):
+        logp[place] = scorer.read(batch.microbatches[place]).logp_N
+    logp_N = by_token(scorer.ranks, batch, logp)
     return sum_by_message(logp_N.double(), tokens_of(batch, "message_N"), len(batch.messages))
 
 

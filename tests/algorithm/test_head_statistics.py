@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-from teamtr_lora.algorithm.head_statistics import score_with_statistics
+from teamtr_lora.algorithm.head_statistics import read_with_statistics, score_with_statistics
 from teamtr_lora.algorithm.token_kl import score_tokens
 
 N, D, V = 23, 16, 101
@@ -53,6 +54,21 @@ def test_a_first_pass_has_no_kl_and_is_what_later_passes_measure_from() -> None:
     torch.testing.assert_close(again.logp_N, scores.logp_N)
 
 
+def test_reading_has_the_same_values_from_one_head_product() -> None:
+    head, current, hidden, target = case(torch.float64)
+    how = {"temperature": 0.9, "chunk_tokens": 7}
+    first, kept = score_with_statistics(current, head, target, **how)
+    with FlopCounterMode(display=False) as scoring:
+        scored, _ = score_with_statistics(hidden, head, target, current=kept, **how)
+    with FlopCounterMode(display=False) as reading:
+        read = read_with_statistics(hidden.requires_grad_(), head, target, current=kept, **how)
+    assert torch.equal(read.logp_N, scored.logp_N) and read.kl_N is not None and torch.equal(read.kl_N, scored.kl_N)
+    assert not read.logp_N.requires_grad and not read.kl_N.requires_grad
+    assert 0 < 2 * reading.get_total_flops() == scoring.get_total_flops()
+    alone = read_with_statistics(current, head, target, **how)
+    assert alone.kl_N is None and torch.equal(alone.logp_N, first.logp_N)
+
+
 def test_float32_agrees_with_the_scores_of_the_gate() -> None:
     head, current, hidden, target = case(torch.float32, step=0.1)
     kept = score_with_statistics(current, head, target, temperature=1.0, chunk_tokens=9)[1]
@@ -75,6 +91,8 @@ def test_half_precision_on_a_gpu(dtype: torch.dtype) -> None:
     scores, _ = score_with_statistics(leaf, head, target, temperature=0.8, chunk_tokens=128, current=kept)
     logp, kl = reference(head.double(), current.double(), wide, target, 0.8)
     assert scores.kl_N is not None
+    read = read_with_statistics(hidden, head, target, temperature=0.8, chunk_tokens=128, current=kept)
+    assert read.kl_N is not None and torch.equal(read.logp_N, scores.logp_N) and torch.equal(read.kl_N, scores.kl_N)
     assert float((scores.logp_N - logp).abs().max()) < 1e-4 and float((scores.kl_N - kl).abs().max()) < 1e-4
     (scores.logp_N.sum() * 64).backward()
     (logp.sum() * 64).backward()
