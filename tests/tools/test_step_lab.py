@@ -1,4 +1,4 @@
-"""tools/step_lab.py: variants start alike, their steps are read on held-out episodes, and a real direction is worth something."""
+"""tools/step_lab.py: variants start alike, and their steps are read at one length on episodes that none has learned from."""
 
 import json
 from pathlib import Path
@@ -7,21 +7,30 @@ import pytest
 import step_lab
 
 
-def test_variants_learn_from_the_same_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_of_one_length_are_read_on_unseen_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "lab.json"
-    small = ["rollout.items_per_stage=12", "rollout.episodes_per_item=4", "training.inner_epochs=1", "base.device=cpu"]
-    vary = ["--vary", "sgd: training.optimizer=sgd", "--vary", "same: lora.rank=8"]
-    assert (
-        step_lab.main(["recipes/quickstart.yaml", *small, "--agent", "solver", "--repeats", "1", *vary, "--out", str(out)]) == 0
-    )
+    small = ["rollout.items_per_stage=24", "rollout.episodes_per_item=4", "training.inner_epochs=1", "base.device=cpu"]
+    vary = [
+        "--vary",
+        "sgd: training.optimizer=sgd training.initial_learning_rate=0.1",
+        "--vary",
+        "narrow: lora.rank=2 lora.alpha=4",
+    ]
+    asked = ["--agent", "solver", "--judge", "64", "--kl", "0.005", "--repeats", "1", "--steps", "2", "--out", str(out)]
+    assert step_lab.main(["recipes/quickstart.yaml", *small, *asked, *vary]) == 0
     report = json.loads(out.read_text())
-    assert report["episodes"] == 48
-    alone, sgd, same = (report["updates"][name][0] for name in ("as it is", "sgd", "same"))
-    for update in (alone, sgd, same):
-        assert 0 < update["kl"] <= 0.02 and update["gain_in_sample"] > 0
-        assert update["worth"] == pytest.approx(update["gain"] / (2 * update["kl"]) ** 0.5)
-    assert sgd["learning_rate"] > 100 * alone["learning_rate"], "an optimizer of its own"
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert report["episodes"] == 4 * (64 + 2 * 24)
+    found = report["updates"]
+    names = ["as it is", "sgd", "narrow"]
+    assert found.keys() == {row for name in names for row in (name, f"{name} x 2")}
+    for name in names:
+        (once,), (twice,) = found[name], found[f"{name} x 2"]
+        assert once["kl"] == pytest.approx(0.005, rel=0.3), "scaled, and read on other episodes"
+        assert once["worth"] == pytest.approx(once["gain"] / (2 * once["kl"]) ** 0.5) and once["error"] > 0
+        assert twice["learning_rate"] == once["learning_rate"] and twice["kl"] > once["kl"]
+        assert -0.05 < once["gain"] < 0.05, "in units of the reward, for a short step"
+    assert found["sgd"][0]["learning_rate"] > 100 * found["as it is"][0]["learning_rate"], "an optimizer of its own"
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(found)
 
 
 def test_an_agent_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
