@@ -334,10 +334,11 @@ def _parse_tool(module: ModuleType, words: Sequence[str], monkeypatch: pytest.Mo
             module.main()
     settings = [word for word in words if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+=.*", word)]
     recipes = [ROOT / word for word in words if _is_recipe(word)] or [QUICKSTART]
-    for recipe in recipes:
-        load_recipe(recipe, settings)
+    apart = module.__name__ == "compare.py"  # it compares recipes; other tools put them together
+    for files in [[recipe] for recipe in recipes] if apart else [recipes]:
+        load_recipe(files, settings)
     for _, _, varied in (text.partition(": ") for text in getattr(seen[0], "vary", None) or []):
-        load_recipe(recipes[0], [*settings, *shlex.split(varied)])
+        load_recipe(recipes[:1] if apart else recipes, [*settings, *shlex.split(varied)])
 
 
 def _options_in(script: Path, options: Sequence[str], where: str) -> None:
