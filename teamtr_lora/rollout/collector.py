@@ -144,7 +144,7 @@ def _seated(team: Team, task: Task, plan: PlayPlan) -> list[_Player]:
                 raise _returned(plan.items[place].id, f"{type(interaction).__name__}.first", prompt, "a text")
             item, group = plan.items[place], plan.group(place)
             seed = derive_seed(plan.purpose, group, item.id, index)
-            episode = Episode(item_id=item.id, group=group, prompt=prompt, seed=seed, item=item)
+            episode = Episode(item_id=item.id, group=group, prompt=_writable(prompt), seed=seed, item=item)
             players.append(_Player(episode, team.protocol.begin(prompt), interaction))
         return players
     finally:
@@ -233,6 +233,11 @@ def _take(player: _Player, asked: _Asked, completion: Completion, versions: Mapp
     return feedback
 
 
+def _writable(text: str) -> str:
+    """As the protocol encodes it: half of a surrogate pair, which neither tokens nor files can hold, is a question mark."""
+    return text.encode("utf-8", "replace").decode()
+
+
 @contextmanager
 def _of_the_task(who: object, item: str) -> Iterator[None]:
     """Wraps calls into an environment, which may be the user's code: errors become one line."""
@@ -254,7 +259,7 @@ def _hear(team: Team, player: _Player, answer: Feedback | Future[Feedback]) -> N
         raise _returned(episode.item_id, where, feedback, "a Feedback with a text or None")
     player.credit.append(_credit(team, episode, feedback.credit))
     episode.rewards.append(number(episode, "reward", feedback.reward))
-    episode.feedback.append(feedback.text)
+    episode.feedback.append(None if feedback.text is None else _writable(feedback.text))
     if feedback.done:
         episode.ended = "task"
     elif feedback.text is not None:

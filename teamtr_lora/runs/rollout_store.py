@@ -6,13 +6,12 @@ when no checkpoint does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256, write_atomic
@@ -29,9 +28,11 @@ class RolloutStore:
 
     def write(self, name: str, episodes: list[Episode]) -> str:
         """Returns the hash to read it by. Items are left out: nobody plays these episodes again."""
-        data = json.dumps([replace(episode, item=None) for episode in episodes], default=_fields)
+        data = to_json(
+            [replace(episode, item=None) for episode in episodes]
+        )  # while the training waits: json takes seven times as long
         write_atomic(self._folder / f"{name}.json", data)
-        return sha256(data.encode())
+        return sha256(data)
 
     def read(self, name: str, digest: str) -> list[Episode]:
         path = self._folder / f"{name}.json"
@@ -49,8 +50,3 @@ class RolloutStore:
         for path in self._folder.glob("*.json"):
             if path.stem not in names:
                 path.unlink()
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    """Without the copies that `asdict` makes of every token: the other processes of a run wait while this one writes."""
-    return {field.name: getattr(value, field.name) for field in fields(value)}

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from teamtr_lora.evaluation.outcome import Attempt, judge
 from teamtr_lora.rollout.collector import PlayPlan, play
 from teamtr_lora.rollout.sampler import Completion, Request, derive_seed
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
+from teamtr_lora.runs.rollout_store import RolloutStore
 from teamtr_lora.runs.transcripts import episode_record
 from teamtr_lora.tasks import Feedback, Interaction, Item, Task
 from teamtr_lora.team import Episode, Message, Team
@@ -338,6 +340,24 @@ def test_an_environment_that_answers_back(make_team: MakeTeam, view: str) -> Non
     record = episode_record(episode)
     assert [m["feedback"] for m in record["messages"]] == episode.feedback
     assert record["ended"] == "task" and record["messages"][0]["version"] == "v0000-a"
+
+
+def test_half_a_character_of_an_environment_is_kept_as_it_was_read(make_team: MakeTeam, tmp_path: Path) -> None:
+    """A lone surrogate can be neither encoded nor stored: the episode says what the agents saw, and can be read back."""
+
+    class Cut(Interaction):
+        def feed(self, message: Message) -> Feedback:
+            return Feedback("lower\ud83d", 0.0)
+
+    class Cutting(GuessingGame):
+        def open(self, item: Item) -> Interaction:
+            return Cut(item)
+
+    team = make_team(["a", "b"])
+    episode = play(team, Cutting(), FakeSampler(team, say=lambda request: "50"), plan([Item("n", "Guess\ud83d")], 1), VERSIONS)[0]
+    assert (episode.prompt, episode.feedback) == ("Guess?", ["lower?", "lower?"])
+    store = RolloutStore(tmp_path)
+    assert store.read("r", store.write("r", [episode]))[0].feedback == episode.feedback
 
 
 def test_a_router_that_lets_nobody_speak_gives_an_empty_scored_episode(make_team: MakeTeam) -> None:

@@ -421,7 +421,7 @@ def stopped(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (lambda path: path.unlink(), "missing"),
         (lambda path: path.write_bytes(path.read_bytes()[:-9]), "damaged"),
-        (lambda path: path.write_text(path.read_text().replace('"seed": ', '"seed": 1')), "damaged"),
+        (lambda path: path.write_text(path.read_text().replace('"seed":', '"seed":1')), "damaged"),
         (lambda path: (path.unlink(), path.mkdir()), ""),
     ],
     ids=["missing", "cut", "altered", "a folder"],
