@@ -1,4 +1,6 @@
-"""Shared by every room: a tiny random base to load, and few threads so that runs beside each other stay fast."""
+"""Shared by every room: a tiny random base to load, and few threads so that runs beside each other stay fast.
+
+torch and transformers are imported where they are needed: xdist starts its workers once it has imported this file."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -21,24 +23,42 @@ os.environ.pop("COLUMNS", None)
 os.unsetenv("COLUMNS")
 
 import pytest
-import torch
 from hypothesis import settings
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 # The same examples every time, so that red means a change made it red. `--hypothesis-profile=new` looks for others.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("new", deadline=None)
 settings.load_profile("same")
 
-
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+# Rooms whose files take a minute or more, first: a file that starts last would keep one worker busy and the others idle.
+SLOW = ("vllm", "integration", "tests", "training", "tools", "report", "swap")
+# What one worker does: vLLM (which TRL imports too), or a server of processes with all imports, takes ten seconds to be there.
+TOGETHER = (
+    ("tests/rollout/vllm/", "tests/tools/test_prove.py"),
+    ("tests/integration/test_ranks.py", "tests/base/test_sharding.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Rooms whose files take a minute or more first: a file that starts last would keep one worker busy and the others idle."""
-    slow = ("integration", "tests", "training", "tools", "report", "vllm", "swap")
-    items.sort(key=lambda item: item.path.parent.name not in slow)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    rooms = {name: place for place, name in enumerate(SLOW)}
+    items.sort(key=lambda item: rooms.get(item.path.parent.name, len(SLOW)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By file, as `--dist loadfile` does, but for TOGETHER."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((group[0] for group in TOGETHER if nodeid.startswith(group)), super()._split_scope(nodeid))
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 VOCAB = 272  # more rows than the tokenizer has tokens, as real bases have
@@ -61,6 +81,8 @@ def load_file(path: Path) -> ModuleType:
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """One token a byte, plus ChatML's special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
     nano = load_tool("make_nano_base")
     tokens = [*nano.SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
@@ -84,6 +106,9 @@ def hub() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a 2-layer, 64-wide, random fp32 Qwen3 and a byte tokenizer. Read only: copy it to spoil it."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     folder = tmp_path_factory.mktemp("tiny-base") / "tiny"
     tokenizer = byte_tokenizer()
     config = Qwen3Config(
