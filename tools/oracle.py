@@ -82,13 +82,8 @@ class Oracle(TrainerCallback):  # type: ignore[misc]
         run.variants.publishing.catch_up(run.playable)
         items, number = run.task.items("train"), run.state.counts["updates"]
         order = DataOrder(items, config.seed + OTHER_ORDER)
-        plan = PlayPlan(
-            order.take(number * self._items, self._items),
-            episodes_per_item=self._episodes_per_item,
-            temperature=config.rollout.temperature,
-            max_message_tokens=config.rollout.max_message_tokens,
-            purpose=f"{config.seed}/oracle/{number}",
-        )
+        items = order.take(number * self._items, self._items)
+        plan = PlayPlan.of(config.rollout, items, f"{config.seed}/oracle/{number}", self._episodes_per_item)
         self._episodes = run.playable.play(run.task, plan)
 
     def _read(self, judge: Judge, step: StepDecision) -> None:

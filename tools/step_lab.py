@@ -107,14 +107,8 @@ class Lab:
         self.found: dict[str, list[dict[str, float]]] = {}
         task, group = recipe.task.build(recipe.folder), recipe.rollout.episodes_per_item
         learned = recipe.rollout.items_per_stage * max(args.repeats, args.steps)
-        plan = PlayPlan(
-            DataOrder(task.items("train"), recipe.seed).take(0, args.judge + learned),
-            episodes_per_item=group,
-            temperature=recipe.rollout.temperature,
-            max_message_tokens=recipe.rollout.max_message_tokens,
-            purpose=f"{recipe.seed}/step lab",
-        )
-        self._episodes = playable.play(task, plan)
+        items = DataOrder(task.items("train"), recipe.seed).take(0, args.judge + learned)
+        self._episodes = playable.play(task, PlayPlan.of(recipe.rollout, items, f"{recipe.seed}/step lab"))
         first, size = args.judge * group, recipe.rollout.items_per_stage * group
         self._lots = [self._episodes[at : at + size] for at in range(first, len(self._episodes), size)]
         playable.bank.activate(agent)

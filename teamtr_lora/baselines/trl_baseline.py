@@ -238,14 +238,7 @@ class BaselineRun:
         self.events.state.epoch = stage - 1
         self.events.fire("on_epoch_begin", order=[self.agent])
         items = self._order.take((stage - 1) * rollout.items_per_stage, rollout.items_per_stage)
-        purpose = f"{self.recipe.seed}/stage {stage}/update 0"
-        plan = PlayPlan(
-            items=items,
-            episodes_per_item=rollout.episodes_per_item,
-            temperature=rollout.temperature,
-            max_message_tokens=rollout.max_message_tokens,
-            purpose=purpose,
-        )
+        plan = PlayPlan.of(rollout, items, f"{self.recipe.seed}/stage {stage}/update 0")
         started, versions = time.monotonic(), self.playable.versions()
         episodes = self._play(plan, "rollout")
         self._rollout = Rollout(episodes=episodes, versions=versions, seconds=time.monotonic() - started)

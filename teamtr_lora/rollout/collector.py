@@ -15,6 +15,7 @@ import torch
 from teamtr_lora.common.code_paths import raised, user_code
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import meant
+from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.credit import credit_agents, number, scored
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
 from teamtr_lora.tasks.machinery.background import as_future
@@ -35,6 +36,17 @@ class PlayPlan:
     purpose: str
     groups: Sequence[int] | None = None  # the items' numbers where they are a part of a longer list; seeds depend on them
     learned_from: bool = True  # credit by agent is of use
+
+    @classmethod
+    def of(cls, rollout: RolloutSection, items: Sequence[Item], purpose: str, episodes_per_item: int | None = None) -> PlayPlan:
+        """As the recipe samples to learn from; `episodes_per_item`: other than there."""
+        return cls(
+            items,
+            episodes_per_item=episodes_per_item or rollout.episodes_per_item,
+            temperature=rollout.temperature,
+            max_message_tokens=rollout.max_message_tokens,
+            purpose=purpose,
+        )
 
     def group(self, place: int) -> int:
         return place if self.groups is None else self.groups[place]

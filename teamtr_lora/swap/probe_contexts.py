@@ -76,13 +76,7 @@ def play_probe(
                 "wanted; use fewer --probe-contexts, or check that the router lets it speak"
             )
         count = max(8, math.ceil(missing / share))
-        plan = PlayPlan(
-            order.take(tried, count),
-            episodes_per_item=1,
-            temperature=rollout.temperature,
-            max_message_tokens=rollout.max_message_tokens,
-            purpose=f"{recipe.seed}/probe/{tried}",
-        )
+        plan = PlayPlan.of(rollout, order.take(tried, count), f"{recipe.seed}/probe/{tried}", 1)
         played = playable.play(task, plan, progress)
         tried += len(played)
         if ids is not None:

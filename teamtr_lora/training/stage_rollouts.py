@@ -58,13 +58,8 @@ class StageRollouts:
         started = time.monotonic()
         playable, config, events = self._context.playable, self._context.config, self._context.events
         starts = self._variants.resampling.rollouts(len(self._context.agents))
-        plan = PlayPlan(
-            items=self._variants.matched.share(items, starts.index(place), len(starts)),
-            episodes_per_item=config.rollout.episodes_per_item,
-            temperature=config.rollout.temperature,
-            max_message_tokens=config.rollout.max_message_tokens,
-            purpose=f"{config.seed}/stage {stage}/update {place}",
-        )
+        own = self._variants.matched.share(items, starts.index(place), len(starts))
+        plan = PlayPlan.of(config.rollout, own, f"{config.seed}/stage {stage}/update {place}")
         versions = playable.versions()
         episodes = playable.play(self._context.task, plan, lambda d, n, t: events.progress("rollout", d, n, t))
         return Rollout(episodes=episodes, versions=versions, seconds=time.monotonic() - started)

@@ -193,11 +193,4 @@ def surrogate_by_group(log_ratio_M: np.ndarray, episode_M: np.ndarray, episodes:
 
 
 def probe_plan(config: TeamTRConfig, items: list[Item], stage: int) -> PlayPlan:
-    rollout = config.rollout
-    return PlayPlan(
-        items=items,
-        episodes_per_item=config.diagnostics.probe_episodes_per_item,
-        temperature=rollout.temperature,
-        max_message_tokens=rollout.max_message_tokens,
-        purpose=f"{config.seed}/probe/stage {stage}",
-    )
+    return PlayPlan.of(config.rollout, items, f"{config.seed}/probe/stage {stage}", config.diagnostics.probe_episodes_per_item)
