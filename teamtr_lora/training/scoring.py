@@ -154,10 +154,7 @@ class Scorer:
         """The scores of the adapter as it is now, and what later passes need to measure from this policy."""
         hidden_ND = self.hidden(batch)
         if self._takes_statistics(hidden_ND):
-            assert not isinstance(current, Tensor)
-            return score_with_statistics(
-                hidden_ND, self._head, batch.target_N, temperature=self._temperature, chunk_tokens=self._chunk, current=current
-            )
+            return score_with_statistics(hidden_ND, self._head, **self._measured(batch, current))
         assert not isinstance(current, HeadStatistics)
         return self.score(batch, hidden_ND, current), hidden_ND.detach()
 
@@ -166,15 +163,18 @@ class Scorer:
         """The same scores, to look at: nothing is learned from them and nothing is kept, which spares a head product."""
         hidden_ND = self.hidden(batch)
         if self._takes_statistics(hidden_ND):
-            assert not isinstance(current, Tensor)
-            return read_with_statistics(
-                hidden_ND, self._head, batch.target_N, temperature=self._temperature, chunk_tokens=self._chunk, current=current
-            )
+            return read_with_statistics(hidden_ND, self._head, **self._measured(batch, current))
         assert not isinstance(current, HeadStatistics)
         return self.score(batch, hidden_ND, current)
 
     def _takes_statistics(self, hidden_ND: Tensor) -> bool:
         return self._training and hidden_ND.is_cuda and hidden_ND.dtype in HALF_DTYPES
+
+    def _measured(self, batch: Microbatch, current: Kept | None) -> dict[str, Any]:
+        assert not isinstance(current, Tensor)
+        return {
+            "target_N": batch.target_N, "temperature": self._temperature, "chunk_tokens": self._chunk, "current": current,
+        }  # fmt: skip
 
     def score(
         self, batch: Microbatch, hidden_ND: Tensor, current_ND: Tensor | None = None, current_head: Tensor | None = None
