@@ -63,6 +63,7 @@ class Fake:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # an answer in two parts would wait 40 ms for the first to be acknowledged
 
             def setup(self) -> None:
                 super().setup()
