@@ -44,8 +44,6 @@ class LiveView(TrainerCallback):
         if state.epoch and state.epoch >= stages:  # updates are no measure: a stage that a swap cut short has more
             more = args.written("training.stages", 2 * stages)
             self._console.print(f"already finished ({stages} of {stages} stages); to go on, add {more}")
-        elif run_dir and (left_out := args.unmeasured()):
-            self._console.print(f"this run will not measure {'; '.join(left_out)}", style="dim")
         if self._console.is_terminal:
             self._progress.start()
 
@@ -70,6 +68,8 @@ class LiveView(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()
+        if left_out := args.unmeasured():
+            self._console.print(f"not measured: {'; '.join(left_out)}", style="dim")
 
     def close(self) -> None:
         """Gives the terminal back; also called when the run ends by an error or an interrupt."""
@@ -94,10 +94,6 @@ class LiveView(TrainerCallback):
         )
 
     def _stage_line(self, row: dict[str, Any], args: Any) -> None:
-        if row["floors"]:
-            floors = "  ".join(f"{name} {value:.1e}" for name, value in row["floors"].items())
-            counted = args.written("trust_region.reduction")
-            self._console.print(f"KL floors of this machine's passes (nats, as {counted} counts): {floors}")
         evaluation = row["evaluation"]
         if evaluation:
             error = evaluation["standard_error"]
@@ -111,6 +107,12 @@ class LiveView(TrainerCallback):
             if row["stage"] == 0 and evaluation["avg_at_k"] == 0 < evaluation["mean_reward"]:
                 said = args.written("task.success_at_least")
                 self._console.print(f"  no episode counts as right yet: none earned what a success needs (for a dataset: {said})")
+        if row["floors"]:
+            floors = ", ".join(f"{name} {value:.1e}" for name, value in row["floors"].items())
+            key = args.written("trust_region.delta")
+            self._console.print(
+                f"  the smallest KL that passes can tell here: {floors}; {key} = {args.trust_region.delta:g}", style="dim"
+            )
 
 
 class _NotebookLine:

@@ -60,6 +60,21 @@ def test_an_accuracy_that_cannot_rise_is_explained_once() -> None:
         assert "counts as right" not in shown(TeamTRConfig(), row | other)
 
 
+def test_what_a_newcomer_asks_comes_before_what_passes_resolve() -> None:
+    evaluation = {"avg_at_k": 0.5, "standard_error": 0.1, "mean_reward": 0.6}
+    lines = shown(TeamTRConfig(), {"kind": "stage", "stage": 0, "floors": {"gate": 2e-4}, "evaluation": evaluation}).splitlines()
+    assert "0.500 ± 0.100" in lines[0] and "gate 2.0e-04; delta = 0.01" in lines[1] and len(lines) == 2
+
+
+def test_what_was_not_measured_is_told_at_the_end() -> None:
+    out = io.StringIO()
+    view, config = LiveView(Console(file=out, width=200)), TeamTRConfig()
+    view.on_train_begin(config, STATE, None, run_dir="runs/x")
+    assert config.unmeasured() and "measure" not in out.getvalue()
+    view.on_train_end(config, STATE, None)
+    assert f"not measured: {config.unmeasured()[0]}" in out.getvalue()
+
+
 @pytest.mark.parametrize("mean", [0.004, None])
 def test_a_bound_nobody_can_give_is_shown_and_not_a_crash(mean: float | None) -> None:
     row = update_row(decision="rejected", alpha=None, kl={"exact": {"mean": mean, "standard_error": None, "bound": None}})
