@@ -151,8 +151,8 @@ class TeamSection(Section):
         ge=0,
         le=1,
         description="How much of what an agent learns from is the reward that its own last message would have got as the team's "
-        "answer; the rest is the team's reward. For teams in which every agent states an answer. A task that gives credit itself "
-        "has its own way.",
+        "answer; the rest is the team's reward. For teams in which every agent states an answer: a task that scores several "
+        "messages together refuses it. One that gives credit itself has its own way.",
     )
     recombine: bool = Field(
         default=False,

@@ -6,20 +6,25 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.recipe import load_recipe
 from teamtr_lora.rollout.collector import play
 from teamtr_lora.rollout.credit import MOST_OTHERS, beside_others, credit_agents, own_answers, recredited
+from teamtr_lora.study.plan import make_plan
 from teamtr_lora.tasks import Feedback, Interaction, Item, Task
 from teamtr_lora.tasks.generated.distinct import Distinct
 from teamtr_lora.team import Episode, Message, Team
+from teamtr_lora.training.trainer import TeamTRTrainer
 from tests.rollout.test_answers import VERSIONS, Echo, plan
 
 BLIND = {"kind": "blind"}
+QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
 
 
 class ByText(Task):
@@ -65,6 +70,17 @@ def test_a_team_says_how_much_own_answers_count(make_team: Callable[..., Team]) 
 
     assert not any(credit())
     assert credit(own_answer_share=0.5) == [{"a": [0.0, 0.5], "b": [0.0, 0.0]}] * 12
+
+
+def test_where_the_score_is_made_of_several_messages_none_is_an_answer_of_its_own(tmp_path: Path) -> None:
+    """Planning and training say so before anything is played."""
+    recipe = load_recipe(QUICKSTART, ["team.own_answer_share=0.5", f"output_dir={tmp_path / 'run'}"])
+    refused = r"^team\.own_answer_share = 0\.5: column_sum scores several messages.*leave it out, or .*task\.digits=1\)$"
+    with pytest.raises(UserError, match=refused):
+        make_plan(recipe)
+    with TeamTRTrainer.from_recipe(recipe) as trainer, pytest.raises(UserError, match=refused):
+        trainer.train()
+    make_plan(load_recipe(QUICKSTART, ["team.own_answer_share=0.5", "task.digits=1"]))
 
 
 # --- beside the others' messages

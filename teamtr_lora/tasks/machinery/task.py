@@ -248,9 +248,15 @@ class Task:
         self.check_playable()
 
     def check_items(self, team: Team, *, seed: int, per_stage: int, stages: int) -> None:
-        """Raises UserError where the train split is too small for a stage, or a prompt leaves no room for a message."""
+        """Raises UserError where the train split is too small for a stage, a prompt leaves no room for a message, or agents are
+        to learn from answers of their own and no message is one."""
         from teamtr_lora.tasks.machinery.order import DataOrder  # which knows tasks
 
+        if team.own_answer_share and self.needs_every_message:
+            raise UserError(
+                f"team.own_answer_share = {team.own_answer_share}: {self.name or 'this task'} scores several messages together, "
+                "so no agent's own message is an answer; leave it out, or use another task (column_sum: task.digits=1)"
+            )
         items = self.items("train")
         order = DataOrder(items, seed)
         order.check_stage(per_stage)
