@@ -76,9 +76,9 @@ class PlayableTeam:
             self.publish(self.bank.version(agent))
 
     @contextmanager
-    def training_memory(self) -> Iterator[None]:
-        """Around an update: an engine that shares the trainer's GPU may lend its memory."""
-        with memory_phase("update"), self.sampler.training_memory():
+    def training_memory(self, *, measured: bool = True, least: int = 0) -> Iterator[None]:
+        """Around an update: an engine that shares the trainer's GPU may lend its memory. See `Sampler.training_memory`."""
+        with memory_phase("update"), self.sampler.training_memory(measured=measured, least=least):
             yield
 
     def renew_sampler(self, rollout: RolloutSection) -> None:

@@ -71,8 +71,9 @@ class Sampler(Protocol):
         """Ends the engine and forgets what is queued; a second call does nothing."""
         ...
 
-    def training_memory(self) -> AbstractContextManager[None]:
-        """Entered around an update: while it lasts, the engine's memory is the trainer's. By default nothing is lent."""
+    def training_memory(self, *, measured: bool = True, least: int = 0) -> AbstractContextManager[None]:
+        """Entered around an update, or (not `measured`) around less than one: while it lasts, the engine's memory is the
+        trainer's. `least`: bytes that the update may take. By default nothing is lent."""
         return nullcontext()
 
     def start_seconds(self) -> dict[str, float]:

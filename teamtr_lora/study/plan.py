@@ -90,7 +90,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
     taken = int(rollout.vllm.memory_share * (total or 0)) if ENGINES[rollout.engine].memory == "copy" else 0
     split = splits(recipe.training.shard, facts, over=processes, value=dtype.itemsize, device_bytes=total, engine_bytes=taken)
     memory = _standing_memory(recipe, facts, adapters, transcript, dtype, device, processes, split)
-    learned = Variants.of(recipe).reuse.learned_items(rollout.items_per_stage, agents)
+    learned = Variants.of(recipe).reuse.learned_items(played, agents)
     shape = _update_shape(recipe, messages, dtype, device, -(-learned // processes))
     tokens = _tokens_per_microbatch(recipe, facts, shape, memory, device)
     memory |= update_memory(facts, replace(shape, tokens=max(tokens, transcript)))

@@ -27,6 +27,7 @@ from teamtr_lora.tasks import Item
 from teamtr_lora.team import Episode
 from teamtr_lora.training.floor import check_floors, least_radius, measure_floors
 from teamtr_lora.training.idle_stage import idle_warning
+from teamtr_lora.training.microbatch_size import update_bytes
 from teamtr_lora.training.optimizers import flatten_state, restore_state
 from teamtr_lora.training.recording import Recorder
 from teamtr_lora.training.run_context import RunContext
@@ -120,7 +121,7 @@ class TrainingRun:
         evaluation, episodes = self._evaluate()
         region, scorer = self.config.trust_region, self.updater.scorer
         speaker = next((m.agent for e in episodes for m in e.messages), self.agents[0])
-        with self.playable.training_memory():
+        with self.playable.training_memory(measured=False):
             found = measure_floors(scorer, self.playable.bank, speaker, episodes, region=region)
         floors, scorer.tf32, scorer.float32_sum = self.ranks.broadcast((found, scorer.tf32, scorer.float32_sum))
         check_floors(floors, least_radius(region), tf32=scorer.tf32)
@@ -164,7 +165,8 @@ class TrainingRun:
         self.diagnostics.before_update(self.state, agent, stage, place, lambda: self.rollouts.probe_items(self.state))
         self.events.progress("update", 0, 1, 0)
         seed = derive_seed(self.config.seed, "holdout", stage, agent)
-        with self.playable.training_memory():
+        least = update_bytes(self.playable, self.config, self.updater.scorer.tokens_per_microbatch)
+        with self.playable.training_memory(least=least):
             material = self.rollouts.material(rollout, place, self.updater.discount)
             outcome = self.updater.update(agent, material, seed, stage)
             self.diagnostics.after_update(self.state, agent, stage, outcome)

@@ -223,6 +223,14 @@ def test_the_others_can_be_planned_with_data_and_shapes(
         assert (plan.episodes_per_update, plan.updates_per_stage) == (per_update, 3)
 
 
+def test_an_update_keeps_the_policy_of_its_own_share_of_a_stage() -> None:
+    def kept(*overrides: str) -> int:
+        recipe = load_recipe(ROOT / "quickstart.yaml", [*overrides, "training.window=2", "base.device=cpu"])
+        return make_plan(recipe).memory_bytes["policy kept"]
+
+    assert kept("training.matched=stage", "rollout.items_per_stage=96") == kept("rollout.items_per_stage=32") > 0
+
+
 def test_a_budget_per_stage_goes_with_each_way_of_sampling() -> None:
     def plan(*names: str) -> tuple[int, int]:
         made = make_plan(load_recipe([ROOT / "ablations" / f"{name}.yaml" for name in names]))

@@ -13,7 +13,7 @@ from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.memory_model import CPU_TOKENS, SIZES, update_memory, update_peak
 from teamtr_lora.common.ranks import deal
 from teamtr_lora.team import Episode, Message, agent_sequences
-from teamtr_lora.training.microbatch_size import microbatch_tokens, team_shape
+from teamtr_lora.training.microbatch_size import microbatch_tokens, team_shape, update_bytes
 from teamtr_lora.training.row_layout import ATTENTION_COSTS, Numbered, Row, fill, fill_end_to_end, pack
 
 GIB = 2**30
@@ -53,6 +53,19 @@ def test_on_a_gpu_it_fits_into_what_is_free(on_gpu: Any, config, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         assert microbatch_tokens(playable, settings) == SIZES[0]
     assert "training.gradient_checkpointing=true" in caplog.text
+
+
+def test_an_update_is_as_large_as_its_share_of_a_stage(on_gpu: Any, config) -> None:
+    """Rollouts that share a stage's items have fewer each; a run on a CPU asks for nothing."""
+    playable = on_gpu.playable
+    whole, shared = (team_shape(playable, config(matched=how, items_per_stage=16, window=1)) for how in ("update", "stage"))
+    assert shared.learned_tokens * 2 == whole.learned_tokens
+    least = update_bytes(playable, config(), 4096)
+    assert least == update_peak(
+        update_memory(base_facts(playable.base.folder), replace(team_shape(playable, config()), tokens=4096))
+    )
+    playable.base = replace(playable.base, device=torch.device("cpu"))
+    assert update_bytes(playable, config(), 4096) == 0 < least
 
 
 def group_of(prompt: int, message: int, count: int = 8, group: int = 0) -> list[Numbered]:

@@ -63,8 +63,8 @@ class VllmSampler(SamplerBase):
     def _drop(self, published: Published) -> None:
         self.parts.adapters.drop(published.number)
 
-    def training_memory(self) -> AbstractContextManager[None]:
-        return self.memory.lent()
+    def training_memory(self, *, measured: bool = True, least: int = 0) -> AbstractContextManager[None]:
+        return self.memory.lent(measured=measured, least=least)
 
     def start_seconds(self) -> dict[str, float]:
         return self.parts.start_seconds

@@ -36,12 +36,13 @@ class SharedMemory:
         self.asleep = False
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Around an update."""
+    def lent(self, *, measured: bool = True, least: int = 0) -> Iterator[None]:
+        """Around an update, which tells what the next ones need. Not `measured`: around less than one. `least`: bytes that it may
+        take by the memory model, whatever earlier ones took: theirs may have had fewer messages."""
         if self._offload == "never":
             yield
             return
-        if self._offload == "always" or self._needed is None or self._free() < 1.2 * self._needed:
+        if self._offload == "always" or self._needed is None or self._free() < max(1.2 * self._needed, least):
             self._sleep()
         before = torch.cuda.memory_allocated(self._device)
         reset_peak(self._device)
@@ -49,7 +50,7 @@ class SharedMemory:
             yield
         finally:
             needed = torch.cuda.max_memory_allocated(self._device) - before
-            if needed > SKIPPED_BYTES:
+            if measured and needed > SKIPPED_BYTES:
                 self._needed = max(self._needed or 0, needed)
 
     @property

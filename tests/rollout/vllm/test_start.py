@@ -87,6 +87,21 @@ def test_an_update_that_trained_nothing_teaches_nothing(gpu: Gpu) -> None:
     assert gpu.update(memory, 8 * GIB), "the skipped update before must not pass for one that needs no memory"
 
 
+def test_less_than_an_update_tells_nothing_of_one_and_the_model_counts_what_none_has_had_yet(gpu: Gpu) -> None:
+    lent = shared(gpu, "auto")
+    with lent.lent(measured=False):  # numerical floors: passes over a few messages
+        gpu.peak = gpu.allocated + GIB
+        assert lent.asleep
+    lent.wake()
+    assert gpu.update(lent, 2 * GIB), "the first update is the first to be measured"
+    assert not gpu.update(lent, 2 * GIB)
+    with lent.lent(least=12 * GIB):  # a window that has filled: more messages than any update had
+        assert lent.asleep
+    lent.wake()
+    with lent.lent(least=9 * GIB):
+        assert not lent.asleep
+
+
 def test_measuring_an_update_keeps_the_peak_of_the_run(gpu: Gpu) -> None:
     gpu.peak = 30 * GIB
     gpu.update(shared(gpu, "auto"), 4 * GIB)
