@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -161,12 +161,16 @@ class TrainingRun:
                 f"  {mean}, so trust_region.delta = {region.delta:g} is about {region.delta / tokens:.1g} nats a token"
             )
 
+    @cached_property
+    def _largest_update(self) -> int:
+        """In bytes; found once, since the base's shapes are built for it."""
+        return update_bytes(self.playable, self.config, self.updater.scorer.tokens_per_microbatch)
+
     def update(self, agent: str, rollout: Rollout, stage: int, place: int) -> UpdateOutcome:
         self.diagnostics.before_update(self.state, agent, stage, place, lambda: self.rollouts.probe_items(self.state))
         self.events.progress("update", 0, 1, 0)
         seed = derive_seed(self.config.seed, "holdout", stage, agent)
-        least = update_bytes(self.playable, self.config, self.updater.scorer.tokens_per_microbatch)
-        with self.playable.training_memory(least=least):
+        with self.playable.training_memory(least=self._largest_update):
             material = self.rollouts.material(rollout, place, self.updater.discount)
             outcome = self.updater.update(agent, material, seed, stage)
             self.diagnostics.after_update(self.state, agent, stage, outcome)
