@@ -160,4 +160,8 @@ def test_a_task_without_one_answer_is_refused_before_anything_is_played() -> Non
         GuessingTask().check_router(build_router("role_play", ["a", "b"]))
     with pytest.raises(UserError, match=r"nothing to vote over; name a team\.router\.judge"):
         Task().check_router(build_router("debate", ["a", "b"]))
+    with pytest.raises(UserError, match=r"team\.router\.answer = 'majority'.*nothing to vote over; leave it out"):
+        Task().check_router(build_router("round_robin", ["a", "b"], answer="majority"))
+    with pytest.raises(UserError, match=r"team\.router\.answer = 'majority': it makes one message the answer.*leave it out"):
+        GuessingTask().check_router(build_router("round_robin", ["a", "b"], answer="majority"))
     Task().check_router(build_router("debate", ["a", "b", "c"], judge="c"))

@@ -265,15 +265,20 @@ class Task:
 
     def check_router(self, router: Router) -> None:
         """Raises UserError where the router makes one message the answer and this task has no such thing."""
+        votes = router.votes and not router.blind_round  # a debate votes too, and has no such setting
         if router.one_answer and self.needs_every_message:
+            wrong, fix = "kind: one message is the answer of a debate or role play", "use another router"
+            if votes:
+                wrong, fix = "answer = 'majority': it makes one message the answer", "leave it out"
             raise UserError(
-                f"team.router.kind: one message is the answer of a debate or role play, and {self.name or 'this task'} scores "
-                "several; use another router, or another task (column_sum: task.digits=1)"
+                f"team.router.{wrong}, and {self.name or 'this task'} scores several; {fix}, or use another task (column_sum: "
+                "task.digits=1)"
             )
         if router.votes and not self.reads_answers:
+            wrong, fix = ("answer = 'majority'", "leave it out") if votes else ("kind = 'debate'", "name a team.router.judge")
             raise UserError(
-                f"team.router.kind = 'debate': {self.name or 'this task'} reads no answers from messages, so there is nothing to "
-                "vote over; name a team.router.judge, or for a dataset the function that finds them, task.answer"
+                f"team.router.{wrong}: {self.name or 'this task'} reads no answers from messages, so there is nothing to vote "
+                f"over; {fix}, or for a dataset the function that finds them, task.answer"
             )
 
 
