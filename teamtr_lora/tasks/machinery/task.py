@@ -248,8 +248,7 @@ class Task:
         self.check_playable()
 
     def check_items(self, team: Team, *, seed: int, per_stage: int, stages: int) -> None:
-        """Raises UserError where the train split is too small for a stage, a prompt leaves no room for a message, or agents are
-        to learn from answers of their own and no message is one."""
+        """Raises UserError where the team cannot learn from the train split: too few items, too long prompts, no own answers."""
         from teamtr_lora.tasks.machinery.order import DataOrder  # which knows tasks
 
         if team.own_answer_share and self.needs_every_message:
