@@ -5,7 +5,8 @@
 
 tools/nano_text.py writes the text: sums by columns of teams of 1 to 8 agents, short questions and free choices, by agents of any
 names and roles. The seed fixes data, initialisation and order, whatever the number of workers; on one machine type the result is
-reproducible. `--check` prints untrained accuracies of bases beside each other instead (tools/nano_check.py).
+reproducible. `--grow FOLDER --layers 6` goes on from a trained base, so that a larger one needs half an hour of a core. `--check`
+prints untrained accuracies of bases beside each other instead (tools/nano_check.py).
 """
 
 from __future__ import annotations
@@ -176,6 +177,18 @@ def reproducible(device: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
+def start_from(model: Qwen3ForCausalLM, folder: Path) -> None:
+    """The smaller base's layers come first; those that follow add nothing until they are trained."""
+    smaller = Qwen3ForCausalLM.from_pretrained(folder)
+    missing, unexpected = model.load_state_dict(smaller.state_dict(), strict=False)
+    more = model.model.layers[smaller.config.num_hidden_layers :]
+    if unexpected or len(missing) != sum(len(layer.state_dict()) for layer in more):
+        raise SystemExit(f"{folder} is no base of this width with at most as many layers")
+    for layer in more:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+
+
 def make(args: argparse.Namespace) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else it warns about every worker
     torch.manual_seed(args.seed)
@@ -197,6 +210,8 @@ def make(args: argparse.Namespace) -> None:
         pad_token_id=tokenizer.pad_token_id,
     )
     model = Qwen3ForCausalLM(config).to(args.device)
+    if args.grow:
+        start_from(model, args.grow)
     print(f"nano: {sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, vocabulary {len(tokenizer)}", flush=True)
     batches = Batches(tokenizer, seed=args.seed, steps=args.steps, size=args.batch, usual=args.usual)
     with reproducible(args.device):
@@ -215,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=64, help="transcripts per step")
     parser.add_argument("--hidden", type=int, default=128, help="model width")
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--grow", type=Path, metavar="FOLDER", help="go on from this base, which has no more layers")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--usual", type=float, default=0.15, help="share of sums by a team of the usual names and roles")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")

@@ -21,7 +21,8 @@ nothing new begins and what is in progress stops after its update: the same comm
 
 DIR/proof.json holds every table, DIR/STUDY.svg a study's curves, DIR/sizes.svg the accuracy by team size. Tables are those of
 tools/compare.py: means over seeds with 95% intervals, and differences from the first variant of the study, seed by seed (gsm8k:
-also item by item). A larger embedded base for --new-base: python tools/make_nano_base.py --out FOLDER --hidden 192
+also item by item). A larger embedded base for --new-base: python tools/make_nano_base.py --out FOLDER --layers 6 --grow
+teamtr_lora/base/nano --steps 1500 --batch 16 --learning-rate 5e-4
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from teamtr_lora.base.source import resolve
 from teamtr_lora.common.settings import SAFE_NAME
 from teamtr_lora.tasks.generated.column_sum import pair_key
 from teamtr_lora.tasks.machinery.drawn import split_of
@@ -115,3 +117,21 @@ def test_digits_and_usual_names_are_single_tokens(text: Any, tokenizer: Any) -> 
     for word in (*text.REFERENCE_NAMES, " ones", " tens", " hundreds", *"0123456789"):
         assert len(tokenizer.encode(word)) == 1, word
     assert len(tokenizer.encode("347+285")) == 7
+
+
+def test_a_larger_base_begins_as_the_smaller_one(maker: Any, tokenizer: Any) -> None:
+    nano = resolve("nano")
+
+    def untrained(layers: int) -> Qwen3ForCausalLM:
+        more = {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers}
+        return Qwen3ForCausalLM(Qwen3Config.from_pretrained(nano, **more))
+
+    smaller, larger = Qwen3ForCausalLM.from_pretrained(nano), untrained(6)
+    ids = torch.tensor([tokenizer.encode("108+195")])
+    assert not torch.equal(larger(ids).logits, smaller(ids).logits)
+    maker.start_from(larger, nano)
+    assert torch.equal(larger(ids).logits, smaller(ids).logits)
+    larger(ids).logits.logsumexp(-1).sum().backward()
+    assert all(layer.mlp.down_proj.weight.grad.abs().max() > 0 for layer in larger.model.layers), "and all of it learns"
+    with pytest.raises(SystemExit, match="at most as many layers"):
+        maker.start_from(untrained(2), nano)
