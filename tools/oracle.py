@@ -111,7 +111,7 @@ class Oracle(TrainerCallback):  # type: ignore[misc]
                     agent=agent,
                     alpha=own.alpha,
                     accepted=step.accepted is not None and step.accepted.alpha == own.alpha,
-                    delta=updater.radii[agent],
+                    delta=updater.dials[agent].radius,
                     kl=own.kl.mean,
                     kl_bound=own.bound,
                     gain=own.gain.mean,

@@ -14,9 +14,10 @@ from teamtr_lora.base.adapter_files import MAX_WEIGHT_BYTES
 from teamtr_lora.base.versions import AdapterVersion, stored_versions, versions_from
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
+from teamtr_lora.recipe import TrustRegionSection
 from teamtr_lora.runs.layout import CHECKPOINTS, read_own
 
-FORMAT = 5
+FORMAT = 6
 COUNTS = ("updates", "accepted", "shrunk", "rejected", "skipped", "out_of_region_accepted")
 STATE, TENSORS, MANIFEST = "state.json", "tensors.safetensors", "manifest.json"
 
@@ -53,6 +54,20 @@ class RolloutRecord:
     log_ratios: dict[str, list[float]]  # of its episodes, by agent: how much likelier it has become to say what it said there
 
 
+@dataclass(frozen=True)
+class Dials:
+    """What an agent's updates have found for its next one."""
+
+    beta: float  # KL penalty
+    radius: float  # of the stage in progress
+    slope: float | None = None  # gain by distance, which gain_weighted radii go by; None: none yet
+    rate: float | None = None  # found by training.learning_rate: auto; None: none yet
+
+    @classmethod
+    def before_updates(cls, region: TrustRegionSection) -> Self:
+        return cls(beta=region.beta_initial, radius=region.delta)
+
+
 @dataclass
 class RunState:
     """Where a run is. `stage` and `update` count what is complete; a stage in progress has 0 < update < n or waits for its
@@ -67,10 +82,7 @@ class RunState:
     stage_versions: dict[str, AdapterVersion] = field(default_factory=dict)  # that began the stage in progress
     probing: bool = False  # the stage in progress is probed
     probe_seconds: float = 0.0
-    betas: dict[str, float] = field(default_factory=dict)
-    radii: dict[str, float] = field(default_factory=dict)  # of the stage in progress
-    slopes: dict[str, float | None] = field(default_factory=dict)  # what gain_weighted radii go by
-    rates: dict[str, float | None] = field(default_factory=dict)  # learning rates found by training.learning_rate: auto
+    dials: dict[str, Dials] = field(default_factory=dict)  # by agent
     loss_scaler: dict[str, float] = field(default_factory=dict)  # empty where no half precision needs one
     gate_tf32: bool = False  # the precision of gate passes, once the floors have been measured
     training_float32_sum: bool = False  # and whether layers add up in float32 in training passes
@@ -100,14 +112,12 @@ class RunState:
     def take_swap(self, record: SwapRecord) -> list[str]:
         """Makes the team of `record.after` the run's own, and returns the agents that changed.
 
-        They start with fresh penalties, radii, slopes and learning rates, as those belong to the old weights; a stage in progress
-        begins anew, and no earlier rollout is learned from again.
+        They start with fresh dials, as theirs belong to the old weights; a stage in progress begins anew, and no earlier rollout
+        is learned from again.
         """
         changed = [agent for agent, version in record.after.items() if version != record.before[agent]]
         for agent in changed:
-            self.betas.pop(agent, None)
-            self.radii.pop(agent, None)
-            self.slopes[agent] = self.rates[agent] = None
+            self.dials.pop(agent, None)
         self.swaps.append(record)
         in_recipe = next(swap.lora_before for swap in self.swaps if swap.agent == record.agent)
         self.loras.pop(record.agent, None)
@@ -120,6 +130,7 @@ class RunState:
         """The state as JSON data."""
         data = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         data |= {name: stored_versions(data[name]) for name in _VERSIONS}
+        data["dials"] = {agent: asdict(dials) for agent, dials in self.dials.items()}
         return data | {"swaps": [r.stored() for r in self.swaps], "rollouts": [asdict(r) for r in self.rollouts]}
 
     @classmethod

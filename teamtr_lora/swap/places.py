@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from teamtr_lora.algorithm.variants.radii import RADII
 from teamtr_lora.base.versions import VERSION_NAME, AdapterVersion, content_hash, version_names, write_version
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.locks import locked
@@ -25,8 +24,9 @@ from teamtr_lora.registry.stored import StoredTeam, find_team, locate
 from teamtr_lora.runs.layout import is_baseline
 from teamtr_lora.runs.metrics import MetricsRow, StageRow, SwapRow, read_rows
 from teamtr_lora.runs.run_dir import RunDir
-from teamtr_lora.runs.run_state import RunState, SwapRecord
+from teamtr_lora.runs.run_state import Dials, RunState, SwapRecord
 from teamtr_lora.swap.newcomer import Incoming
+from teamtr_lora.training.dials import in_the_next_stage
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,9 @@ class RunPlace:
         run.metrics.truncate(state.metrics_bytes)
         for agent in state.take_swap(record):
             optimizers.pop(agent, None)
-        if state.radii:
-            state.radii = RADII[region.radii]().next_stage(state.radii, state.slopes, region.delta)
+        if state.dials:
+            fresh = dict.fromkeys(state.versions, Dials.before_updates(region))
+            state.dials = in_the_next_stage(fresh | state.dials, region)
         row = _row(state.stage, record, measured)
         state.sampled_tokens += row.sampled_tokens
         state.seconds += row.seconds

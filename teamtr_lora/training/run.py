@@ -79,10 +79,7 @@ class TrainingRun:
         with self.run_dir.checkpoints.understood():
             for agent, (tensors, scalars) in optimizers.items():
                 restore_state(self.updater.optimizers[agent], tensors, scalars)
-        self.updater.betas.update(self.state.betas)
-        self.updater.radii.update(self.state.radii)
-        self.updater.slopes.update(self.state.slopes)
-        self.updater.rates.update(self.state.rates)
+        self.updater.dials.update(self.state.dials)
         self.rollouts.window.resume(self.state.rollouts)
         self.updater.scorer.tf32, self.updater.scorer.float32_sum = self.state.gate_tf32, self.state.training_float32_sum
         if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
@@ -176,9 +173,8 @@ class TrainingRun:
             self.diagnostics.after_update(self.state, agent, stage, outcome)
         if outcome.accepted:
             self._moments.pop(agent, None)
-        learned = (outcome.decision, self.updater.betas[agent], self.updater.rates[agent], self.updater.radii[agent])
         name = f"adapter, decision and settings of {agent} after update {place + 1} of stage {stage}"
-        self.ranks.check_equal((outcome.version.content_hash, *learned), name)
+        self.ranks.check_equal((outcome.version.content_hash, outcome.decision, self.updater.dials[agent]), name)
         return outcome
 
     def publish(self, outcome: UpdateOutcome) -> None:
@@ -207,7 +203,7 @@ class TrainingRun:
         evaluation = self._evaluate()[0] if last or (every and stage % every == 0) else None
         if evaluation:
             self.state.accuracy_after, self.state.reward_after = evaluation["avg_at_k"], evaluation["mean_reward"]
-        self.updater.share_radii()
+        self.updater.end_stage()
         self.state.stage, self.state.update = stage, 0
         self.state.cursor += self.config.rollout.items_per_stage
         self._recorder.stage(self.state, stage, self._since_checkpoint(), order=order, evaluation=evaluation)
@@ -243,9 +239,8 @@ class TrainingRun:
         state = self.state
         state.step += 1
         state.versions = self.playable.adapter_versions()
-        state.betas, state.radii, state.slopes = dict(self.updater.betas), dict(self.updater.radii), dict(self.updater.slopes)
+        state.dials, state.rollouts = dict(self.updater.dials), self.rollouts.window.records()
         state.gate_tf32, state.training_float32_sum = self.updater.scorer.tf32, self.updater.scorer.float32_sum
-        state.rates, state.rollouts = dict(self.updater.rates), self.rollouts.window.records()
         state.loss_scaler = self.updater.scaler.state_dict()
         state.tokens_per_microbatch = self.updater.scorer.tokens_per_microbatch
         state.threads = torch.get_num_threads() if self.playable.base.device.type == "cpu" else 0

@@ -1,14 +1,13 @@
 """One agent's update, from top to bottom: advantages, division of the episodes, optimization, judgement, accept or put back.
 
 It is given the `Material` of window.py, and goes on in batches.py (episodes to tensors), scoring.py (forward passes), optimize.py
-(the steps) and gate.py (the judgement).
+(the steps), gate.py (the judgement) and dials.py (what it says for the agent's next update).
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,18 +19,18 @@ import torch
 from torch import Tensor
 
 from teamtr_lora.algorithm.advantage import GroupAdvantages, group_advantages, message_discount
-from teamtr_lora.algorithm.step_size import MOST_CHANGE, next_rate
 from teamtr_lora.algorithm.trust_region import StepDecision
 from teamtr_lora.algorithm.variants.chosen import Variants
-from teamtr_lora.algorithm.variants.radii import gain_slope, smoothed
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import TeamTRConfig, TrainingSection
 from teamtr_lora.rollout.credit import recredited
 from teamtr_lora.rollout.playable import PlayableTeam
+from teamtr_lora.runs.run_state import Dials
 from teamtr_lora.team import Episode, TokenSequence, agent_sequences
 from teamtr_lora.training.batches import MessageBatch, first_of_groups, judging_weights, message_batch
+from teamtr_lora.training.dials import after_update, in_the_next_stage
 from teamtr_lora.training.gate import CandidateReading, Judge
 from teamtr_lora.training.optimize import InSample, Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
 from teamtr_lora.training.optimizers import build_optimizer
@@ -103,20 +102,17 @@ class Split:
 
 
 class AgentUpdater:
-    """Updates agents, and holds what lasts between updates: each agent's optimizer, learning rate, penalty, radius and slope."""
+    """Updates agents, and holds what lasts between updates: each agent's optimizer and dials."""
 
     def __init__(self, playable: PlayableTeam, config: TeamTRConfig) -> None:
         self._playable, self._config = playable, config
         self._variants = Variants.of(config)
-        base, agents, region = playable.base, playable.team.names, config.trust_region
+        base, agents = playable.base, playable.team.names
         self.discount = message_discount(config.training.discount, playable.team.router.max_messages)
         self.scorer = Scorer.of(playable, config)
         if config.training.gradient_checkpointing:
             playable.bank.enable_gradient_checkpointing()
-        self.betas = dict.fromkeys(agents, region.beta_initial)
-        self.radii = dict.fromkeys(agents, region.delta)
-        self.slopes: dict[str, float | None] = dict.fromkeys(agents)
-        self.rates: dict[str, float | None] = dict.fromkeys(agents)  # learning rates found so far; None: none yet
+        self.dials = dict.fromkeys(agents, Dials.before_updates(config.trust_region))
         self.optimizers = {
             agent: build_optimizer(config.training, list(playable.bank.parameters(agent).values())) for agent in agents
         }
@@ -139,7 +135,7 @@ class AgentUpdater:
         put_back = partial(self._put_back, agent, before, optimizer_before)
         try:
             with self._learning(agent, put_back) as learner:
-                optimized = self._optimize(agent, learner, minibatches, self.rates[agent] or self._config.training.rate_in(stage))
+                optimized = self._optimize(agent, learner, minibatches, stage)
             clock.lap("optimize")
             judge = self._judge(agent, split.judging, before, bank.snapshot(agent))
 
@@ -157,8 +153,8 @@ class AgentUpdater:
             put_back()
             raise
 
-        radius = self.radii[agent]
-        self._learn(agent, optimized, step, judge.readings)
+        radius = self.dials[agent].radius
+        self.dials[agent] = after_update(self.dials[agent], self._config, optimized, step, judge.readings)
         decision: Decision = "rejected"
         if step.accepted is None:
             put_back()
@@ -243,14 +239,15 @@ class AgentUpdater:
                 start_again=put_back,
             )
 
-    def _optimize(self, agent: str, learner: Learner, minibatches: list[Minibatch], rate: float) -> OptimizeReport:
-        training, cap = self._config.training, self._config.rollout.importance_cap
+    def _optimize(self, agent: str, learner: Learner, minibatches: list[Minibatch], stage: int) -> OptimizeReport:
+        training, cap, dials = self._config.training, self._config.rollout.importance_cap, self.dials[agent]
         for minibatch in minibatches[cap is None :]:  # the first minibatch's own first pass keeps the current policy
             minibatch.current = keep_current(self.scorer, minibatch.batch)
             if cap is not None:
                 weight_by_sampler(self.scorer.ranks, minibatch.batch, minibatch.current, cap, self._playable.bank.version(agent))
-        probe = training.learning_rate == "auto" and self.rates[agent] is None and self._variants.region.gates
-        return optimize(learner, minibatches, radius=self.radii[agent], beta=self.betas[agent], rate=rate, probe=probe)
+        probe = training.learning_rate == "auto" and dials.rate is None and self._variants.region.gates
+        rate = dials.rate or training.rate_in(stage)
+        return optimize(learner, minibatches, radius=dials.radius, beta=dials.beta, rate=rate, probe=probe)
 
     def _judge(self, agent: str, judging: Judging, before: Snapshot, candidate: Snapshot) -> Judge:
         return Judge(
@@ -270,7 +267,7 @@ class AgentUpdater:
     ) -> tuple[StepDecision, list[InSample]]:
         """The length that is kept, and what was measured of it on the messages that it was fitted to. Held-out messages choose
         it; on the fitted ones only the choice is measured, and shortened until it is in region there too."""
-        region, radius = self._variants.region, self.radii[judge.agent]
+        region, radius = self._variants.region, self.dials[judge.agent].radius
         step, seen, shorter = judge.choose(region, radius), [], None
         clock.lap("gate")
         for tries_left in reversed(range(FITTED_TRIES)):
@@ -316,34 +313,8 @@ class AgentUpdater:
         self._playable.bank.restore(agent, adapter)
         self.optimizers[agent].load_state_dict(copy.deepcopy(optimizer))  # its tensors would be changed by the next step
 
-    def _learn(self, agent: str, optimized: OptimizeReport, step: StepDecision, readings: dict[float, CandidateReading]) -> None:
-        """What the readings say for the agent's next update: its penalty, learning rate, radius and slope. A rejected step
-        gained nothing, whatever was measured for it, and moves no radius."""
-        assert step.shown is not None
-        estimator, radius = self._config.trust_region.estimator, self.radii[agent]
-        first, reading, gain = step.readings[0], readings[step.shown.alpha], 0.0  # the first is of the optimizer's own step
-        self.betas[agent] = optimized.beta
-        if not optimized.stopped_early:  # the gate is the first to measure the last step
-            self.betas[agent] = self._variants.region.next_penalty(optimized.beta, first.kl.mean, radius)
-        if self._config.training.learning_rate == "auto" and self._variants.region.gates:
-            at = step.accepted or first
-            unbounded = (
-                1.0 if math.isfinite(at.kl.mean) else 0.0
-            )  # one group has no bound; a KL that is no number is much too far
-            reach = at.alpha * math.sqrt(radius / at.bound) if 0 < at.bound < math.inf else unbounded
-            most = 1.0 if optimized.overshot else MOST_CHANGE
-            if step.refused:  # it went too far for the episodes it was fitted to, whatever the radius is
-                most = 1 / MOST_CHANGE
-            taken, planned = optimized.steps, optimized.planned
-            self.rates[agent] = next_rate(optimized.learning_rate, reach, taken=taken, planned=planned, most=most)
-        if step.accepted:
-            gain = reading.gain.mean
-            self.radii[agent] = self._variants.region.next_radius(radius, reading.kl[estimator].mean)
-        self.slopes[agent] = smoothed(self.slopes[agent], gain_slope(gain, reading.kl["exact"].mean))
-
-    def share_radii(self) -> None:
-        """The next stage's radii."""
-        self.radii = self._variants.radii.next_stage(self.radii, self.slopes, self._config.trust_region.delta)
+    def end_stage(self) -> None:
+        self.dials = in_the_next_stage(self.dials, self._config.trust_region)
 
     def _sampler_gap(self, judge: Judge) -> dict[str, float]:
         """How far the sampler was from the current policy, by messages of the newest rollout: earlier ones may come from earlier
@@ -351,11 +322,12 @@ class AgentUpdater:
         assert judge.current is not None
         agent, reduction = judge.agent, self._config.trust_region.reduction
         gap = sampler_gap(self.scorer.ranks, judge.batch, judge.current, reduction)
-        if gap["message_kl"] > self.radii[agent]:
+        radius = self.dials[agent].radius
+        if gap["message_kl"] > radius:
             logger.warning(
                 "%s: the sampler is KL %.2g per %s away from the trainer, more than delta = %.2g: its samples are not from "
                 "the policy being updated; use the same precision on both sides or set rollout.importance_cap",
-                agent, gap["message_kl"], "message" if REDUCTIONS[reduction].whole else "token", self.radii[agent],
+                agent, gap["message_kl"], "message" if REDUCTIONS[reduction].whole else "token", radius,
             )  # fmt: skip
         return gap
 
@@ -366,14 +338,15 @@ class AgentUpdater:
         return sum(not (masked and message.truncated) for message in spoken)
 
     def _skipped(self, agent: str, material: Material, advantages: GroupAdvantages) -> UpdateOutcome:
+        dials = self.dials[agent]
         return UpdateOutcome(
             decision="skipped",
             version=self._playable.bank.version(agent),
-            delta=self.radii[agent],
+            delta=dials.radius,
             material=material,
             advantages=advantages,
             messages=self._messages(agent, material),
-            optimized=OptimizeReport(beta=self.betas[agent], learning_rate=self.rates[agent] or 0.0),
+            optimized=OptimizeReport(beta=dials.beta, learning_rate=dials.rate or 0.0),
         )
 
 

@@ -19,7 +19,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import TrainingSection
 from teamtr_lora.runs import checkpoint
 from teamtr_lora.runs.checkpoint import CheckpointStore
-from teamtr_lora.runs.run_state import RunState
+from teamtr_lora.runs.run_state import Dials, RunState
 from teamtr_lora.training.optimizers import build_optimizer, flatten_state, restore_state
 
 
@@ -30,7 +30,7 @@ def state_at(step: int) -> RunState:
         update=1,
         cursor=48,
         versions={"left": AdapterVersion("left", 2, "ab" * 32)},
-        betas={"left": 0.1 + 0.2, "right": 1e-4},
+        dials={"left": Dials(0.1 + 0.2, 0.02, rate=1 / 3), "right": Dials(1e-4, 0.02, slope=0.7)},
         loss_scaler={"scale": 4096.0},
         counts={"updates": 7, "accepted": 5, "shrunk": 2, "rejected": 1, "skipped": 1, "out_of_region_accepted": 0},
         sampled_tokens=12345,
@@ -67,7 +67,7 @@ def test_the_state_comes_back_exactly(tmp_path: Path) -> None:
     now = state_at(4)
     write = CheckpointStore(tmp_path).prepared(now, {"left": flatten_state(trained()[1]), "right": ({}, {})})
     now.step, now.stage = 5, 9
-    now.betas["left"], now.counts["updates"] = 1.0, 0
+    now.dials["left"], now.counts["updates"] = Dials(1.0, 1.0), 0
     torch.rand(1)
     drawn = torch.get_rng_state()
     write()
@@ -256,7 +256,7 @@ def test_a_state_that_json_cannot_hold_is_never_written(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     save(store, 1)
     broken = state_at(2)
-    broken.betas["left"] = float("nan")
+    broken.dials["left"] = Dials(float("nan"), 0.02)
     with pytest.raises(ValueError, match="JSON"):
         store.save(broken, {})
     assert steps(tmp_path) == ["step-000001"] and store.load()[0].step == 1

@@ -121,7 +121,8 @@ def test_a_missing_manifest_is_named(copied: Path, capsys: pytest.CaptureFixture
         ("counts", {}),
         ("counts", {"accepted": "x"}),
         ("accuracy_after", []),
-        ("rates", {"planner": "\x1b[2J"}),
+        ("dials", {"planner": {"beta": 1, "radius": 0.02, "rate": "\x1b[2J"}}),
+        ("dials", {"planner": {}}),
     ],
 )
 def test_a_forged_checkpoint_with_the_right_hash_is_one_line(

@@ -14,7 +14,7 @@ from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.runs.history import Replaced
 from teamtr_lora.runs.metrics import read_rows
 from teamtr_lora.runs.run_dir import RunDir
-from teamtr_lora.runs.run_state import RunState, SwapRecord
+from teamtr_lora.runs.run_state import Dials, RunState, SwapRecord
 from teamtr_lora.runs.stored_run import load_run_recipe, read_run
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
@@ -57,9 +57,9 @@ def test_swaps_are_remembered_and_undone_ones_are_not(run: RunDir) -> None:
     other, first = lora | {"rank": 3}, state.versions
     second = first | {"left": AdapterVersion("left", 4, "b" * 64)}
     third = second | {"right": AdapterVersion("right", 5, "c" * 64)}
-    state.betas, state.slopes = {"left": 1.0, "right": 2.0}, {"left": 0.1, "right": 0.2}
+    state.dials = {"left": Dials(1.0, 0.02, slope=0.1), "right": Dials(2.0, 0.02, slope=0.2)}
     assert state.take_swap(SwapRecord("stage0", "fresh:rank=3", "left", lora, other, before=first, after=second)) == ["left"]
-    assert state.betas == {"right": 2.0} and state.slopes == {"left": None, "right": 0.2} and state.loras == {"left": other}
+    assert state.dials == {"right": Dials(2.0, 0.02, slope=0.2)} and state.loras == {"left": other}
     state.take_swap(SwapRecord("direct", "elsewhere", "right", lora, lora, before=second, after=third))
     state.take_swap(SwapRecord("undo", "", "right", lora, lora, before=third, after=second))
     assert [swap.source for swap in state.standing_swaps()] == ["fresh:rank=3"] and state.versions == second

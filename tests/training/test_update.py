@@ -152,7 +152,7 @@ def test_a_step_taken_back_twice_leaves_no_trace(updater: Updater, episodes, sta
     """A learning rate that is far too large is probed again; the moments that are put back are not those of the first try."""
     playable, update = updater(learning_rate="auto", inner_epochs=2)
     assert update.update("left", fresh(episodes), 0).accepted
-    update.rates["left"] *= 3000
+    update.dials["left"] = replace(update.dials["left"], rate=3000 * update.dials["left"].rate)
     monkeypatch.setattr(Gate, "choose", lambda self, measure, radius: update_module.StepDecision(None, [measure(1.0)]))
     model, moments = state_of(playable.bank.model), flat(copy.deepcopy(update.optimizers["left"].state_dict()))
     outcome = update.update("left", fresh(episodes), 0)
@@ -223,13 +223,13 @@ def test_no_reward_variance_no_update(updater: Updater, episodes, state_of, conf
     playable, update = updater()
     for episode in episodes:
         episode.rewards = [0.0, 0.1]
-    before, moments, betas = state_of(playable.bank.model), flat(update.optimizers["left"].state_dict()), dict(update.betas)
+    before, moments, dials = state_of(playable.bank.model), flat(update.optimizers["left"].state_dict()), dict(update.dials)
     outcome = update.update("left", fresh(episodes), 0)
     assert outcome.decision == "skipped" and outcome.step.readings == [] and outcome.optimized.steps == 0
     assert outcome.advantages.zero_variance_groups == 8 and outcome.trained_tokens == 0
     assert outcome.messages == sum(m.agent == "left" for e in episodes for m in e.messages) > 0  # it spoke, in vain
     assert state_of(playable.bank.model) == before and flat(update.optimizers["left"].state_dict()) == moments
-    assert update.betas == betas and outcome.version == playable.bank.version("left") and outcome.version.number == 0
+    assert update.dials == dials and outcome.version == playable.bank.version("left") and outcome.version.number == 0
     row = row_of(outcome, episodes, config())
     assert row.alpha is None and row.kl == {} and row.decision == "skipped"
 
@@ -427,9 +427,9 @@ def test_a_step_that_follows_rounding_alone_is_rejected(updater: Updater, episod
 
 def test_after_a_kl_that_is_no_number_the_next_rate_is_half(updater: Updater, episodes, monkeypatch: pytest.MonkeyPatch) -> None:
     _, update = updater(learning_rate="auto", inner_epochs=1)
-    update.rates["left"] = 1e30
+    update.dials["left"] = replace(update.dials["left"], rate=1e30)
     outcome = update.update("left", fresh(episodes), 0)
-    assert outcome.decision == "rejected" and update.rates["left"] == pytest.approx(0.5e30)
+    assert outcome.decision == "rejected" and update.dials["left"].rate == pytest.approx(0.5e30)
 
 
 def test_a_sampler_further_away_than_delta_is_a_loud_warning(
@@ -475,7 +475,7 @@ def test_updates_are_reproducible(updater: Updater, episodes) -> None:
     for _ in range(2):
         playable, update = updater()
         update.update("right", fresh(copy.deepcopy(episodes)), 5)
-        results.append((playable.bank.version("right"), flat(update.optimizers["right"].state_dict()), update.betas))
+        results.append((playable.bank.version("right"), flat(update.optimizers["right"].state_dict()), update.dials))
     assert results[0] == results[1]
 
 
@@ -515,11 +515,11 @@ def test_a_rejected_step_has_taught_nothing_about_the_slope(updater: Updater, ep
     _, update = updater()
     outcome = update.update("left", fresh(episodes), 0)
     assert outcome.decision == "rejected" and outcome.shown is not None and outcome.shown.gain.mean > 0
-    assert update.slopes == {"left": 0.0, "right": None} and update.radii == {"left": 0.05, "right": 0.05}
+    assert [(own.slope, own.radius) for own in update.dials.values()] == [(0.0, 0.05), (None, 0.05)]
     monkeypatch.undo()
     accepted = update.update("left", fresh(episodes), 0)
     assert accepted.kept is not None
-    assert update.slopes["left"] == pytest.approx(0.5 * accepted.kept.gain.mean / math.sqrt(accepted.kept.kl["exact"].mean))
+    assert update.dials["left"].slope == pytest.approx(0.5 * accepted.kept.gain.mean / math.sqrt(accepted.kept.kl["exact"].mean))
 
 
 def test_agents_learn_from_their_own_credit_where_the_task_gives_it(updater: Updater, episodes) -> None:
@@ -589,7 +589,7 @@ def test_a_step_that_does_not_improve_in_sample_is_rejected_under_veto(
         assert outcome.step.readings and any(r.in_region(0.05) for r in outcome.step.readings)
         assert state_of(playable.bank.model) == before and flat(update.optimizers["left"].state_dict()) == moments
         assert outcome.version.number == 0 and outcome.log_ratio_E is None and outcome.kept is None
-        assert update.slopes["left"] == 0.0 and update.radii["left"] == 0.05
+        assert update.dials["left"].slope == 0.0 and update.dials["left"].radius == 0.05
 
 
 def judged_in_sample(monkeypatch: pytest.MonkeyPatch, bound_of: Callable[[int], float]) -> list[int]:
@@ -647,7 +647,7 @@ def test_a_step_that_never_fits_where_it_was_fitted_is_refused_and_leaves_no_tra
     _, automatic = updater(delta=0.5, learning_rate="auto")
     judged_in_sample(monkeypatch, lambda count: 9.0)
     refused = automatic.update("left", fresh(episodes), 0)
-    assert refused.step.refused and automatic.rates["left"] == pytest.approx(refused.optimized.learning_rate / 2)
+    assert refused.step.refused and automatic.dials["left"].rate == pytest.approx(refused.optimized.learning_rate / 2)
 
 
 @pytest.mark.parametrize("what", ["kl", "gain"])
@@ -677,7 +677,7 @@ def test_the_next_learning_rate_goes_by_the_larger_bound(updater: Updater, episo
             judged_in_sample(patched, lambda count, bound=bound: bound)
             outcome = update.update("left", fresh(episodes), 0)
         assert outcome.accepted and outcome.step.accepted is not None and outcome.step.accepted.kl.bound < 0.9
-        rates.append(update.rates["left"])
+        rates.append(update.dials["left"].rate)
     assert rates[1] < rates[0]
 
 
@@ -722,22 +722,22 @@ def test_kinds_without_a_gate_keep_the_initial_learning_rate(updater: Updater, e
     for seed in range(2):
         outcome = update.update("left", fresh(episodes), seed)
         assert outcome.optimized.learning_rate == 7e-4 and outcome.optimized.probes == 0 and outcome.optimized.steps == 2
-    assert update.rates == {"left": None, "right": None}
+    assert {own.rate for own in update.dials.values()} == {None}
 
 
 def test_each_agent_has_a_learning_rate_of_its_own_that_follows_the_gate(updater: Updater, episodes, monkeypatch) -> None:
     """Probed once; then the gate's reading of the whole step says how much longer the next one may be, twice at most."""
     _, update = updater(learning_rate="auto", initial_learning_rate=0.3, holdout=0.5)
     first = update.update("left", fresh(episodes), 0)
-    assert first.optimized.probes > 0 and first.optimized.learning_rate < 0.1 and update.rates["right"] is None
+    assert first.optimized.probes > 0 and first.optimized.learning_rate < 0.1 and update.dials["right"].rate is None
     kept = first.step.accepted
     assert kept is not None
     factor = kept.alpha * math.sqrt(0.05 / kept.kl.bound) * first.optimized.steps / 2
-    assert update.rates["left"] == pytest.approx(first.optimized.learning_rate * min(max(factor, 0.5), 2.0))
-    expected, rates = update.rates["left"], []
+    assert update.dials["left"].rate == pytest.approx(first.optimized.learning_rate * min(max(factor, 0.5), 2.0))
+    expected, rates = update.dials["left"].rate, []
     monkeypatch.setattr("teamtr_lora.training.optimize._step", lambda learner, rate: rates.append(rate) or _step(learner, rate))
     second = update.update("left", fresh(episodes), 1)
     assert rates[0] == expected and second.optimized.learning_rate == statistics.fmean(rates[second.optimized.probes :])
     assert row_of(second, episodes, None).learning_rate == second.optimized.learning_rate
     _, fixed = updater(learning_rate=3e-3)
-    assert fixed.update("left", fresh(episodes), 0).optimized.learning_rate == 3e-3 and fixed.rates["left"] is None
+    assert fixed.update("left", fresh(episodes), 0).optimized.learning_rate == 3e-3 and fixed.dials["left"].rate is None

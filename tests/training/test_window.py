@@ -288,7 +288,7 @@ def test_a_run_killed_around_every_write_ends_as_the_undisturbed_one(
     assert rows_of(run) == rows_of(whole)
     assert run.playable.versions() == whole.playable.versions()
     assert run.rollouts.window.records() == whole.rollouts.window.records()
-    assert run.updater.rates == whole.updater.rates
+    assert run.updater.dials == whole.updater.dials
     assert readable_checkpoints(run) == 2 and stored_rollouts(run) == stored_rollouts(whole)
     accepted = [row for row in updates_of(run) if row.alpha is not None]
     assert len(accepted) >= 3, "an example that changes nothing proves nothing"
