@@ -106,8 +106,12 @@ class Lab:
         self._args, self._playable, self._config, self._agent = args, playable, recipe, agent
         self.found: dict[str, list[dict[str, float]]] = {}
         task, group = recipe.task.build(recipe.folder), recipe.rollout.episodes_per_item
-        learned = recipe.rollout.items_per_stage * max(args.repeats, args.steps)
-        items = DataOrder(task.items("train"), recipe.seed).take(0, args.judge + learned)
+        split, wanted = task.items("train"), args.judge + recipe.rollout.items_per_stage * max(args.repeats, args.steps)
+        if split.size is not None and split.size < wanted:
+            raise UserError(
+                f"{wanted} items are to judge and to be learned from, and there are {split.size}: see --judge, --steps"
+            )
+        items = DataOrder(split, recipe.seed).take(0, wanted)
         self._episodes = playable.play(task, PlayPlan.of(recipe.rollout, items, f"{recipe.seed}/step lab"))
         first, size = args.judge * group, recipe.rollout.items_per_stage * group
         self._lots = [self._episodes[at : at + size] for at in range(first, len(self._episodes), size)]
@@ -129,7 +133,7 @@ class Lab:
             pack_width=scorer.pack_width,
             segments=scorer.has_tf32 and scorer.quick,
         )
-        with gate_pass(scorer, tf32=scorer.has_tf32):
+        with self._playable.training_memory(), gate_pass(scorer, tf32=scorer.has_tf32):
             return batch, keep_current(scorer, batch)
 
     def try_out(self, name: str, recipe: Recipe, adapter: str) -> None:

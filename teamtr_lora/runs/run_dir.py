@@ -39,6 +39,11 @@ def elsewhere() -> str:
     return f"choose another {said(cli='--run-dir', python='output_dir')}"
 
 
+def begin_from(run: str) -> str:
+    """How a new run begins with the adapters of this one."""
+    return said(cli=f"train RECIPE --from {shlex.quote(run)} --run-dir NEW", python=f"give team={run!r} and another output_dir")
+
+
 # A resumed run may train longer, look at other things and live elsewhere; everything else decides what it learns.
 MAY_CHANGE = (
     "training.stages", "output_dir", "tracking", "base.device", "rollout.server", "rollout.vllm", "rollout.requests_per_batch",
@@ -136,9 +141,7 @@ class RunDir:
         keys += f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
         fix = elsewhere()
         if not is_baseline(self.path):
-            start = f"train RECIPE --from {shlex.quote(str(self.path))} --run-dir NEW"
-            start = said(cli=start, python=f"give team={str(self.path)!r} and another output_dir")
-            fix = f"to go on from its adapters with other settings: {start}; to begin anew: {fix}"
+            fix = f"to go on from its adapters with other settings: {begin_from(str(self.path))}; to begin anew: {fix}"
         raise UserError(f"{self.path}: holds another recipe's run: {keys}; such keys decide what a run learns; {fix}")
 
     def lock(self) -> FileLock:

@@ -12,6 +12,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora.common.consoles import Console, print_hanging
 from teamtr_lora.common.quantities import clock
+from teamtr_lora.runs.run_dir import begin_from
 
 MUCH = 0.1  # of a rollout's episodes: beyond this it is told what a limit has cost
 COLOURS = {"accepted": "green", "shrunk": "yellow", "rejected": "red", "skipped": "dim"}
@@ -33,6 +34,7 @@ class LiveView(TrainerCallback):
         self._started = 0.0
         self._done_at_start = 0
         self._estimator = "exact"
+        self._left_out: list[str] = []  # what the run does not measure; of a baseline, which cannot, nothing is said
 
     def on_train_begin(self, args: Any, state: Any, control: Any, run_dir: str = "", **kwargs: Any) -> None:
         if run_dir:
@@ -41,9 +43,13 @@ class LiveView(TrainerCallback):
         self._estimator = args.trust_region.estimator
         self._bar = self._progress.add_task("starting", total=max(1, state.max_steps), completed=state.global_step, note="")
         stages = args.training.stages
-        if state.epoch and state.epoch >= stages:  # updates are no measure: a stage that a swap cut short has more
-            more = args.written("training.stages", 2 * stages)
-            self._console.print(f"already finished ({stages} of {stages} stages); to go on, add {more}")
+        finished = bool(state.epoch and state.epoch >= stages)  # updates are no measure: a stage that a swap cut short has more
+        if finished:
+            more = f"add {args.written('training.stages', 2 * stages)}"
+            if args.training.rate_changes:  # which it does until the last stage
+                more = begin_from(run_dir) if run_dir else "begin a new run"
+            self._console.print(f"already finished ({stages} of {stages} stages); to go on, {escape(more)}")
+        self._left_out = args.unmeasured() if run_dir and not finished else []
         if self._console.is_terminal:
             self._progress.start()
 
@@ -68,8 +74,8 @@ class LiveView(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()
-        if left_out := args.unmeasured():
-            self._console.print(f"not measured: {'; '.join(left_out)}", style="dim")
+        if self._left_out:
+            self._console.print(f"not measured: {'; '.join(self._left_out)}", style="dim")
 
     def close(self) -> None:
         """Gives the terminal back; also called when the run ends by an error or an interrupt."""

@@ -10,7 +10,7 @@ import torch
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.matched import stage_budget
 from teamtr_lora.base.frozen_base import base_facts
-from teamtr_lora.base.memory_model import CPU_TOKENS, UpdateShape, choose_tokens, update_memory, update_peak, update_shape
+from teamtr_lora.base.memory_model import CPU_TOKENS, MARGIN, UpdateShape, choose_tokens, update_memory, update_peak, update_shape
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
 
@@ -26,7 +26,7 @@ def microbatch_tokens(playable: PlayableTeam, config: TeamTRConfig) -> int:
     beside = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     lendable = playable.sampler.lendable_bytes()
     tokens = choose_tokens(facts, shape, beside, lendable) if wanted == "auto" else wanted
-    need = update_bytes(playable, config, tokens)
+    need = update_peak(update_memory(facts, replace(shape, tokens=max(tokens, config.rollout.max_message_tokens))))
     logger.info("training.tokens_per_microbatch: %d, for an update of about %.1f GiB", tokens, need / 2**30)
     if need > beside + lendable:
         logger.warning(
@@ -38,22 +38,23 @@ def microbatch_tokens(playable: PlayableTeam, config: TeamTRConfig) -> int:
 
 
 def update_bytes(playable: PlayableTeam, config: TeamTRConfig, tokens: int) -> int:
-    """What the largest update takes beside what stands, by the memory model, with micro-batches of `tokens`; 0 on a CPU."""
+    """What the largest update takes at most beside what stands, with micro-batches of `tokens`; 0 on a CPU."""
     if playable.base.device.type == "cpu":
         return 0
     shape = replace(team_shape(playable, config), tokens=max(tokens, config.rollout.max_message_tokens))
-    return update_peak(update_memory(base_facts(playable.base.folder), shape))
+    return int(MARGIN * update_peak(update_memory(base_facts(playable.base.folder), shape)))
 
 
 def team_shape(playable: PlayableTeam, config: TeamTRConfig) -> UpdateShape:
     """What an update's memory depends on, for this team."""
     base, agents = playable.base, playable.team.names
     _, played = stage_budget(config.training, config.rollout.items_per_stage, len(agents))
+    learned = Variants.of(config).reuse.learned_items(played, len(agents))
     return update_shape(
         config,
         agents=len(agents),
         messages=playable.team.router.max_messages,
-        learned_items=Variants.of(config).reuse.learned_items(played, len(agents)),
+        learned_items=-(-learned // playable.ranks.size),  # each process has its share of the messages
         rank=max(playable.bank.config(agent)["r"] for agent in agents),
         value=base.dtype.itemsize,
         device=base.device.type,

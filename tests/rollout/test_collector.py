@@ -14,6 +14,7 @@ import torch
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.outcome import Attempt, judge
+from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.collector import PlayPlan, play
 from teamtr_lora.rollout.sampler import Completion, Request, derive_seed
 from teamtr_lora.rollout.transformers_engine import TransformersSampler
@@ -495,3 +496,12 @@ def test_what_a_task_returns_is_checked_in_one_line(method: str, returned: Any, 
         for episode in play(team, task, FakeSampler(team), plan(ITEMS[:1], 1), VERSIONS):
             judge(Attempt.of(episode), task)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_recipe_says_how_to_sample_and_a_probe_how_often() -> None:
+    rollout = RolloutSection(episodes_per_item=6, temperature=0.7, max_message_tokens=33)
+    items = [Item("one", "1")]
+    assert PlayPlan.of(rollout, items, "why") == PlayPlan(
+        items, episodes_per_item=6, temperature=0.7, max_message_tokens=33, purpose="why"
+    )
+    assert PlayPlan.of(rollout, items, "why", 2).episodes_per_item == 2

@@ -73,6 +73,10 @@ def test_what_was_not_measured_is_told_at_the_end() -> None:
     assert config.unmeasured() and "measure" not in out.getvalue()
     view.on_train_end(config, STATE, None)
     assert f"not measured: {config.unmeasured()[0]}" in out.getvalue()
+    out.truncate(0)
+    view.on_train_begin(config, STATE, None)  # a baseline, which could not measure it
+    view.on_train_end(config, STATE, None)
+    assert "measured" not in out.getvalue()
 
 
 @pytest.mark.parametrize("mean", [0.004, None])
@@ -136,18 +140,21 @@ def test_a_notebook_gets_the_lines_and_one_line_that_changes(monkeypatch: pytest
     assert any("runs/x" in text for text in texts) and any("solver" in text for text in texts)
 
 
-def finished_line(*, recipe: bool = False) -> str:
+def finished_line(*, recipe: bool = False, **training: Any) -> str:
     out = io.StringIO()
     view = LiveView(Console(file=out, width=200))
-    config = Recipe(team={"agents": [{"name": "a"}]}, training={"stages": 4}) if recipe else TeamTRConfig(stages=4)
+    config = TeamTRConfig(stages=4, **training)
+    config = Recipe(team={"agents": [{"name": "a"}]}, training=config.training) if recipe else config
     view.on_train_begin(config, SimpleNamespace(global_step=12, max_steps=12, epoch=4), None, run_dir="runs/x")
-    view.close()
+    view.on_train_end(config, STATE, None)
     return out.getvalue()
 
 
 def test_a_run_that_has_nothing_left_to_do_says_so_in_the_words_of_who_started_it() -> None:
     assert finished_line() == "run directory: runs/x\nalready finished (4 of 4 stages); to go on, add stages=8\n"
     assert "to go on, add training.stages=8" in finished_line(recipe=True)
+    falling = {"learning_rate": 1e-3, "schedule": "linear"}  # more stages are refused: the rate is nothing by the last one
+    assert "to go on, give team='runs/x' and another output_dir" in finished_line(**falling)
 
 
 def test_away_from_a_terminal_there_is_nothing_but_the_lines() -> None:

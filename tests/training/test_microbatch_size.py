@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from teamtr_lora.base.frozen_base import base_facts
-from teamtr_lora.base.memory_model import CPU_TOKENS, SIZES, update_memory, update_peak
+from teamtr_lora.base.memory_model import CPU_TOKENS, MARGIN, SIZES, update_memory, update_peak
 from teamtr_lora.common.ranks import deal
 from teamtr_lora.team import Episode, Message, agent_sequences
 from teamtr_lora.training.microbatch_size import microbatch_tokens, team_shape, update_bytes
@@ -60,10 +60,13 @@ def test_an_update_is_as_large_as_its_share_of_a_stage(on_gpu: Any, config) -> N
     playable = on_gpu.playable
     whole, shared = (team_shape(playable, config(matched=how, items_per_stage=16, window=1)) for how in ("update", "stage"))
     assert shared.learned_tokens * 2 == whole.learned_tokens
+    facts, shape = base_facts(playable.base.folder), team_shape(playable, config())
     least = update_bytes(playable, config(), 4096)
-    assert least == update_peak(
-        update_memory(base_facts(playable.base.folder), replace(team_shape(playable, config()), tokens=4096))
-    )
+    assert least == int(MARGIN * update_peak(update_memory(facts, replace(shape, tokens=4096)))), "as choose_tokens fits it"
+    long = config(max_message_tokens=512)
+    assert update_bytes(playable, long, 256) == update_bytes(playable, long, 512), "a message is never cut"
+    playable.ranks = SimpleNamespace(size=3)
+    assert shape.learned_tokens / 3 <= team_shape(playable, config()).learned_tokens < shape.learned_tokens / 2
     playable.base = replace(playable.base, device=torch.device("cpu"))
     assert update_bytes(playable, config(), 4096) == 0 < least
 

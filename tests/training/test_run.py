@@ -6,7 +6,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,10 +156,29 @@ def hashes(run: TrainingRun) -> dict[str, str]:
     return {agent: run.playable.bank.version(agent).content_hash for agent in run.agents}
 
 
+class LendingSampler(SlowSampler):
+    @contextmanager
+    def training_memory(self, **asked: Any) -> Iterator[None]:
+        self.events.append(("lent", str(asked["measured"]), str(asked["least"])))
+        yield
+
+
+def test_an_engine_hears_how_much_an_update_may_take(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Floors are no update: what they take says nothing of one."""
+    asked = []
+    monkeypatch.setattr("teamtr_lora.training.run.update_bytes", lambda *args: asked.append(args[2]) or 12345)
+    run = start(tmp_path / "lent", sampler=LendingSampler, stages=1)
+    train(run)
+    lent = [event[1:] for event in run.playable.sampler.events if event[0] == "lent"]
+    assert lent == [("False", "0")] + len(run.agents) * [("True", "12345")]
+    assert asked == [run.updater.scorer.tokens_per_microbatch], "the base's shapes are built once"
+
+
 def test_a_resumed_run_keeps_the_size_of_its_micro_batches(start: Start, tmp_path: Path) -> None:
     run = start(tmp_path / "sizes", tokens_per_microbatch="auto")
     run.updater.scorer.tokens_per_microbatch = 384  # as if that was all that fitted on the day
-    run.begin()
+    with closing(run):
+        run.begin()
     assert start(tmp_path / "sizes", resume=True, tokens_per_microbatch="auto").updater.scorer.tokens_per_microbatch == 384
 
 
@@ -168,7 +188,8 @@ def test_a_resumed_run_keeps_the_precision_of_its_passes(start: Start, tmp_path:
         return {}
 
     monkeypatch.setattr("teamtr_lora.training.run.measure_floors", found)
-    start(tmp_path / "precision").begin()
+    with closing(start(tmp_path / "precision")) as run:
+        run.begin()
     resumed = start(tmp_path / "precision", resume=True).updater.scorer
     assert resumed.tf32 and resumed.float32_sum
 

@@ -16,8 +16,8 @@ SKIPPED_BYTES = 2**24  # an update that took no more than this was skipped, and 
 class SharedMemory:
     """Lends the engine's GPU memory to the trainer between rollouts: sleep before an update, wake before the next request.
 
-    `auto` lets the engine sleep only where the memory left beside it is less than an update has needed so far; before the first
-    update that is not known, so it sleeps once.
+    `auto` lets the engine sleep only where the memory left beside it is less than an update has needed so far, or may need by
+    the memory model. Before the end of the first update the former is not known, and it sleeps.
     """
 
     def __init__(
