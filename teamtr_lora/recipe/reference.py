@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from teamtr_lora.common.errors import UserError
@@ -11,14 +12,22 @@ from teamtr_lora.recipe.recipe_files import recipe_schema
 from teamtr_lora.recipe.words import Key, walk
 
 
+FEW = 3  # keys with a word in their name: beside so few, those that speak of it are shown too
+
+
 def recipe_keys(word: str = "") -> list[Key]:
     """In the order of a recipe; with a word, the keys in whose name it occurs (all of a section it names), else the key that
-    another library calls so, else those in whose values or meaning it occurs."""
+    another library calls so. Where neither is found, or only few whose names have more to them, also those in whose values or
+    meaning the word occurs."""
     keys, theirs, sought = _merge([*walk(recipe_schema())]), NAMES.get(word), word.lower()
-    found = [key for key in keys if sought in key.name] or [key for key in keys if theirs and key.name == theirs.key]
+    found = [key for key in keys if sought in key.name]
     if not found and theirs:
-        raise UserError(f"{word}: there is no such key here: {theirs.words(str)}")
-    found = found or [key for key in keys if sought in f"{key.takes} {key.meaning}".lower()]
+        if theirs.key is None:
+            raise UserError(f"{word}: there is no such key here: {theirs.words(str)}")
+        return [key for key in keys if key.name == theirs.key]
+    if len(found) <= FEW and not any(sought in (key.name, *key.name.split(".")) for key in found):
+        spoken = re.compile(rf"\b{re.escape(sought)}", re.IGNORECASE)
+        found += [key for key in keys if key not in found and spoken.search(f"{key.takes} {key.meaning}")]
     if not found:
         meant = nearest(word, [part for key in keys for part in (key.name, key.name.rsplit(".", 1)[-1])])
         raise UserError(f"no recipe key has {word!r} in its name or meaning" + (f"; did you mean {meant!r}?" if meant else ""))

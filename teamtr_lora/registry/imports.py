@@ -40,7 +40,7 @@ from teamtr_lora.registry.reader import entries, safe
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.runs.history import Replaced as RunReplaced
 from teamtr_lora.runs.layout import ADAPTERS, is_run
-from teamtr_lora.runs.stored_run import read_run
+from teamtr_lora.runs.stored_run import read_run, recipe_only
 
 
 @dataclass
@@ -75,6 +75,8 @@ def import_path(
         raise UserError(
             f"{show(str(path))}: no such folder; give a run directory or the folder that PEFT's save_pretrained wrote"
         )
+    if wrong := recipe_only(path):
+        raise UserError(f"{show(str(path))}: {wrong}")
     if is_run(path):
         if agent is not None:
             raise UserError(f"--agent {agent}: a run is imported whole; leave it out, or give {path}/{ADAPTERS}/{agent}/VERSION")

@@ -20,7 +20,7 @@ from teamtr_lora.registry.other_items import on_other_items
 from teamtr_lora.registry.programs import check_programs
 from teamtr_lora.registry.reader import DEFAULT_ROOT, TEAM_FILE, RegistryReader, entries
 from teamtr_lora.runs.layout import EVALUATIONS, is_run
-from teamtr_lora.runs.stored_run import read_run, run_like
+from teamtr_lora.runs.stored_run import read_run, recipe_only, run_like
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ def locate(source: str | Path, root: Path = DEFAULT_ROOT, *, recipes: bool = Fal
     registry = RegistryReader(root)
     if source == Path(source.name) and source.name in registry.teams():
         return Location("team", root, source.name)
+    if wrong := recipe_only(source):
+        raise UserError(f"{source}: {wrong}")
     teams = registry.teams()
     like = nearest(source.name, teams) or run_like(source)
     hint = f"; did you mean {like!r}?" if like else f"; {root} has the teams {', '.join(teams)}" if teams else ""

@@ -47,7 +47,12 @@ MAX_DEPTH = 32  # folders in folders: a run has a handful, and what lists or rem
 
 
 def is_run(path: Path) -> bool:
-    """Whether this is a run directory, as far as one look can tell."""
+    """Whether this is a run directory, as far as one look can tell: a recipe alone may be somebody's own, as that of `init`."""
+    written = (ORIGIN, TEAM, METRICS, BASELINE)
+    return holds_recipe(path) and any(os.path.lexists(path / name) for name in written)
+
+
+def holds_recipe(path: Path) -> bool:
     return os.path.isfile(path / RECIPE)  # os.path's, as Path's raises for a name that no file system takes
 
 

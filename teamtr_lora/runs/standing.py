@@ -37,11 +37,9 @@ class RunStanding:
 
 
 def find_runs(folder: Path, depth: int = 3) -> list[Path]:
-    """The run directories in a folder: the folder itself where it is one, else those at most `depth` folders down. A folder
-    that has a recipe and nothing that a run writes, such as one of `init`, is none."""
+    """The run directories in a folder: the folder itself where it is one, else those at most `depth` folders down."""
     if is_run(folder):
-        written = (layout.ORIGIN, layout.TEAM, layout.METRICS, layout.BASELINE)
-        return [folder] if any(os.path.lexists(folder / name) for name in written) else []
+        return [folder]
     try:
         with os.scandir(folder) as entries:
             inside = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name[0] != ".")

@@ -14,7 +14,7 @@ from teamtr_lora.common.settings import nearest
 from teamtr_lora.recipe import Recipe, dump_recipe, load_recipe
 from teamtr_lora.runs import layout
 from teamtr_lora.runs.history import RunHistory, read_history
-from teamtr_lora.runs.layout import is_baseline, is_run, read_own_json, refuse_links
+from teamtr_lora.runs.layout import holds_recipe, is_baseline, is_run, read_own_json, refuse_links
 from teamtr_lora.runs.metrics import MetricsRow, read_rows
 
 
@@ -53,7 +53,8 @@ class StoredRun:
 def read_run(path: Path) -> StoredRun:
     """The run in a directory that `train`, `rebase` or `baseline` wrote, checked; UserError says in one line what is wrong."""
     if not is_run(path):
-        raise UserError(f"{path}: no run here ({layout.RECIPE} is missing); give the folder that train printed{_meant(path)}")
+        missing = f"no run here ({layout.RECIPE} is missing); give the folder that train printed{_meant(path)}"
+        raise UserError(f"{path}: {recipe_only(path) or missing}")
     refuse_links(path, layout.OWN_NAMES)
     recipe = load_recipe(path / layout.RECIPE)
     origin, team = (_required(path, name) for name in (layout.ORIGIN, layout.TEAM))
@@ -74,16 +75,23 @@ def read_run(path: Path) -> StoredRun:
 def load_run_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run directory, to go on with the run: relative paths start where its first recipe was."""
     if not is_run(path):
-        wanted = f"give a recipe file, or the folder that train printed{_meant(path)}"
-        raise UserError(f"{path}: no run here ({layout.RECIPE} is missing); {wanted}")
+        missing = f"no run here ({layout.RECIPE} is missing); give a recipe file, or the folder that train printed{_meant(path)}"
+        raise UserError(f"{path}: {recipe_only(path) or missing}")
     refuse_links(path, layout.OWN_NAMES)
     recipe = load_recipe(path / layout.RECIPE, overrides)
     origin = read_own_json(path / layout.ORIGIN)
-    if origin is None:  # somebody's own recipe, which a run must not overwrite
-        raise UserError(f"{path}: holds a recipe but no run; use: teamtr-lora train {path / layout.RECIPE}")
-    if not isinstance(origin.get("recipe_folder"), str):
+    if origin is None or not isinstance(origin.get("recipe_folder"), str):
         raise UserError(f"{path / layout.ORIGIN}: damaged (it names no recipe_folder)")
     return recipe.model_copy(update={"output_dir": str(path)}).placed_in(Path(origin["recipe_folder"]))
+
+
+def recipe_only(path: Path) -> str:
+    """What to do with a folder that holds a recipe and no run; empty for any other."""
+    if is_run(path) or not holds_recipe(path):
+        return ""
+    run = Path("runs") / path.resolve().name
+    known = f"; its run is in {run}" if is_run(run) else ""
+    return f"holds a recipe but no run; use: teamtr-lora train {path / layout.RECIPE}{known}"
 
 
 def run_like(path: Path) -> str | None:

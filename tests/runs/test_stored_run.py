@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ import pytest
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
+from teamtr_lora.registry.imports import import_path
+from teamtr_lora.registry.reader import DEFAULT_ROOT, RegistryReader
+from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.registry.stored import Location, locate
 from teamtr_lora.runs.history import Replaced
 from teamtr_lora.runs.metrics import read_rows
 from teamtr_lora.runs.run_dir import RunDir
@@ -115,3 +120,19 @@ def test_a_run_whose_rate_falls_ends_with_the_stages_it_began_with(tmp_path: Pat
         else:
             with pytest.raises(UserError, match="another recipe's run: training.stages is 2 there and 4 here"):
                 run.check_same(four)
+
+
+def test_the_folder_of_init_is_no_run_and_hides_no_team(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its run is elsewhere, and a registry may have a team of its name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.yaml").write_text("team: {agents: [{name: a}]}\n")
+    untrained = r"mine'?: holds a recipe but no run; use: teamtr-lora train mine/recipe.yaml$"
+    for reads in (read_run, load_run_recipe, locate, lambda path: import_path(Registry(tmp_path), path, team="new")):
+        with pytest.raises(UserError, match=untrained):
+            reads(Path("mine"))
+    shutil.copytree(run.path, tmp_path / "runs" / "mine")
+    with pytest.raises(UserError, match=r"mine/recipe\.yaml; its run is in runs/mine$"):
+        read_run(Path("mine"))
+    monkeypatch.setattr(RegistryReader, "teams", lambda self: ["mine"])
+    assert locate("mine") == Location("team", DEFAULT_ROOT, "mine")

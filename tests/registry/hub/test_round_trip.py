@@ -241,6 +241,7 @@ def test_a_damaged_version_is_not_pushed(hub: Any, store: Any, said: Any, identi
         assert about in said("push", *words, "--registry", here.root)
     (tmp_path / "run" / "adapters").mkdir(parents=True)
     (tmp_path / "run" / "recipe.yaml").write_text("")
+    (tmp_path / "run" / "team.json").write_text("")
     assert f"adapters import {tmp_path / 'run'} --team run`" in said("push", tmp_path / "run", "--repo", REPO)
 
 
