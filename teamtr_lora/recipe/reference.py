@@ -11,7 +11,6 @@ from teamtr_lora.recipe.elsewhere import NAMES
 from teamtr_lora.recipe.recipe_files import recipe_schema
 from teamtr_lora.recipe.words import Key, walk
 
-
 FEW = 3  # keys with a word in their name: beside so few, those that speak of it are shown too
 
 

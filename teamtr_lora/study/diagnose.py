@@ -21,7 +21,7 @@ from teamtr_lora.study.certify import certify_rows
 from teamtr_lora.study.verdict import diagnose_verdict
 
 HALF_NORMAL = math.sqrt(2 / math.pi)  # E|x| of x ~ N(0, 1)
-PROBE = "not measured; set diagnostics.probe_every_stages"
+PROBE = "not measured; set diagnostics.probe_every_stages=1"
 UPDATES = "not measured; set diagnostics.from_updates"
 ACCEPTED = "no update was accepted"
 

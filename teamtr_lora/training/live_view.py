@@ -16,6 +16,7 @@ from teamtr_lora.runs.run_dir import begin_from
 
 MUCH = 0.1  # of a rollout's episodes: beyond this it is told what a limit has cost
 COLOURS = {"accepted": "green", "shrunk": "yellow", "rejected": "red", "skipped": "dim"}
+FAR_ABOVE = 100  # numerical floors: a radius so many times as large need not care
 NOTEBOOK_SECONDS = 0.5  # between two changes of the line in a notebook, each of which is a message to the browser
 
 
@@ -31,7 +32,9 @@ class LiveView(TrainerCallback):
         )  # fmt: skip
         self._notebook = _NotebookLine() if self._console.is_jupyter else None
         self._bar: Any = None
-        self._started = 0.0
+        self._rows_until = 0.0  # when the last row came
+        self._evaluation = 0.0  # seconds of the last one
+        self._updating = 0.0  # seconds of updates, since the start
         self._done_at_start = 0
         self._estimator = "exact"
         self._left_out: list[str] = []  # what the run does not measure; of a baseline, which cannot, nothing is said
@@ -39,7 +42,7 @@ class LiveView(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, run_dir: str = "", **kwargs: Any) -> None:
         if run_dir:
             self._console.print(f"run directory: {escape(run_dir)}")
-        self._started, self._done_at_start = time.monotonic(), state.global_step
+        self._rows_until, self._done_at_start = time.monotonic(), state.global_step
         self._estimator = args.trust_region.estimator
         self._bar = self._progress.add_task("starting", total=max(1, state.max_steps), completed=state.global_step, note="")
         stages = args.training.stages
@@ -67,10 +70,23 @@ class LiveView(TrainerCallback):
         self._console.print(f"[bold]stage {int(state.epoch) + 1}/{args.training.stages}[/]  order: {' -> '.join(order or [])}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if logs and logs["kind"] == "update":
-            self._update_line(logs, state)
-        elif logs:
+        if not logs:
+            return
+        now = time.monotonic()
+        took, self._rows_until = now - self._rows_until, now
+        if logs["kind"] == "update":
+            self._updating += took
+            self._update_line(logs, state, self._left(args, state))
+        else:
+            self._evaluation = took if logs["evaluation"] else self._evaluation
             self._stage_line(logs, args)
+
+    def _left(self, args: Any, state: Any) -> float:
+        """Seconds, by what updates and the last evaluation took."""
+        stages, every = args.training.stages, args.evaluation.every_stages
+        due = sum(stage == stages or bool(every and stage % every == 0) for stage in range(int(state.epoch) + 1, stages + 1))
+        done = max(1, state.global_step - self._done_at_start)
+        return self._updating / done * (state.max_steps - state.global_step) + self._evaluation * due
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()
@@ -84,9 +100,7 @@ class LiveView(TrainerCallback):
         if self._notebook:
             self._notebook.close()
 
-    def _update_line(self, row: dict[str, Any], state: Any) -> None:
-        done = state.global_step - self._done_at_start
-        left = (time.monotonic() - self._started) / max(1, done) * (state.max_steps - state.global_step)
+    def _update_line(self, row: dict[str, Any], state: Any, left: float) -> None:
         kl = row["kl"].get(self._estimator)
         bound = f"KL {_number(kl['mean'])} (bound {_number(kl['bound'])}) of {row['delta']:g}" if kl else "KL -"
         decision = row["decision"] if row["alpha"] is None else f"{row['decision']} x{row['alpha']:.2f}"
@@ -113,11 +127,12 @@ class LiveView(TrainerCallback):
             if row["stage"] == 0 and evaluation["avg_at_k"] == 0 < evaluation["mean_reward"]:
                 said = args.written("task.success_at_least")
                 self._console.print(f"  no episode counts as right yet: none earned what a success needs (for a dataset: {said})")
-        if row["floors"]:
-            floors = ", ".join(f"{name} {value:.1e}" for name, value in row["floors"].items())
-            key = args.written("trust_region.delta")
+        delta, floors = args.trust_region.delta, row["floors"] or {}
+        if max(floors.values(), default=0.0) > delta / FAR_ABOVE:
+            told = ", ".join(f"{name} {value:.1e}" for name, value in floors.items())
             self._console.print(
-                f"  the smallest KL that passes can tell here: {floors}; {key} = {args.trust_region.delta:g}", style="dim"
+                f"  the smallest KL that passes can tell here: {told}; {args.written('trust_region.delta')} = {delta:g}",
+                style="dim",
             )
 
 

@@ -154,9 +154,8 @@ class TrainingRun:
         tokens = sum(episode.tokens for episode in rollout.episodes) / max(1, messages)
         if REDUCTIONS[region.reduction].whole and tokens:
             mean = f"messages have {tokens:.0f} tokens on average"
-            self.events.note(
-                f"  {mean}, so trust_region.delta = {region.delta:g} is about {region.delta / tokens:.1g} nats a token"
-            )
+            delta = self.config.written("trust_region.delta")
+            self.events.note(f"  {mean}, so {delta} = {region.delta:g} is about {region.delta / tokens:.1g} nats a token")
 
     @cached_property
     def _largest_update(self) -> int:

@@ -53,19 +53,26 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["train"], "teamtr-lora train: the following arguments are required: RECIPE; see: teamtr-lora train --help"),
         (["score"], "teamtr-lora score: the following arguments are required: TASK, --items, --responses; see: teamtr-lora score "
                     "--help"),
-        (["trian", "r.yaml"], "teamtr-lora: unknown command 'trian'; did you mean 'train'?; see: teamtr-lora --help"),
+        (["trian", "r.yaml"], "teamtr-lora: unknown command 'trian'; did you mean 'train'? see: teamtr-lora --help"),
         (["xyzzy"], "teamtr-lora: unknown command 'xyzzy'; see: teamtr-lora --help"),
         (["adapters", "lst"],
-         "teamtr-lora adapters: unknown command 'lst'; did you mean 'list'?; see: teamtr-lora adapters --help"),
+         "teamtr-lora adapters: unknown command 'lst'; did you mean 'list'? see: teamtr-lora adapters --help"),
         (["eval", "x", "--split", "tst"],
-         "teamtr-lora eval: argument --split: invalid choice: 'tst' (choose from train, test); did you mean 'test'?; "
+         "teamtr-lora eval: argument --split: invalid choice: 'tst' (choose from train, test); did you mean 'test'? "
          "see: teamtr-lora eval --help"),
         (["train", "r.yaml", "--resme"],
-         "teamtr-lora train: unknown option '--resme'; did you mean '--resume'?; see: teamtr-lora train --help"),
+         "teamtr-lora train: unknown option '--resme'; did you mean '--resume'? see: teamtr-lora train --help"),
+        (["train", "r.yaml", "--stages", "2"],
+         "teamtr-lora train: unknown option '--stages'; settings are written without dashes: training.stages=VALUE; "
+         "see: teamtr-lora train --help"),
+        (["train", "r.yaml", "--trust-region.delta=1"],
+         "teamtr-lora train: unknown option '--trust-region.delta'; settings are written without dashes: "
+         "trust_region.delta=VALUE; see: teamtr-lora train --help"),
+        (["certify", "x", "--stages", "2"], "teamtr-lora certify: unknown option '--stages'; see: teamtr-lora certify --help"),
         (["train", "r.yaml", "--rundir=x", "seed=1"],
-         "teamtr-lora train: unknown option '--rundir'; did you mean '--run-dir'?; see: teamtr-lora train --help"),
+         "teamtr-lora train: unknown option '--rundir'; did you mean '--run-dir'? see: teamtr-lora train --help"),
         (["adapters", "list", "--jsn"],
-         "teamtr-lora adapters list: unknown option '--jsn'; did you mean '--json'?; see: teamtr-lora adapters list --help"),
+         "teamtr-lora adapters list: unknown option '--jsn'; did you mean '--json'? see: teamtr-lora adapters list --help"),
         (["adapters", "list", "--rott"],
          "teamtr-lora adapters list: unknown option '--rott'; see: teamtr-lora adapters list --help"),
         (["--json", "plan", "r.yaml"],

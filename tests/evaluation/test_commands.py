@@ -317,9 +317,8 @@ def test_a_reward_of_ones_own_says_nothing_of_single_messages(
     assert main(["eval", str(recipe), "--k", "2", "--limit", "2", "--out", "results"]) == 0
     shown = capsys.readouterr().out
     for name in ("maj@2", "a's own answer right", "b's own answer right", "all agents right", "given that the team is right"):
-        line = next(line for line in shown.splitlines() if name in line)
-        assert line.split("│")[2].strip() == "-", line
-    assert "how to read its answer" in shown
+        assert name not in shown
+    assert "single messages are not judged" in shown and "task.answer" in shown
     result = json.loads((tmp_path / "results" / "result.json").read_text())
     assert result["avg_at_k"] == 1.0 and "maj@2" not in result["measures"]
     assert result["agents"] == {"a": None, "b": None} and result["coordination"] is result["coordination_given_success"] is None

@@ -1,6 +1,7 @@
 """Every measure of a small evaluation by hand, tables by category, and paired comparisons of two of them."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -117,16 +118,20 @@ def test_rows_that_say_the_same_once_more_are_left_out(
         lines = capsys.readouterr().out.splitlines()
         return [line.split("│")[1].strip() for line in lines if line.startswith("│")]
 
-    tokens, together = [f"{kind} tokens per answer" for kind in ("sampled", "prompt")], "all agents right together"
-    team, once = [together, "... given that the team is right"], result("a", "b", "-")
-    assert rows(once) == ["avg@1", *tokens, *team]
-    assert rows(result("aa", "ab")) == ["avg@2", "pass@1", "pass@2", "pass^2", "maj@2", *tokens, *team]
+    tokens, once = [f"{kind} tokens per answer" for kind in ("sampled", "prompt")], result("a", "b", "-")
+    assert rows(once) == ["avg@1", *tokens], "nobody judged single messages"
+    judged = make_result([replace(o, verdicts={"solver": o.success}) for o in outcomes(["a", "b"])], {**SETTINGS, "k": 1})
+    team = ["solver's own answer right", "all agents right together", "... given that the team is right"]
+    assert rows(judged) == ["avg@1", *tokens, *team]
+    print_evaluation(judged)
+    assert re.search(r"own answer right +│ 0.5000 │ \[0.0000, 1.0000\]", capsys.readouterr().out), "1.96 errors, at most"
+    assert rows(result("aa", "ab")) == ["avg@2", "pass@1", "pass@2", "pass^2", "maj@2", *tokens]
     print_evaluation(once)
     assert "the same as avg@1 here, and left out: pass@1, maj@1, mean reward" in capsys.readouterr().out
     assert {"pass@1", "maj@1", "mean reward"} <= once.as_dict()["measures"].keys(), "the JSON has all"
 
     unlike = make_result([replace(o, reward=o.reward / 2) for o in outcomes(["a", "b"])], {**SETTINGS, "k": 1})
-    assert rows(unlike) == ["avg@1", "mean reward", *tokens, *team]
+    assert rows(unlike) == ["avg@1", "mean reward", *tokens]
     assert rows(compare(once, result("b", "b", "a"), ["A", "B"])) == ["avg@1", *tokens]
     assert rows(compare(result("a", "b"), unlike, ["A", "B"])) == ["avg@1", "mean reward", *tokens]
 

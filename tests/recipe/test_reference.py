@@ -48,7 +48,9 @@ def test_a_word_finds_a_section_then_names_then_meanings() -> None:
     assert "training.gradient_checkpointing" in {key.name for key in recipe_keys("less MEMORY")}
     memory = [key.name for key in recipe_keys("memory")]
     assert memory[0] == "rollout.vllm.memory_share" and "training.head_chunk_tokens" in memory, "few have it in their name"
-    assert len(recipe_keys("batch")) == 6 and "task.blocks" not in {key.name for key in recipe_keys("rate")}, "generated is no rate"
+    assert len(recipe_keys("batch")) == 6 and "task.blocks" not in {key.name for key in recipe_keys("rate")}, (
+        "generated is no rate"
+    )
     with pytest.raises(UserError, match="did you mean 'learning_rate'"):
         recipe_keys("learning_rte")
 

@@ -68,7 +68,7 @@ def test_certify_reads_a_run_and_says_what_is_vacuous(run: Path, capsys: Any) ->
     assert any(stage["high_probability"]["shares"] for stage in report["stages"])
     assert report["calibration"]["rows"] == 2
     assert main(["certify", str(run)]) == 0
-    assert "certificates in raw reward" in capsys.readouterr().out
+    assert "the paper's bound, in raw reward" in capsys.readouterr().out
 
 
 def test_single_updates_are_certified_too(run: Path, capsys: Any) -> None:

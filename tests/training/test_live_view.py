@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -87,6 +88,36 @@ def test_a_bound_nobody_can_give_is_shown_and_not_a_crash(mean: float | None) ->
 
 def test_the_estimator_that_gates_is_the_one_shown() -> None:
     assert "KL -0.5000" in shown(TeamTRConfig(estimator="k1"), update_row())
+
+
+def test_what_is_left_counts_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds of evaluation before training and after stages 2 and 3, twenty for each of the three updates."""
+    now, out = [0.0], io.StringIO()
+    monkeypatch.setattr("teamtr_lora.training.live_view.time.monotonic", lambda: now[0])
+    view, config = LiveView(Console(file=out, width=200)), TeamTRConfig(stages=3, every_stages=2)
+    view.on_train_begin(config, STATE, None)
+    stage = {
+        "kind": "stage",
+        "stage": 0,
+        "floors": None,
+        "evaluation": {"avg_at_k": 0.5, "standard_error": 0.1, "mean_reward": 1.0},
+    }
+    for row, seconds, step in (
+        (stage, 10, 1),
+        (update_row(), 20, 2),
+        (stage | {"evaluation": None}, 1, 2),
+        (update_row(), 20, 3),
+    ):
+        now[0] += seconds
+        view.on_log(config, SimpleNamespace(global_step=step, max_steps=4, epoch=step - 1), None, logs=row)
+    view.close()
+    assert re.findall(r"(\S+) left", out.getvalue()) == ["1:00", "0:30"]
+
+
+def test_numerical_floors_are_told_where_delta_is_near_them() -> None:
+    row = {"kind": "stage", "stage": 0, "floors": {"training": 1e-6, "gate": 2e-4}, "evaluation": None}
+    assert "gate 2.0e-04; delta = 0.01" in shown(TeamTRConfig(), row)
+    assert shown(TeamTRConfig(), row | {"floors": {"training": 2e-13, "gate": 9e-5}}) == ""
 
 
 def test_the_terminal_gets_its_cursor_back() -> None:

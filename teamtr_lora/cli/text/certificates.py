@@ -10,14 +10,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from teamtr_lora.cli.text.tables import known, print_table, table_of
-from teamtr_lora.common.consoles import Console
+from teamtr_lora.common.consoles import Console, print_hanging
 from teamtr_lora.study.certified import Calibration, Certificate, Certified, RunCertificates, StageCertificate, UpdateCertificate
 
 
 def print_certificates(run: RunCertificates, *, updates: bool = False) -> None:
     """Of its stages, or of single updates."""
     rows: Sequence[Certified] = run.updates if updates else run.stages
-    title = f"certificates in raw reward, discounted by gamma = {run.gamma:.4g}; A_max = {run.advantage_bound:g}"
+    title = (
+        f"the paper's bound, in raw reward, each message discounted by gamma = {run.gamma:.4g}; no advantage is above "
+        f"A_max = {run.advantage_bound:g}"
+    )
     certain = f"at {run.confidence:.0%}"
     table = _table(title, "update" if updates else "stage", "L", "penalty", "bound", certain)
     for r in rows:
@@ -27,12 +30,12 @@ def print_certificates(run: RunCertificates, *, updates: bool = False) -> None:
     console = Console()
     for sentence in run.verdict:
         console.print(f"[bold]{escape(sentence)}[/]")
+    if any(r.by_turns for r in rows):  # the verdict's, where there is one
+        print_table(console, _by_turns(rows))
     print_table(console, table)
     console.print(_legend(run, certain, updates))
     for r in rows:
-        console.print(f"{_what(r)}: {_penalties(r)}")
-    if any(r.by_turns for r in rows):
-        print_table(console, _by_turns(rows))
+        print_hanging(console, f"{_what(r)}: {_penalties(r)}")
     if updates:
         _print_calibrations(console, run, run.update_calibration, run.update_by_turns_calibration, "update")
         return
@@ -127,7 +130,7 @@ def _penalties(s: Certified) -> str:
 
 
 def _by_turns(rows: Sequence[Certified]) -> Table:
-    title = "the same by turns: undiscounted, charged only for an agent's own later messages, with its sampling error"
+    title = "by turns: in raw reward, undiscounted, charged only for an agent's own later messages, with its sampling error"
     first = "update" if isinstance(rows[0], UpdateCertificate) else "stage"
     table = _table(title, first, "L", "shift", "noise", "bound")
     for r in rows:

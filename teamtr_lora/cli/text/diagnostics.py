@@ -60,11 +60,12 @@ def print_diagnosis(found: RunDiagnosis) -> None:
     for name in ("kl_spread", "clipping", "stability", "coordination", "order", "cost"):
         values = getattr(found, name)
         if values:
-            words = ", ".join(f"{escape(key.replace('_', ' '))} {_shown(value)}" for key, value in _flat(values).items())
+            shown = {key: value for key, value in _flat(values).items() if name != "cost" or value}  # what was never done costs 0
+            words = ", ".join(f"{escape(key.replace('_', ' '))} {_shown(value)}" for key, value in shown.items())
             note = f" ({MEANINGS[name]})" if name in MEANINGS else ""
-            console.print(f"[bold]{name.replace('_', ' ')}[/]{note}: {words}")
+            print_hanging(console, f"[bold]{name.replace('_', ' ')}[/]{note}: {words}")
     for name, reason in found.missing.items():
-        console.print(f"{name.replace('_', ' ')}: {reason}", markup=False)
+        print_hanging(console, escape(f"{name.replace('_', ' ')}: {reason}"))
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:

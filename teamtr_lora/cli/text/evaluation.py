@@ -25,24 +25,19 @@ def print_evaluation(result: EvaluationResult) -> None:
         title = f"{BASELINES[policy['kind']]} by {policy['agent'] or 'the base alone'}: {title}"
     table = table_of(escape(title), "measure", "value", "95% interval", "standard error")
     same = _same_as_avg(evaluation.k, result.measures)
-    unknown: list[str] = []
     for name, estimate in result.measures.items():
         if name not in same:
             table.add_row(name, *_cells(name, estimate))
-    if evaluation.k > 1 and f"maj@{evaluation.k}" not in result.measures:
-        unknown.append(f"maj@{evaluation.k}")
-        table.add_row(f"maj@{evaluation.k}", *_measure_cells(None))
     if policy["kind"] == "team":  # of one model these are its accuracy once more
         rows = {f"{agent}'s own answer right": measure for agent, measure in evaluation.agents.items()}
         rows["all agents right together"] = evaluation.coordination
         rows["... given that the team is right"] = evaluation.coordination_given_success
-        unknown += [name for name, measure in rows.items() if measure is None]
-        for name, measure in rows.items():
+        for name, measure in rows.items() if evaluation.coordination is not None else ():
             table.add_row(escape(name), *_measure_cells(measure))
     print_table(console, table)
     _print_same(console, evaluation.k, same)
-    if evaluation.coordination is None and unknown:
-        console.print("-: unknown; a message is judged, and counted as a vote, where the task says how to read its answer")
+    if evaluation.coordination is None and (policy["kind"] == "team" or evaluation.k > 1):
+        console.print("single messages are not judged: the task does not say how to read an answer (for a dataset: task.answer)")
     _print_categories(console, result, same)
     if any(e.low == e.high for name, e in result.measures.items() if name.startswith("avg@") and e.low is not None):
         bound = 3 / evaluation.items  # the rule of three
@@ -105,4 +100,7 @@ def _cells(name: str, estimate: Estimate) -> list[str]:
 def _measure_cells(found: Measure | None) -> list[str]:
     if found is None:
         return ["-", "", ""]
-    return [f"{found.value:.4f}", "", known(found.standard_error)]
+    error = found.standard_error
+    spread = 1.96 * error if error is not None else None
+    interval = "-" if spread is None else f"[{max(0.0, found.value - spread):.4f}, {min(1.0, found.value + spread):.4f}]"
+    return [f"{found.value:.4f}", escape(interval), known(error)]

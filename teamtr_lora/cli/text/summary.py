@@ -67,7 +67,9 @@ def print_transcript(record: dict[str, Any]) -> None:
         console.print(escape(message["text"]))
     if record["ended"] == "overflow":
         console.print("\n[yellow]the context was full: nobody else could speak (team.protocol.context_tokens)[/]")
-    console.print(f"\n[bold]the team's answer: {escape(record['answer'])}[/]")
+    last = [message["text"].strip() for message in record["messages"]][1:][-1:]  # of several; one need not be pointed at
+    answer = "its last message" if [record["answer"]] == last else escape(record["answer"])
+    console.print(f"\n[bold]the team's answer: {answer}[/]")
 
 
 def print_plan(plan: Plan) -> None:
