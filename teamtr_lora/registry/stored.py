@@ -64,7 +64,7 @@ def locate(source: str | Path, root: Path = DEFAULT_ROOT, *, recipes: bool = Fal
         raise UserError(f"{source}: {wrong}")
     teams = registry.teams()
     like = nearest(source.name, teams) or run_like(source)
-    hint = f"; did you mean {like!r}?" if like else f"; {root} has the teams {', '.join(teams)}" if teams else ""
+    hint = f"; did you mean {like!r}?" if like else f"; the registry {root}: {', '.join(teams)}" if teams else ""
     raise UserError(f"{source}: no run or team here; give the folder that train printed, or a team of a registry{hint}")
 
 

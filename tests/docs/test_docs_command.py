@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from teamtr_lora.cli import main
-from teamtr_lora.cli.docs_command import TOPICS, topic_text
+from teamtr_lora.cli.docs_command import TOPICS, _sections, topic_text
 
 DOCS = Path(sys.modules["teamtr_lora"].__file__ or "").parent / "docs"
 
@@ -56,11 +56,10 @@ def test_other_spellings_of_a_topic(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"), [("trust_regin", "did you mean 'trust_region'?"), ("zzz", "choose from getting_started,")]
+    ("word", "said"), [("trust_regin", "did you mean 'trust_region'?"), ("zzz", "docs without a word lists the topics")]
 )
 def test_a_wrong_topic_is_one_line_and_exit_2(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["docs", word])
+    assert main(["docs", word]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1 and said in captured.err
 
@@ -71,3 +70,15 @@ def test_the_wheel_gets_every_file_of_the_package() -> None:
     asked = subprocess.run(["git", "check-ignore", "--no-index", *files], cwd=DOCS, capture_output=True, text=True)
     assert asked.returncode in (0, 1), asked.stderr
     assert asked.stdout == ""
+
+
+def test_another_word_is_looked_up_in_headings_then_in_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    def found(word: str) -> list[tuple[str, str]]:
+        assert main(["docs", word]) == 0
+        return [(line.split()[0], line.split(maxsplit=1)[1].strip()) for line in capsys.readouterr().out.splitlines()]
+
+    assert ("trust_region", "Choosing delta") in found("choosing")
+    assert ("getting_started", "What a run leaves behind") in found("KILL"), "no heading has it"
+    assert _sections("# a\n```\n# b\n```\n## c\n") == [("a", "```\n# b\n```\n"), ("c", "")], "code has no headings"
+    assert main(["docs", "certificats"]) == 2
+    assert "is no topic, and no page speaks of it; did you mean 'certificates'?" in capsys.readouterr().err
