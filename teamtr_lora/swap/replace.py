@@ -93,7 +93,8 @@ class _Swap(Session):
             plan.append(
                 f"align the new adapter until its held-out KL is within {self.radius:g}, in at most {swap.align_steps} steps"
             )
-        plan.append(f"measure the team on {self.items} held-out items before and after")
+        times = "before, with the new adapter as it is, and aligned" if swap.stage0 else "before and after"
+        plan.append(f"measure the team on {self.items} held-out items {times}")
         plan.append(f"replace {self.held.versions[self.agent].name} of {self.agent} in {self.place.where}")
         return self._report("dry run", fitting.checks, None, {}, plan=plan)
 
