@@ -135,6 +135,10 @@ class RolloutSection(Section):
             raise PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": _TRUNCATION, "fix": fix})
         return value
 
+    def engine_bytes(self, total: int | None) -> int:
+        """What an engine with its own copy of the base takes of a GPU that has `total` bytes; on a CPU that is None."""
+        return int(self.vllm.memory_share * (total or 0)) if ENGINES[self.engine].memory == "copy" else 0
+
 
 def split_problem(base: BaseSection, team: TeamSection, rollout: RolloutSection) -> tuple[str, str] | None:
     """What keeps the base from being split over processes (training.shard), and what to do."""

@@ -199,9 +199,8 @@ def _open_base(base: BaseSection, team: TeamSection, rollout: RolloutSection, fo
 def _is_split(base: BaseSection, rollout: RolloutSection, shard: str, source: str, over: int) -> bool:
     device = resolve_device(base.device)
     total = None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
-    taken = rollout.vllm.memory_share * (total or 0) if ENGINES[rollout.engine].memory == "copy" else 0
     facts, value = base_facts(resolve(source, base.revision)), resolve_dtype(base.precision, device).itemsize
-    return splits(shard, facts, over=over, value=value, device_bytes=total, engine_bytes=int(taken))
+    return splits(shard, facts, over=over, value=value, device_bytes=total, engine_bytes=rollout.engine_bytes(total))
 
 
 def load_versions(playable: PlayableTeam, versions: Mapping[str, AdapterVersion], root: Path) -> None:

@@ -87,7 +87,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
     sampled = episodes * messages * rollout.max_message_tokens
     transcript = min(team.context_tokens, prompt + messages * (rollout.max_message_tokens + _turn_tokens(team)))
     total = None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
-    taken = int(rollout.vllm.memory_share * (total or 0)) if ENGINES[rollout.engine].memory == "copy" else 0
+    taken = rollout.engine_bytes(total)
     split = splits(recipe.training.shard, facts, over=processes, value=dtype.itemsize, device_bytes=total, engine_bytes=taken)
     memory = _standing_memory(recipe, facts, adapters, transcript, dtype, device, processes, split)
     learned = Variants.of(recipe).reuse.learned_items(played, agents)
@@ -233,8 +233,8 @@ def _sampling_memory(recipe: Recipe, base: int, cache: int, device: torch.device
     if device.type == "cpu":
         return {"KV cache": (vllm.kv_cache_gib or 1) * 2**30, "vLLM's base": base}
     total = torch.cuda.get_device_properties(device).total_memory
-    share = vllm.memory_share * total if vllm.kv_cache_gib is None else base + vllm.kv_cache_gib * 2**30
-    return {"KV cache": 0, "vLLM's share": int(share)}
+    share = recipe.rollout.engine_bytes(total) if vllm.kv_cache_gib is None else base + vllm.kv_cache_gib * 2**30
+    return {"KV cache": 0, "vLLM's share": share}
 
 
 def _peak(memory: dict[str, int], *, engine: str, offload: str) -> int:

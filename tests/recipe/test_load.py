@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import Recipe, differences, dump_recipe, load_recipe
+from teamtr_lora.recipe import Recipe, RolloutSection, differences, dump_recipe, load_recipe
 from teamtr_lora.recipe.yaml_text import MAX_BYTES, parse, write
 from teamtr_lora.tasks.dataset import DatasetSettings
 from teamtr_lora.tasks.generated.column_sum import ColumnSumSettings
@@ -308,3 +308,15 @@ def test_import_pulls_in_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_engine_with_its_own_base_takes_its_share_of_a_gpu() -> None:
+    taken = {engine: rollout_of(engine).engine_bytes(1001) for engine in ("transformers", "vllm", "vllm_server")}
+    assert taken == {"transformers": 0, "vllm": 250, "vllm_server": 0}
+    assert rollout_of("vllm").engine_bytes(None) == 0, "a CPU has no such share"
+
+
+def rollout_of(engine: str) -> RolloutSection:
+    return RolloutSection.model_validate(
+        {"engine": engine, "vllm": {"memory_share": 0.25}, "server": {"urls": ["http://localhost:8000"]}}
+    )
