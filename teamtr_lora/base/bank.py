@@ -48,7 +48,7 @@ class AdapterBank:
     def __init__(self, model: nn.Module, specs: Mapping[str, LoraSpec], *, base_name: str, seed: int) -> None:
         from peft import get_peft_model
 
-        self.base_name = base_name
+        self.base_name, self.specs = base_name, dict(specs)
         self._configs = {agent: lora_config(spec) for agent, spec in specs.items()}
         for agent, spec in specs.items():
             if wrong := misfit(spec.rank, spec.targets, linear_shapes(model)):

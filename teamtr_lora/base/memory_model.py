@@ -6,10 +6,12 @@ backward pass was counted by hooks on the saved tensors of Llama and Qwen3 layer
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # torch takes seconds to import, and commands that only read settings come by here
+    from teamtr_lora.base.bank import LoraSpec
     from teamtr_lora.base.frozen_base import BaseFacts
 
 TrainingPath = Literal["peft", "fused", "compiled"]
@@ -41,27 +43,27 @@ class UpdateShape:
 
 def update_shape(
     config: Any,
+    loras: Collection[LoraSpec],
     *,
     agents: int,
     messages: int,
     learned_items: int,
-    rank: int,
+    processes: int,
     value: int,
     device: str,
     quantized: bool,
-    dora: bool,
 ) -> UpdateShape:
-    """The largest update of a team of `agents`, who speak equally often and all as long as they may. `config` has the sections
-    rollout, training and trust_region of a recipe."""
+    """The largest update of a team of `agents`, who speak equally often and all as long as they may, with any of `loras`. Each of
+    `processes` has its share of the items. `config` has the sections rollout, training and trust_region of a recipe."""
     rollout, training = config.rollout, config.training
     per_episode = rollout.max_message_tokens * -(-messages // agents)
     return UpdateShape(
         tokens=DEFAULT_TOKENS,
-        learned_tokens=learned_items * rollout.episodes_per_item * per_episode,
+        learned_tokens=-(-learned_items // processes) * rollout.episodes_per_item * per_episode,
         judged_tokens=config.trust_region.judging_episodes * per_episode,
-        rank=rank,
+        rank=max(lora.rank for lora in loras),
         value=value,
-        path=training_path(device, value, quantized=quantized, dora=dora, compiled=training.compile),
+        path=training_path(device, value, quantized=quantized, dora=any(lora.dora for lora in loras), compiled=training.compile),
         checkpointing=training.gradient_checkpointing,
         head_chunk=training.head_chunk_tokens,
     )

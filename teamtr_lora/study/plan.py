@@ -9,7 +9,7 @@ import accelerate.optimizer  # noqa: F401  (what a run imports, so that this pro
 import peft  # noqa: F401  (likewise)
 import torch
 
-from teamtr_lora.algorithm.variants.chosen import Variants
+from teamtr_lora.algorithm.variants.chosen import Variants, learned_items
 from teamtr_lora.algorithm.variants.optimizer_kinds import OPTIMIZERS
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
@@ -76,22 +76,22 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
     facts = base_facts(folder)
     device = resolve_device(recipe.base.device)
     dtype = resolve_dtype(recipe.base.precision, device)
-    team = _team(recipe, folder, facts)
+    team, rollout, agents = _team(recipe, folder, facts), recipe.rollout, len(recipe.team.agents)
     prompt = _prompt_tokens(recipe, team)
     adapters = {agent.name: _adapter_parameters(agent, facts) for agent in recipe.team.agents}
-    rollout = recipe.rollout
-    agents = len(recipe.team.agents)
     rollouts, played = recipe.stage_budget()
-    episodes = played * rollout.episodes_per_item
-    messages = team.router.max_messages
+    episodes, messages = played * rollout.episodes_per_item, team.router.max_messages
     sampled = episodes * messages * rollout.max_message_tokens
     transcript = min(team.context_tokens, prompt + messages * (rollout.max_message_tokens + _turn_tokens(team)))
     total = None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
     taken = rollout.engine_bytes(total)
     split = splits(recipe.training.shard, facts, over=processes, value=dtype.itemsize, device_bytes=total, engine_bytes=taken)
     memory = _standing_memory(recipe, facts, adapters, transcript, dtype, device, processes, split)
-    learned = Variants.of(recipe).reuse.learned_items(played, agents)
-    shape = _update_shape(recipe, messages, dtype, device, -(-learned // processes))
+    learned = learned_items(recipe, agents)
+    shape = update_shape(
+        recipe, [agent.lora for agent in recipe.team.agents], agents=agents, messages=messages, learned_items=learned,
+        processes=processes, value=dtype.itemsize, device=device.type, quantized=recipe.base.quantization != "none",
+    )  # fmt: skip
     tokens = _tokens_per_microbatch(recipe, facts, shape, memory, device)
     memory |= update_memory(facts, replace(shape, tokens=max(tokens, transcript)))
     share = None
@@ -106,7 +106,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
         parameters=facts.parameters,
         device=str(device),
         precision=recipe.base.quantization if recipe.base.quantization != "none" else str(dtype).removeprefix("torch."),
-        updates_per_stage=len(recipe.team.agents),
+        updates_per_stage=agents,
         rollouts_per_stage=rollouts,
         episodes_per_update=episodes,
         episodes_per_stage=episodes * rollouts,
@@ -193,28 +193,15 @@ def _standing_memory(
     }
 
 
-def _update_shape(recipe: Recipe, messages: int, dtype: torch.dtype, device: torch.device, learned_items: int) -> UpdateShape:
-    loras = [agent.lora for agent in recipe.team.agents]
-    return update_shape(
-        recipe,
-        agents=len(loras),
-        messages=messages,
-        learned_items=learned_items,
-        rank=max(lora.rank for lora in loras),
-        value=dtype.itemsize,
-        device=device.type,
-        quantized=recipe.base.quantization != "none",
-        dora=any(lora.dora for lora in loras),
-    )
-
-
 def _tokens_per_microbatch(
     recipe: Recipe, facts: BaseFacts, shape: UpdateShape, standing: dict[str, int], device: torch.device
 ) -> int:
     """As a run on this machine would choose, were the GPU its own."""
     wanted = recipe.training.tokens_per_microbatch
-    if wanted != "auto" or device.type == "cpu":
-        return CPU_TOKENS if wanted == "auto" else wanted
+    if wanted != "auto":
+        return wanted
+    if device.type == "cpu":
+        return CPU_TOKENS
     free = torch.cuda.get_device_properties(device).total_memory - sum(standing.values())
     lendable = 0 if recipe.rollout.vllm.offload == "never" else standing.get("vLLM's share", 0)
     return choose_tokens(facts, shape, free, lendable)

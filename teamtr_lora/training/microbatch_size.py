@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from teamtr_lora.algorithm.variants.chosen import Variants
-from teamtr_lora.algorithm.variants.matched import stage_budget
+from teamtr_lora.algorithm.variants.chosen import learned_items
 from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.memory_model import CPU_TOKENS, MARGIN, UpdateShape, choose_tokens, update_memory, update_peak, update_shape
 from teamtr_lora.recipe import TeamTRConfig
@@ -47,17 +46,15 @@ def update_bytes(playable: PlayableTeam, config: TeamTRConfig, tokens: int) -> i
 
 def team_shape(playable: PlayableTeam, config: TeamTRConfig) -> UpdateShape:
     """What an update's memory depends on, for this team."""
-    base, agents = playable.base, playable.team.names
-    _, played = stage_budget(config.training, config.rollout.items_per_stage, len(agents))
-    learned = Variants.of(config).reuse.learned_items(played, len(agents))
+    base, agents = playable.base, len(playable.team.names)
     return update_shape(
         config,
-        agents=len(agents),
+        playable.bank.specs.values(),
+        agents=agents,
         messages=playable.team.router.max_messages,
-        learned_items=-(-learned // playable.ranks.size),  # each process has its share of the messages
-        rank=max(playable.bank.config(agent)["r"] for agent in agents),
+        learned_items=learned_items(config, agents),
+        processes=playable.ranks.size,
         value=base.dtype.itemsize,
         device=base.device.type,
         quantized=base.quantization != "none",
-        dora=not playable.bank.can_mix,
     )

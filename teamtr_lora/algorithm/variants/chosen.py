@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from teamtr_lora.algorithm.variants.matched import MATCHED, Matched
+from teamtr_lora.algorithm.variants.matched import MATCHED, Matched, stage_budget
 from teamtr_lora.algorithm.variants.ordering import Ordering, ordering
 from teamtr_lora.algorithm.variants.publishing import UPDATES, Publishing
 from teamtr_lora.algorithm.variants.radii import RADII, Radii
@@ -42,3 +42,9 @@ class Variants:
                 two_stages=matched.shared and region.delta <= SMALL_RADIUS,
             ),
         )
+
+
+def learned_items(config: Any, agents: int) -> int:
+    """The items that an update of a team of `agents` learns from, at most. `config` has the section `rollout` too."""
+    _, played = stage_budget(config.training, config.rollout.items_per_stage, agents)
+    return Variants.of(config).reuse.learned_items(played, agents)
