@@ -29,7 +29,7 @@ from teamtr_lora.recipe import SwapSection, TrustRegionSection
 from teamtr_lora.team import SequenceSpan, TokenSequence
 from teamtr_lora.training.batches import MessageBatch, Microbatch
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.optimizers import flatten_state, restore_state
+from teamtr_lora.training.optimizers import build_loss_scaler, flatten_state, restore_state
 from teamtr_lora.training.scoring import Scorer, unweighted_batch
 
 MAX_GRAD_NORM = 1.0
@@ -162,8 +162,7 @@ class Stage0:
         self._fit, self._held, self._region, self._settings = fit, held, region, settings
         self._delta, self._seed = delta, seed
         self._parameters = list(bank.parameters(name).values())
-        # gradients pass through half-precision activations on their way to the float32 adapter
-        self._scaler = torch.amp.GradScaler(scorer.device.type, enabled=half_precision, init_scale=2.0**12)
+        self._scaler = build_loss_scaler(scorer.device, half_precision=half_precision)
         self._best: Snapshot = bank.snapshot(name)
         self._optimizer = self._new_optimizer(settings.align_rate)
         self._clock = time.monotonic()

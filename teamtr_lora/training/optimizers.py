@@ -27,6 +27,13 @@ def build_optimizer(training: TrainingSection, parameters: list[nn.Parameter]) -
     return optimizer
 
 
+def build_loss_scaler(device: torch.device, *, half_precision: bool) -> torch.amp.GradScaler:
+    """Gradients pass through half-precision activations on their way to the float32 adapters; elsewhere it changes nothing."""
+    scaler = torch.amp.GradScaler(device.type, enabled=half_precision, init_scale=2.0**12)
+    scaler.scale(torch.zeros(1, device=device))  # a process without a micro-batch never scales a loss
+    return scaler
+
+
 def flatten_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The optimizer's state as tensors for safetensors, and what is no tensor as JSON."""
     tensors: dict[str, Tensor] = {}

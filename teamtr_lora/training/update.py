@@ -33,7 +33,7 @@ from teamtr_lora.training.batches import MessageBatch, first_of_groups, judging_
 from teamtr_lora.training.dials import after_update, in_the_next_stage
 from teamtr_lora.training.gate import CandidateReading, Judge
 from teamtr_lora.training.optimize import InSample, Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
-from teamtr_lora.training.optimizers import build_optimizer
+from teamtr_lora.training.optimizers import build_loss_scaler, build_optimizer
 from teamtr_lora.training.phase_clock import PhaseClock
 from teamtr_lora.training.scoring import (
     Scorer,
@@ -116,9 +116,7 @@ class AgentUpdater:
         self.optimizers = {
             agent: build_optimizer(config.training, list(playable.bank.parameters(agent).values())) for agent in agents
         }
-        # gradients pass through half-precision activations on their way to the float32 adapters
-        self.scaler = torch.amp.GradScaler(base.device.type, enabled=base.dtype == torch.float16, init_scale=2.0**12)
-        self.scaler.scale(torch.zeros(1, device=base.device))  # a process without a micro-batch never scales a loss
+        self.scaler = build_loss_scaler(base.device, half_precision=base.dtype == torch.float16)
 
     def update(self, agent: str, material: Material, split_seed: int, stage: int = 1) -> UpdateOutcome:
         """Maximises the surrogate for `agent` on `material`, and keeps as much of the step as the trust region allows. `stage`:
