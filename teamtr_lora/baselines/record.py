@@ -9,7 +9,7 @@ from typing import Any
 from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.runs.run_dir import RunDir
+from teamtr_lora.runs.run_dir import RunDir, elsewhere
 from teamtr_lora.training.trainer import TrainSummary
 
 FORMAT = 1
@@ -54,25 +54,24 @@ def read_state(run_dir: RunDir) -> BaselineState | None:
             raise ValueError("written by another version of teamtr-lora")
         return BaselineState(**data)
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{run_dir.path}: its baseline cannot be read ({error}); choose another --run-dir") from error
+        raise UserError(f"{run_dir.path}: its baseline cannot be read ({error}); {elsewhere()}") from error
 
 
 def check_folder(path: Path, recipe: Recipe, algorithm: str, *, resume: bool) -> BaselineState | None:
     """What is there to go on from; refuses a folder that holds something else before anything is loaded or written."""
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path}: is a file; choose another --run-dir")
-    state = read_state(RunDir(path))
+    run_dir = RunDir(path)
+    run_dir.check_place()
+    state = read_state(run_dir)
     if state is None:
-        if path.is_dir() and any(not entry.name.startswith(".") for entry in path.iterdir()):
-            raise UserError(f"{path}: is not empty and holds no baseline; choose another --run-dir")
+        run_dir.check_empty("no baseline")
         return None
     if state.stage < 0:  # it ended before anything was measured: begins anew
         return None
     if state.algorithm != algorithm:
-        raise UserError(f"{path}: holds a run of {state.algorithm}, not of {algorithm}; choose another --run-dir")
-    RunDir(path).check_same(recipe)
+        raise UserError(f"{path}: holds a run of {state.algorithm}, not of {algorithm}; {elsewhere()}")
+    run_dir.check_same(recipe)
     if not resume:
-        raise UserError(f"{path}: already holds a run of this baseline; add --resume to go on, or choose another --run-dir")
+        raise UserError(f"{path}: already holds a run of this baseline; add --resume to go on, or {elsewhere()}")
     return state
 
 

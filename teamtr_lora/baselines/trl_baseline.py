@@ -32,7 +32,7 @@ from teamtr_lora.recipe import Recipe, ScriptSettings
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
 from teamtr_lora.runs.metrics import StageRow
-from teamtr_lora.runs.run_dir import RunDir, chosen_run_dir
+from teamtr_lora.runs.run_dir import RunDir, chosen_run_dir, elsewhere
 from teamtr_lora.tasks import DataOrder, Task
 from teamtr_lora.team import Episode
 from teamtr_lora.training.events import Events
@@ -181,7 +181,7 @@ class BaselineRun:
             from trl import GRPOConfig, GRPOTrainer
         checkpoint = self.run_dir.trl / f"checkpoint-{self.state.step}"
         if self.state.step and not checkpoint.is_dir():
-            raise UserError(f"{checkpoint}: TRL's checkpoint is missing; choose another --run-dir")
+            raise UserError(f"{checkpoint}: TRL's checkpoint is missing; {elsewhere()}")
         settings = self._settings()
         items, stages = self.recipe.rollout.items_per_stage, self.recipe.training.stages
         keys = [key for stage in range(1, stages + 1) for key in prompt_keys(stage, items)]

@@ -106,11 +106,9 @@ class RunDir:
     def check(self, recipe: Recipe, *, resume: bool, start: Path | None = None) -> None:
         """Refuses a folder that holds something else, before anything is loaded or written. `start`: the run or team whose
         adapters a new run begins with."""
-        with disk_errors(self.path):  # a name that no file system takes
-            refuse_links(self.path, layout.OWN_NAMES)
+        self.check_place()
+        with disk_errors(self.path):
             saved = (self.path / layout.RECIPE).exists()
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path}: is a file; {elsewhere()}")
         if is_baseline(self.path):
             raise UserError(f"{self.path}: holds a run of `teamtr-lora baseline`; {elsewhere()}")
         if saved and CheckpointReader(self.path).exists():
@@ -120,15 +118,26 @@ class RunDir:
                 raise UserError(f"{self.path}: already holds a run of this recipe; {go_on}, or {elsewhere()}")
             return
         ours = (self.path / layout.ORIGIN).exists()  # claimed by a run that did not come to its first checkpoint
-        if not ours and self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):
-            holds = "a recipe but no run" if saved else "no run"
-            raise UserError(f"{self.path}: is not empty and holds {holds}; {elsewhere()}")
+        if not ours:
+            self.check_empty("a recipe but no run" if saved else "no run")
         begun = self._origin().get("started_from") if ours else None
         if isinstance(begun, dict) and start is None:  # fresh adapters would be another run, and nothing would tell
             again = f"{said(cli='--from', python='team=')} {begun.get('source')}"
             raise UserError(
                 f"{self.path}: was killed before it had taken its first adapters; give {again} again, or {elsewhere()}"
             )
+
+    def check_place(self) -> None:
+        """Refuses what is no folder, and one of which links lead elsewhere."""
+        with disk_errors(self.path):  # a name that no file system takes
+            refuse_links(self.path, layout.OWN_NAMES)
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path}: is a file; {elsewhere()}")
+
+    def check_empty(self, holds: str) -> None:
+        """Refuses a folder in which something lies, but for hidden files. `holds`: what it is instead of the folder of a run."""
+        if self.path.is_dir() and any(not entry.name.startswith(".") for entry in self.path.iterdir()):
+            raise UserError(f"{self.path}: is not empty and holds {holds}; {elsewhere()}")
 
     def check_same(self, recipe: Recipe) -> None:
         """Refuses to go on with another recipe than the run's own."""
