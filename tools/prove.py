@@ -39,9 +39,9 @@ from typing import Any
 from budgets import learning_curves, paired_by_item
 from cells import RunRows, Variant, add_options, exit_status, half_width, numbers, run_cells, summary, table, work_on
 from curves import Point, drawn
+from exponents import fit_exponent
 from studies import ITEMS, studies
 
-from teamtr_lora.algorithm.occupancy import fit_exponent
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, write_atomic
 from teamtr_lora.runs.metrics import has_rows, read_rows

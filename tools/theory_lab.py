@@ -26,6 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "algorithm"))
 import tabular_lab as lab_  # noqa: E402
+from exponents import Exponent, fit_exponent  # noqa: E402
 from reuse_studies import run_studies, written  # noqa: E402
 from tabular_lab import Array, solve  # noqa: E402
 
@@ -38,7 +39,6 @@ from teamtr_lora.algorithm.certificate import (
     occupancy_penalty,
     turn_penalty,
 )
-from teamtr_lora.algorithm.occupancy import Exponent, fit_exponent
 
 SIZES = (2, 3, 4, 5, 6, 8)
 CONTEXTS, ACTIONS = 4, 3

@@ -298,31 +298,3 @@ def order_sensitivity(
     value = float(found.std())
     more = sum(null >= value * (1 - 1e-12) for null in nulls)
     return OrderReading(value, float(np.mean(nulls)), found.tolist(), (1 + more) / (1 + shuffles))
-
-
-@dataclass(frozen=True)
-class Exponent:
-    """value ~ size^exponent, least squares in log-log; the interval is a bootstrap over seeds, None with a single one."""
-
-    exponent: float
-    low: float | None
-    high: float | None
-
-
-def fit_exponent(
-    size: Sequence[float], value: ArrayLike, *, resamples: int = 2000, confidence: float = 0.95, seed: int = 0
-) -> Exponent:
-    """`value` is [size], or [seed, size]: then the fit is of the mean over seeds, and seeds are resampled."""
-    value_SK = np.atleast_2d(np.asarray(value, dtype=np.float64))
-    if not (value_SK.mean(0) > 0).all():
-        raise ValueError("a power law needs positive means")
-    log_K = np.log(np.asarray(size, dtype=np.float64))
-    slope_K = (log_K - log_K.mean()) / ((log_K - log_K.mean()) ** 2).sum()
-    point = float(np.log(value_SK.mean(0)) @ slope_K)
-    if len(value_SK) < 2:
-        return Exponent(point, None, None)
-    drawn_RS = np.random.default_rng(seed).integers(len(value_SK), size=(resamples, len(value_SK)))
-    mean_RK = value_SK[drawn_RS].mean(1)
-    exponents_R = np.log(mean_RK[(mean_RK > 0).all(1)]) @ slope_K
-    low, high = np.quantile(exponents_R, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Exponent(point, float(low), float(high))

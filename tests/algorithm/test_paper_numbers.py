@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from exponents import fit_exponent
 
 from teamtr_lora.algorithm.certificate import Setting, UpdateTerms, certify_stage, occupancy_penalty
-from teamtr_lora.algorithm.occupancy import fit_exponent
 
 SIZES = [2, 3, 4, 5, 6, 8]
 # tab:scaling, column: (naive, TeamTR), and the exponents printed below them
