@@ -15,7 +15,10 @@ import pytest
 import yaml
 from made_up_run import plain_rows, write_rows
 
+from teamtr_lora.algorithm.calibration import Measured, calibrate
+from teamtr_lora.algorithm.certificate import Setting, UpdateTerms, certify_stage
 from teamtr_lora.cli import main
+from teamtr_lora.cli.text.certificates import _words
 
 SMALL = ["training.stages=2", "rollout.items_per_stage=6", "rollout.episodes_per_item=4", "training.inner_epochs=1",
          "evaluation.items=8", "evaluation.every_stages=1", "diagnostics.probe_every_stages=2", "diagnostics.probe_items=4",
@@ -102,6 +105,18 @@ def test_single_updates_are_certified_too(run: Path, capsys: Any) -> None:
     said = capsys.readouterr().out
     assert f"{measured} update{'' if measured == 1 else 's'} with a measured improvement" in said
     assert all(f"{row['stage']}.{row['update']} {row['agent']}, {row['decision']} (thm:single)" in said for row, _ in moved)
+
+
+def test_bounds_that_say_nothing_do_not_dilute_the_violations() -> None:
+    def row(kl: float, improvement: float) -> Measured:
+        return Measured(certify_stage([UpdateTerms(0.1, kl)], Setting(1.0, 0.2, 1.0)), improvement, 0.01)
+
+    violated, kept, vacuous = row(0.01, -0.5), row(0.01, 0.5), row(9.0, 0.5)
+    said = _words(calibrate([violated, kept, vacuous, vacuous]), "stage")
+    assert "vacuous 50%, could certify" in said
+    assert "violated 25% (50% of those that are not vacuous, 25% beyond the noise of the measurement)" in said
+    assert "violated 50% (50% beyond" in _words(calibrate([violated, kept]), "stage"), "all of them say something"
+    assert "violated 0% (0% beyond" in _words(calibrate([vacuous]), "stage"), "none does"
 
 
 def test_an_update_that_used_episodes_again_is_certified_with_its_stage_only(edited: Any, capsys: Any) -> None:

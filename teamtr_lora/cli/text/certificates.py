@@ -144,8 +144,11 @@ def _by_turns(rows: Sequence[Certified]) -> Table:
 def _words(c: Calibration, unit: str) -> str:
     shares = ", ".join(f"{name} {share:.0%}" for name, share in c.penalty_shares.items() if share)
     counted = f"{c.rows} {unit}{'' if c.rows == 1 else 's'}"
+    beyond = f"{c.significant_violation_rate:.0%} beyond the noise of the measurement"
+    if c.vacuous_rate and c.informative_violation_rate is not None:
+        beyond = f"{c.informative_violation_rate:.0%} of those that are not vacuous, {beyond}"
     return (
         f"{counted} with a measured improvement; vacuous {c.vacuous_rate:.0%}, could certify {c.can_certify_rate:.0%}, "
-        f"violated {c.violation_rate:.0%} ({c.significant_violation_rate:.0%} beyond the noise of the measurement); mean slack "
-        f"{c.mean_slack:.4f}; rank correlation {known(c.rank_correlation, '+.2f')}; penalties: {shares or 'none'}"
+        f"violated {c.violation_rate:.0%} ({beyond}); mean slack {c.mean_slack:.4f}; rank correlation "
+        f"{known(c.rank_correlation, '+.2f')}; penalties: {shares or 'none'}"
     )
