@@ -20,6 +20,7 @@ from teamtr_lora.algorithm.certificate import Certificate, Confidence, Setting, 
 
 Array = NDArray[np.float64]
 DAMPING = 0.1  # epsilon, as a share of F's mean nonzero eigenvalue
+SPLITS = 50  # random halvings of the groups, over which the cross-fitted gain is a mean
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ def gram_model(
     messages_per_episode: float = 1.0,
     parameters: int,
     damping: float | None = None,
-    splits: int = 50,
     seed: int = 0,
 ) -> GramModel:
     """kappa from K [M, M]. Groups are halved whole: advantages of one group depend on each other."""
@@ -69,7 +69,7 @@ def gram_model(
     unit = messages_per_episode**2
     rng = np.random.default_rng(seed)
     products = []
-    for _ in range(splits):
+    for _ in range(SPLITS):
         one_M = np.isin(index_M, rng.permutation(len(groups))[: len(groups) // 2])
         cross = float(advantage_M[one_M] @ hat_MM[np.ix_(one_M, ~one_M)] @ advantage_M[~one_M])
         products.append(unit * count * cross / (one_M.sum() * (~one_M).sum()))
@@ -87,7 +87,7 @@ def certify_achievable_stage(
     message_radii: Sequence[float],
     updates: Sequence[UpdateTerms],
     setting: Setting,
-    confidence: Confidence | None = None,
+    confidence: Confidence | None,
 ) -> Certificate:
     """thm:info-lower-stage: the stage certificate with the gain that some update in each ball has, in place of L.
 

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 LARGEST_LOG_WEIGHT = 300.0  # squares of e^300 still fit a float64; a weight beyond it is hopeless either way
 NEAR = (0.8, 1.2)  # of delta: where a monitor's flips are counted (app:exp:klcal)
+SHUFFLES = 200  # of the places of each agent's updates: what the order reads where it does not matter
 
 
 @dataclass(frozen=True)
@@ -270,9 +271,7 @@ class OrderReading(Excess):
     p_value: float  # how often shuffled places differ at least as much
 
 
-def order_sensitivity(
-    position: Sequence[int], agent: Sequence[str], gain: ArrayLike, *, shuffles: int = 200, seed: int = 0
-) -> OrderReading:
+def order_sensitivity(position: Sequence[int], agent: Sequence[str], gain: ArrayLike) -> OrderReading:
     """The standard deviation of `by_position`, beside its mean where the places of each agent's own updates are shuffled.
 
     Agents differ in what they have to gain, which is no effect of the order: their means are taken out first.
@@ -288,13 +287,13 @@ def order_sensitivity(
     def means(at_U: NDArray[np.int64]) -> Array:
         return np.array([gain_U[at_U == place].mean() for place in places])
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     found, nulls = means(place_U), []
-    for _ in range(shuffles):
+    for _ in range(SHUFFLES):
         shuffled_U = place_U.copy()
         for of_agent in mine:
             shuffled_U[of_agent] = rng.permutation(place_U[of_agent])
         nulls.append(float(means(shuffled_U).std()))
     value = float(found.std())
     more = sum(null >= value * (1 - 1e-12) for null in nulls)
-    return OrderReading(value, float(np.mean(nulls)), found.tolist(), (1 + more) / (1 + shuffles))
+    return OrderReading(value, float(np.mean(nulls)), found.tolist(), (1 + more) / (1 + SHUFFLES))

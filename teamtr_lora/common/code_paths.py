@@ -52,7 +52,7 @@ def load_callable(path: str, *, key: str, folder: Path | None = None) -> Callabl
     return _load(path, key, folder)[0]
 
 
-def code_hash(path: str, *, key: str, folder: Path | None = None) -> str:
+def code_hash(path: str, *, key: str, folder: Path | None) -> str:
     """A hash of the module's file, and of the file that defines the callable where that is another; not of what they import."""
     return hashlib.sha256("\n".join(_load(path, key, folder)[1]).encode()).hexdigest()
 

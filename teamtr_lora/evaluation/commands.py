@@ -138,9 +138,7 @@ def compare_runs(sources: list[Path], options: EvalOptions, progress: Progress |
     return compare(results[0], results[1], names)
 
 
-def beside_team(
-    source: str | Path, options: EvalOptions, baseline: EvaluationResult, progress: Progress | None = None
-) -> Comparison:
+def beside_team(source: str | Path, options: EvalOptions, baseline: EvaluationResult, progress: Progress | None) -> Comparison:
     """What `evaluate_team` found of a baseline, beside the team itself on the same items; a finished evaluation of it is read."""
     team = evaluate_team(source, replace(options, baseline=None, out=None, reuse=True), progress)
     return compare(team, baseline, ("the team", "the baseline"))

@@ -95,9 +95,7 @@ def check_listing(hub: HubRepo, remote: Remote, team: TeamManifest, agents: list
         raise UserError(f"{hub.where}: team {team.team!r} has {total} bytes; more than {MAX_TOTAL_BYTES} are not pulled")
 
 
-def fetch_version(
-    hub: HubRepo, remote: Remote, team: TeamManifest, agent: str, folder: Path, facts: BaseFacts | None = None
-) -> None:
+def fetch_version(hub: HubRepo, remote: Remote, team: TeamManifest, agent: str, folder: Path, facts: BaseFacts | None) -> None:
     """One agent's files in `folder`/AGENT, checked completely: every hash, and every tensor against its own config, the recipe
     and, with `facts`, the base. They are what team.json names and can be used, or nothing is taken."""
     where, expected = f"{hub.where}/{agent}", (team.team, agent, team.agents[agent])

@@ -19,13 +19,17 @@ from teamtr_lora.report.figures.drawing import Figure
 from teamtr_lora.report.in_words import compared_in_words, headline, summary, tiles
 from teamtr_lora.report.reasons import reason
 from teamtr_lora.report.run_data import RunData
-from teamtr_lora.report.sample import BYTES, sampled_transcripts
+from teamtr_lora.report.sample import sampled_transcripts
 from teamtr_lora.report.seeds import kinds_of
+
+TRANSCRIPT_BYTES = 2_500_000  # of all transcripts in a report
 
 
 def report_page(runs: Sequence[RunData]) -> bytes:
     """One self-contained HTML file about one run, or about several compared."""
-    pages = [run_content(run) | {"transcripts": sampled_transcripts(run.stored.path, BYTES // len(runs))} for run in runs]
+    pages = [
+        run_content(run) | {"transcripts": sampled_transcripts(run.stored.path, TRANSCRIPT_BYTES // len(runs))} for run in runs
+    ]
     content = {"mode": "report", "runs": pages, "comparison": comparison(runs) if len(runs) > 1 else None}
     title = " and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared"
     return html_page(title, content, plotly=plotly_script())

@@ -10,13 +10,12 @@ from typing import Any
 
 from teamtr_lora.runs.transcripts import TranscriptFile, read_transcripts, transcript_files
 
-BYTES = 2_500_000  # of transcripts in a report
 FILES = 24  # updates that a report has transcripts of, spread over the run
 Group = dict[str, Any]
 
 
-def sampled_transcripts(run: Path, limit: int = BYTES) -> dict[str, Any]:
-    """Some groups of some updates: whole ones, those first whose tokens are marked and whose rewards differ."""
+def sampled_transcripts(run: Path, limit: int) -> dict[str, Any]:
+    """Some groups of some updates, at most `limit` bytes: whole ones, first those with marked tokens and rewards that differ."""
     files = transcript_files(run)
     chosen = spread(files, FILES)
     found = []

@@ -50,6 +50,7 @@ MAY_CHANGE = (
     "swap", "diagnostics", "evaluation.every_stages", "training.stop_after_idle_stages",
     "training.tokens_per_microbatch", "training.gradient_checkpointing",  # the same sums in other parts: what a full GPU needs
 )  # fmt: skip
+RUNS = Path("runs")  # where runs live whose user names no place
 LISTED = 4  # differing keys that a message names
 
 
@@ -282,16 +283,16 @@ def chosen_run_dir(wanted: str | None, name: str, *, resume: bool) -> RunDir:
     return RunDir(Path(wanted) if wanted else latest_run_dir(name) if resume else default_run_dir(name))
 
 
-def default_run_dir(name: str, root: Path = Path("runs")) -> Path:
+def default_run_dir(name: str) -> Path:
     """runs/NAME, or the first free runs/NAME-2, -3, ..."""
-    candidate, number = root / name, 1
+    candidate, number = RUNS / name, 1
     while candidate.exists():
         number += 1
-        candidate = root / f"{name}-{number}"
+        candidate = RUNS / f"{name}-{number}"
     return candidate
 
 
-def latest_run_dir(name: str, root: Path = Path("runs")) -> Path:
+def latest_run_dir(name: str, root: Path = RUNS) -> Path:
     """The one of runs/NAME, runs/NAME-2, ... that was started or resumed last, for `--resume` without a --run-dir."""
     alike = re.compile(re.escape(name) + r"(-\d+)?")
     folders = [path for path in root.iterdir() if alike.fullmatch(path.name) and path.is_dir()] if root.is_dir() else []

@@ -49,7 +49,7 @@ def swapped(place: Place, options: SwapOptions, *, registry: Registry, listener:
         swap.work.clear()
 
 
-def plan_swap(place: Place, options: SwapOptions, *, registry: Registry, listener: Listener | None = None) -> SwapReport:
+def plan_swap(place: Place, options: SwapOptions, *, registry: Registry, listener: Listener | None) -> SwapReport:
     """The compatibility report and what a swap would do; nothing is changed."""
     return _Swap(place, options, registry, listener=listener).plan()
 
@@ -184,7 +184,7 @@ class _Swap(Session):
             "curve": alignment.curve if alignment else [],
             "evaluation": scores["aligned" if alignment else "direct"].evaluation,
             "evaluation_before": scores["before"].evaluation,
-            "evaluation_direct": scores["direct"].evaluation if "direct" in scores else None,
+            "evaluation_direct": scores["direct"].evaluation,
             "sampled_tokens": report.sampled_tokens,
             "trained_tokens": report.trained_tokens,
             "seconds": report.seconds,

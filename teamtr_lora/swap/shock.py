@@ -43,13 +43,7 @@ def shock(before: TeamScore, after: TeamScore) -> Shock:
 
 
 def score_team(
-    playable: PlayableTeam,
-    task: Task,
-    recipe: Recipe,
-    items: int,
-    *,
-    stand_in: tuple[str, str] | None = None,
-    progress: Progress | None = None,
+    playable: PlayableTeam, task: Task, recipe: Recipe, items: int, *, stand_in: tuple[str, str] | None, progress: Progress | None
 ) -> TeamScore:
     """`stand_in`: (agent, adapter): that adapter of the bank, as it is now, plays for the agent."""
     plan = plan_in_training(task, recipe, items)

@@ -211,7 +211,7 @@ class AgentUpdater:
 
     def _batch(
         self, sequences: list[TokenSequence], groups: set[int], advantage_E: np.ndarray, weight_E: np.ndarray,
-        *, masked: bool = True, segments: bool = False,
+        *, segments: bool, masked: bool = True,
     ) -> MessageBatch:  # fmt: skip
         return message_batch(
             [sequence for sequence in sequences if sequence.episode.group in groups],

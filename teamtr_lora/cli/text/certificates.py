@@ -14,7 +14,7 @@ from teamtr_lora.common.consoles import Console, print_hanging
 from teamtr_lora.study.certified import Calibration, Certificate, Certified, RunCertificates, StageCertificate, UpdateCertificate
 
 
-def print_certificates(run: RunCertificates, *, updates: bool = False) -> None:
+def print_certificates(run: RunCertificates, *, updates: bool) -> None:
     """Of its stages, or of single updates."""
     rows: Sequence[Certified] = run.updates if updates else run.stages
     title = (

@@ -60,7 +60,7 @@ def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
     return found
 
 
-def two_panels(x: str, upper: str, lower: str, *, share: float = 0.3) -> dict[str, Any]:
+def two_panels(x: str, upper: str, lower: str, *, share: float) -> dict[str, Any]:
     """One x axis and two y axes above each other; traces of the lower one say yaxis="y2"."""
     return axes(x, upper, xaxis={"anchor": "y2"}, yaxis={"domain": [share + 0.08, 1]}) | {
         "yaxis2": {"title": {"text": lower}, "domain": [0, share]}

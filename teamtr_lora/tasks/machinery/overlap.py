@@ -97,7 +97,7 @@ def shared_items(train: Iterable[tuple[str, str]], test: Iterable[tuple[str, str
     return [(name, known[key]) for name, text in train if (key := normalised(text)) in known]
 
 
-def refuse_overlap(pairs: list[tuple[str, str]], fix: str = "set task.on_overlap=drop") -> None:
+def refuse_overlap(pairs: list[tuple[str, str]], fix: str) -> None:
     if pairs:
         named = ", ".join(f"{train} = {test}" for train, test in pairs[:NAMED])
         more = f" and {len(pairs) - NAMED} more" if len(pairs) > NAMED else ""
