@@ -60,9 +60,8 @@ def gram_model(
     if len(groups) < 2:
         raise ValueError("one group cannot be halved")
     if damping is None:
-        damping = (
-            DAMPING * float(np.trace(gram_MM)) / count / min(count, parameters) or 1.0
-        )  # without any gradient every damping gives slope 0
+        # without any gradient every damping gives slope 0
+        damping = DAMPING * float(np.trace(gram_MM)) / count / min(count, parameters) or 1.0
     eigenvalue_M, vector_MM = np.linalg.eigh(gram_MM / count)
     eigenvalue_M = np.maximum(eigenvalue_M, 0.0)
     hat_MM = (vector_MM * (eigenvalue_M / (eigenvalue_M + damping))) @ vector_MM.T  # S (F + e I)^-1 S' / M

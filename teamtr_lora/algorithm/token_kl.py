@@ -104,9 +104,8 @@ def score_tokens(
     def chunk_scores(hidden: Tensor, target: Tensor, current: Tensor | None) -> tuple[Tensor, Tensor]:
         logits = head_logits(hidden, head_VD)
         if logits.is_cuda and not recompute and len(head_VD) == len(other_VD):
-            from teamtr_lora.algorithm.softmax_kernel import (
-                normaliser_and_kl,
-            )  # Triton comes with torch only where there is a GPU
+            # Triton comes with torch only where there is a GPU
+            from teamtr_lora.algorithm.softmax_kernel import normaliser_and_kl
 
             before = None if current is None else head_logits(current, other_VD)
             normaliser, kl = normaliser_and_kl(logits, before, temperature, SMALL_LOG_RATIO)

@@ -21,7 +21,7 @@ MAX_JSON_BYTES = 4 << 20
 MAX_HEADER_BYTES = 32 << 20
 MAX_WEIGHT_BYTES = 4 << 30
 MAX_RANK = 512
-MAX_DEPTH = 64  # of JSON: a dozen is much, and what reads it later goes down by calls
+MAX_JSON_DEPTH = 64  # of JSON: a dozen is much, and what reads it later goes down by calls
 
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}  # the types of a LoRA matrix, as safetensors names them
 _TENSOR = re.compile(
@@ -85,7 +85,7 @@ def parse_json(data: bytes | str, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{where}: holds no JSON object")
     level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_JSON_DEPTH):
         level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
         level = [inner for inner in level if isinstance(inner, (dict, list))]
     if level:

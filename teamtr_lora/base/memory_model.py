@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and commands that only read 
 TrainingPath = Literal["peft", "fused", "compiled"]
 """Whose layers a training pass goes through: PEFT's, those of `fused_lora`, or the latter compiled."""
 
-DEFAULT_TOKENS = 8192  # of a micro-batch of trainers that are not modelled here
+DEFAULT_TOKENS = 8192  # of a micro-batch that nothing has chosen, and as many as an engine lends its memory for
 CPU_TOKENS = 1024  # on a CPU: what fits its caches is faster, and enough micro-batches are left to deal out to processes
 SIZES = (512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)  # coarse: free memory varies a little
 ENOUGH_WORK = 2**25  # tokens times hidden size of a micro-batch: with half of it Python is slower than an H200, by a fifth
@@ -103,9 +103,8 @@ def update_memory(facts: BaseFacts, shape: UpdateShape) -> dict[str, int]:
     layers = layer + value * wide * facts.layers if shape.checkpointing else layer * facts.layers
     in_flight = value * (4 * mlp + 6 * wide)  # gradients of one layer
     half = value < 4
-    scores = (
-        4 * 5 * wide if half else 4 * 2 * wide
-    )  # of a message token: mean head rows, and what is left of them for the backward
+    # of a message token: mean head rows, and what is left of them for the backward
+    scores = 4 * 5 * wide if half else 4 * 2 * wide
     chunk = min(shape.head_chunk, shape.learned_tokens) * facts.vocab_size
     layer_weights = sum(linear.in_features * linear.out_features for linear in facts.linears) // facts.layers
     upcast = 4 * (layer_weights + facts.vocab_size * wide) if half else 0

@@ -195,9 +195,8 @@ class _Group(Ranks):
     def announce_failure(self) -> bool:
         with suppress(RuntimeError):  # the store is gone with whoever held it
             if self._store.add("failures", 1) > 1:
-                time.sleep(
-                    GRACE_SECONDS
-                )  # or the launcher, seeing this one end, would cut the other off in the middle of its line
+                # or the launcher, seeing this one end, would cut the other off in the middle of its line
+                time.sleep(GRACE_SECONDS)
                 return False
         return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from teamtr_lora.recipe.recipe import Recipe
 
-_USUAL_TOKENS = 8192
+_USUAL_TOKENS = 8192  # of a micro-batch that nothing has chosen, as base.memory_model.DEFAULT_TOKENS
 
 
 def smaller(recipe: Recipe, phase: str, chosen: int | None = None) -> list[str]:

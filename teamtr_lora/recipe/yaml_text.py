@@ -17,7 +17,7 @@ from teamtr_lora.common.errors import UserError
 MAX_BYTES = 1_000_000
 LARGE = 50_000  # characters
 MAX_NODES = 100_000
-MAX_DEPTH = 64
+MAX_NESTING = 64
 
 _INT = re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$")
 _FLOAT = re.compile(
@@ -88,8 +88,8 @@ class _Reader:
     def _value(self, event: Any, depth: int) -> Any:
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event)
-        if depth > MAX_DEPTH:
-            raise _wrong(f"nested more than {MAX_DEPTH} deep", event)
+        if depth > MAX_NESTING:
+            raise _wrong(f"nested more than {MAX_NESTING} deep", event)
         if event.anchor is not None:
             self._named[event.anchor] = (None, 0)
         before = self._size

@@ -47,9 +47,9 @@ class Sampler(Protocol):
     """What the collector and the trainer ask of an engine.
 
     `publish`, `submit`, `poll` and `close` are the work: put an adapter version in place, queue a request, fetch what is done,
-    end. Two more things are true of some engines only, and have a default here: one that shares the trainer's GPU may lend its
-    memory during an update (`training_memory`), and one whose work was cut off in the middle (`failed`) must be replaced by a new
-    one.
+    end. The rest is true of some engines only, and has a default here: one that shares the trainer's GPU may lend its memory
+    during an update (`training_memory`, and how much: `lendable_bytes`), one has a start that takes long (`start_seconds`), and
+    one whose work was cut off in the middle (`failed`) must be replaced by a new one.
     """
 
     failed: BaseException | None = None

@@ -42,8 +42,8 @@ OWN_NAMES = frozenset(
 )
 
 MAX_METRICS_BYTES = 1 << 30
-MAX_JSON_BYTES = 64 << 20
-MAX_DEPTH = 32  # folders in folders: a run has a handful, and what lists or removes them goes down by calls
+MAX_RUN_JSON_BYTES = 64 << 20
+MAX_FOLDER_DEPTH = 32  # folders in folders: a run has a handful, and what lists or removes them goes down by calls
 
 
 def is_run(path: Path) -> bool:
@@ -61,7 +61,7 @@ def is_baseline(path: Path) -> bool:
     return os.path.lexists(path / BASELINE)
 
 
-def refuse_links(folder: Path, names: Collection[str] | None = None, depth: int = MAX_DEPTH) -> None:
+def refuse_links(folder: Path, names: Collection[str] | None = None, depth: int = MAX_FOLDER_DEPTH) -> None:
     """UserError for the first symbolic link in a folder, at any depth. The folder itself may be reached by a link.
 
     `names`: look at these entries only (and at what a killed process left unfinished). In a run directory those are OWN_NAMES:
@@ -79,11 +79,11 @@ def refuse_links(folder: Path, names: Collection[str] | None = None, depth: int 
             raise UserError(f"{entry.path}: a link, which is not followed; put the file or folder itself in its place")
         if entry.is_dir(follow_symlinks=False):
             if not depth:
-                raise UserError(f"{folder}: folders are nested more than {MAX_DEPTH} deep, which no run has; remove them")
+                raise UserError(f"{folder}: folders are nested more than {MAX_FOLDER_DEPTH} deep, which no run has; remove them")
             refuse_links(Path(entry.path), depth=depth - 1)
 
 
-def read_own(path: Path, limit: int = MAX_JSON_BYTES) -> bytes | None:
+def read_own(path: Path, limit: int = MAX_RUN_JSON_BYTES) -> bytes | None:
     """The bytes of a file in a run directory, or None where there is none. A link or a device is refused."""
     try:
         return read_regular(path, limit)

@@ -28,9 +28,8 @@ class RolloutStore:
 
     def write(self, name: str, episodes: list[Episode]) -> str:
         """Returns the hash to read it by. Items are left out: nobody plays these episodes again."""
-        data = to_json(
-            [replace(episode, item=None) for episode in episodes]
-        )  # while the training waits: json takes seven times as long
+        # training waits for this: json would take seven times as long
+        data = to_json([replace(episode, item=None) for episode in episodes])
         write_atomic(self._folder / f"{name}.json", data)
         return sha256(data)
 

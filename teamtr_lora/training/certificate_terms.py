@@ -20,8 +20,8 @@ from teamtr_lora.training.update import Judging
 def certificate_terms(
     reading: CandidateReading, judging: Judging, episodes: list[Episode], *, config: TeamTRConfig, gamma: float
 ) -> CertificateTerms:
-    """`episodes` are all that the update was given; the terms are of those that judged it. They are about the team's return, also
-    where the agent learned from its own credit."""
+    """`episodes` are those of the newest rollout, with which the arrays of `judging` begin; the terms are of those of them that
+    judged the update. They are about the team's return, also where the agent learned from its own credit."""
     batch, groups = judging.batch, judging.groups
     held = [i for i, episode in enumerate(episodes) if episode.group in groups]
     number = {old: new for new, old in enumerate(held)}
