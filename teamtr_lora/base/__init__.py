@@ -9,7 +9,7 @@ Modules:
     fused_lora     an adapter's training pass on a GPU: fused layers, compiled
     segment_attention  attention over sequences that lie end to end, on a GPU
     lora_config    reading PEFT's adapter_config.json
-    adapter_files  adapters as files
+    adapter_files  weights of adapters as files
     versions       adapter versions and their hashes
     memory         the peak memory of this process, and its age
     memory_model   how much memory an update takes, from shapes alone

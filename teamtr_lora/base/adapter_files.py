@@ -1,27 +1,23 @@
-"""Files of an adapter that may come from anywhere: read once, and looked at in full before a tensor is built from them.
+"""Weights of an adapter that may come from anywhere: looked at in full before a tensor is built from them.
 
-Nothing here unpickles, imports or follows a link out of the adapter's folder. Imports neither torch nor peft.
+Nothing here unpickles or imports. Imports neither torch nor peft.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.foreign_files import parse_json, show
 
 MAX_JSON_BYTES = 4 << 20
 MAX_HEADER_BYTES = 32 << 20
 MAX_WEIGHT_BYTES = 4 << 30
 MAX_RANK = 512
-MAX_JSON_DEPTH = 64  # of JSON: a dozen is much, and what reads it later goes down by calls
 
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}  # the types of a LoRA matrix, as safetensors names them
 _TENSOR = re.compile(
@@ -36,74 +32,6 @@ class LoraMatrix:
 
     module: str  # of the base, as in model.named_modules()
     part: str  # A, B or magnitude
-
-
-def show(value: object) -> str:
-    """A name from outside, fit for one line of a terminal whatever is in it."""
-    text = ascii(value)
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
-def read_regular(path: Path, limit: int, *, folder: Path | None = None) -> bytes:
-    """The bytes of a plain file. A device, a pipe, a link out of `folder` (any link without one) or too much is refused."""
-    where = f"{path}"
-    if folder is not None:
-        target = Path(os.path.realpath(path))  # does not raise on circular links; open() then refuses them
-        if not target.is_relative_to(os.path.realpath(folder)):
-            raise UserError(f"{where}: a link out of its folder; copy the file itself to where the link is")
-        path = target
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    try:
-        descriptor = os.open(path, flags)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        what = "a link; put the file itself there" if path.is_symlink() else f"cannot be read ({error.strerror})"
-        raise UserError(f"{where}: {what}") from error
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        raise UserError(f"{where}: not a plain file")
-    with os.fdopen(descriptor, "rb") as file:
-        if status.st_size > limit:
-            raise UserError(f"{where}: {status.st_size} bytes are more than the {limit} that such a file may have")
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise UserError(f"{where}: grew past {limit} bytes while it was read")
-    return data
-
-
-def parse_json(data: bytes | str, where: str) -> dict[str, Any]:
-    """A JSON object; keys that appear twice, NaN, infinity and deep nesting are refused."""
-    try:
-        value = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair cannot be written to any file
-    except RecursionError as error:
-        raise UserError(f"{where}: nested too deep to be read") from error
-    except ValueError as error:  # JSONDecodeError and UnicodeError are such
-        raise UserError(f"{where}: no proper JSON ({' '.join(ascii(str(error))[1:-1].split())[:160]})") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{where}: holds no JSON object")
-    level: list[Any] = [value]
-    for _ in range(MAX_JSON_DEPTH):
-        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
-        level = [inner for inner in level if isinstance(inner, (dict, list))]
-    if level:
-        raise UserError(f"{where}: nested too deep to be read")
-    return value
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"the key {show(key)} appears twice")
-        result[key] = value
-    return result
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def read_header(

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from teamtr_lora.base.adapter_files import MAX_RANK, show
+from teamtr_lora.base.adapter_files import MAX_RANK
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.foreign_files import show
 
 if TYPE_CHECKING:
     from teamtr_lora.base.frozen_base import LinearShape

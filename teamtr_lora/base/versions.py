@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES, parse_json, read_regular
+from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, sha256, write_folder_atomic
+from teamtr_lora.common.foreign_files import parse_json, read_regular
 
 if TYPE_CHECKING:
     from torch import Tensor

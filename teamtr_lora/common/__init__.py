@@ -3,6 +3,7 @@
 Modules:
     errors      UserError: a mistake the user can fix
     files       writing so that a reader never sees half a file
+    foreign_files  reading what others wrote: plain files only, JSON without surprises
     locks       locks between processes
     code_paths  functions that a recipe names
     help_page   settings classes whose help() is a page

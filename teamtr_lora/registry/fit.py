@@ -11,13 +11,14 @@ from typing import Any
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, isfinite
 
-from teamtr_lora.base.adapter_files import parse_json, read_header, read_matrices, show
+from teamtr_lora.base.adapter_files import read_header, read_matrices
 from teamtr_lora.base.bank import exported_config, lora_config
 from teamtr_lora.base.frozen_base import BaseFacts
 from teamtr_lora.base.lora_config import PlainLora, read_lora_config, targeted
 from teamtr_lora.base.source import PICKLE_PATTERNS
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, content_hash
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.foreign_files import parse_json, show
 from teamtr_lora.recipe import LoraSection
 
 _PICKLES = (*PICKLE_PATTERNS, "*.pkl", "*.pickle", "*.joblib", "*.dill")

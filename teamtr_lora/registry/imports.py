@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES, parse_json, read_regular, show
+from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES
 from teamtr_lora.base.frozen_base import base_facts
 from teamtr_lora.base.source import NANO, Progress, beside, resolve
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash, version_folder
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.foreign_files import parse_json, read_regular, show
 from teamtr_lora.common.settings import meant
 from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptSettings, TeamSection
 from teamtr_lora.recipe.problems import check

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, parse_json, show
+from teamtr_lora.base.adapter_files import MAX_JSON_BYTES
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts
 from teamtr_lora.base.lora_config import read_lora_config
 from teamtr_lora.base.source import is_shared_name, present
 from teamtr_lora.base.versions import WEIGHTS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import TEMPORARY, disk_errors
+from teamtr_lora.common.foreign_files import parse_json, show
 from teamtr_lora.common.locks import locked
 from teamtr_lora.recipe.named import named_code
 from teamtr_lora.registry.fit import check_lora, check_targets, modules_of, pickles, understand

@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES, parse_json, read_regular
+from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES
 from teamtr_lora.base.lora_config import PlainLora, read_lora_config
 from teamtr_lora.base.versions import CONFIG, MANIFEST, VERSION_NAME, WEIGHTS, version_number
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
+from teamtr_lora.common.foreign_files import parse_json, read_regular
 from teamtr_lora.common.settings import PATTERN_WORDS, SAFE_NAME, meant
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.fit import check_lora, open_contents

@@ -27,10 +27,11 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.base.adapter_files import MAX_HEADER_BYTES, MAX_WEIGHT_BYTES, parse_json, read_header, read_matrices
+from teamtr_lora.base.adapter_files import MAX_HEADER_BYTES, MAX_WEIGHT_BYTES, read_header, read_matrices
 from teamtr_lora.base.lora_config import read_lora_config
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import TEMPORARY, dump_json, sync_folder, write_synced
+from teamtr_lora.common.foreign_files import parse_json
 
 PATH = "/v1/teamtr/adapters"
 CONFIG_KEY = "adapter_config"  # in the metadata of the safetensors file

@@ -28,9 +28,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.base.adapter_files import parse_json, read_regular
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import TEMPORARY, disk_errors
+from teamtr_lora.common.foreign_files import parse_json, read_regular
 
 RECIPE, ORIGIN, TEAM, METRICS = "recipe.yaml", "origin.json", "team.json", "metrics.jsonl"
 CHECKPOINTS, ADAPTERS, EPISODES, EVALUATIONS = "checkpoint", "adapters", "episodes", "evaluations"

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from teamtr_lora.base.adapter_files import parse_json
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
+from teamtr_lora.common.foreign_files import parse_json
 from teamtr_lora.runs.diagnostic_rows import ProbeReading, Row, UpdateDiagnostics
 from teamtr_lora.runs.layout import MAX_METRICS_BYTES, METRICS, OWN_NAMES, append_synced, read_own, refuse_links
 

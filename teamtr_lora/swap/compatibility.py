@@ -11,10 +11,10 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from teamtr_lora.base.adapter_files import show
 from teamtr_lora.base.frozen_base import BaseFacts
 from teamtr_lora.base.lora_config import misfit
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.foreign_files import show
 from teamtr_lora.recipe import LoraSection, Recipe, problems
 from teamtr_lora.registry.identity import Identity, protocol_hash
 from teamtr_lora.registry.imports import understand

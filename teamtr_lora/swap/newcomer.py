@@ -15,10 +15,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, parse_json, read_regular
+from teamtr_lora.base.adapter_files import MAX_JSON_BYTES
 from teamtr_lora.base.source import HUB_ID
 from teamtr_lora.base.versions import CONFIG, MANIFEST, VERSION_NAME, WEIGHTS, content_hash, read_adapter_folder
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.foreign_files import parse_json, read_regular
 from teamtr_lora.common.settings import SAFE_NAME, nearest
 from teamtr_lora.recipe import LoraSection
 from teamtr_lora.registry.fit import refuse_pickles
