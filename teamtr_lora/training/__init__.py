@@ -17,6 +17,7 @@ One update, in the order in which to read it; its formulas are in algorithm/, it
     scoring          forward passes over one agent's messages
     optimize         the steps on the clipped surrogate, with penalty and early stop
     gate             KL and surrogate gain of a candidate on held-out messages, and how much of it is kept
+    dials            what an update says for the next one of its agent
 Around it:
     row_layout       how sequences lie in a micro-batch: padded or end to end, the common prefix of a group once
     microbatch_size  how many tokens a forward pass takes
