@@ -32,7 +32,7 @@ class Recorder:
             row.certificate = certificate_terms(
                 outcome.kept, outcome.judging, rollout.episodes, config=self._context.config, gamma=self._discount
             )
-        if len(log_weight_E := outcome.material.reused_log_weights()):
+        if len(log_weight_E := outcome.material.reused_episode_log_weights()):
             row.importance = asdict(weight_degeneracy(log_weight_E))
         self._diagnostics.fill(row, rollout, outcome)
         row.idle_share = self._ranks.idle_share()

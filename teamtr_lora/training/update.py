@@ -184,7 +184,7 @@ class AgentUpdater:
     def _split(self, agent: str, material: Material, advantages: list[GroupAdvantages], seed: int) -> Split | None:
         """What the update learns from and what judges it, as batches. None where there is too little: Adam moves every parameter
         even when the gradient is noise, so without reward variance on both sides there is no update."""
-        training, weight_E, newest = self._config.training, np.exp(material.log_weights(agent)), material.newest.episodes
+        training, weight_E, newest = self._config.training, np.exp(material.message_log_weights(agent)), material.newest.episodes
         advantage_E = np.concatenate([part.clipped_E.numpy() for part in advantages])
         informative = {e.group for e, advantage in zip(material.episodes, advantage_E, strict=True) if advantage != 0}
         mixed = informative & {episode.group for episode in newest}
@@ -350,7 +350,7 @@ class AgentUpdater:
 
 def part_advantages(part: PlayedEpisodes, agent: str, training: TrainingSection, discount: float) -> GroupAdvantages:
     """Of a rollout that today's team would play otherwise, or of a fresh one."""
-    log_weight_E, log_beside_E = part.log_weights(agent)
+    log_weight_E, log_beside_E = part.message_and_worth_log_weights(agent)
     episodes = recredited(part.episodes, agent, np.exp(log_beside_E)) if log_beside_E.any() else part.episodes
     return episode_advantages(episodes, agent, training, discount, log_weight_E if log_weight_E.any() else None)
 

@@ -25,16 +25,16 @@ class PlayedEpisodes:
     log_ratio_E: dict[str, np.ndarray] = field(default_factory=dict)  # none: today's team has played them
 
     @property
-    def log_weight(self) -> np.ndarray:
+    def episode_log_weights(self) -> np.ndarray:
         """The log of how much likelier today's team is to play each episode. Added up in one order, whatever order agents were
         updated in: a checkpoint sorts them, and a resumed run must round as the one that was not interrupted."""
         return sum((self.log_ratio_E[agent] for agent in sorted(self.log_ratio_E)), np.zeros(len(self.episodes)))
 
-    def log_weights(self, agent: str) -> tuple[np.ndarray, np.ndarray]:
+    def message_and_worth_log_weights(self, agent: str) -> tuple[np.ndarray, np.ndarray]:
         """Of each episode: what `agent`'s messages in it are weighted by, and what their worth is still to be weighted by beside
         the others; both within limits. A message counts with its whole episode, and one that is recombined by itself: what the
         others said then counts in its worth."""
-        whole_E, apart_E = self.log_weight, np.array([agent in episode.beside for episode in self.episodes], bool)
+        whole_E, apart_E = self.episode_log_weights, np.array([agent in episode.beside for episode in self.episodes], bool)
         own_E = np.where(apart_E, self.log_ratio_E.get(agent, 0.0), whole_E)
         limits = np.log(SMALLEST_WEIGHT), np.log(LARGEST_WEIGHT)
         return np.clip(own_E, *limits), np.clip(whole_E - own_E, *limits)
@@ -42,7 +42,7 @@ class PlayedEpisodes:
     @property
     def effective_share(self) -> float:
         """The effective sample size of the weighted episodes, as a share of their number."""
-        return weight_degeneracy(self.log_weight).ess
+        return weight_degeneracy(self.episode_log_weights).ess
 
     def __getitem__(self, chosen_E: np.ndarray) -> PlayedEpisodes:
         return PlayedEpisodes(
@@ -74,13 +74,13 @@ class Material:
         """The newest rollout, then each earlier one."""
         return (self.newest, *self.earlier)
 
-    def log_weights(self, agent: str) -> np.ndarray:
+    def message_log_weights(self, agent: str) -> np.ndarray:
         """Of the messages of `agent` in all episodes, capped."""
-        return np.concatenate([part.log_weights(agent)[0] for part in self.parts])
+        return np.concatenate([part.message_and_worth_log_weights(agent)[0] for part in self.parts])
 
-    def reused_log_weights(self) -> np.ndarray:
+    def reused_episode_log_weights(self) -> np.ndarray:
         """Of the episodes that another team has played, not capped."""
-        return np.concatenate([np.zeros(0), *(part.log_weight for part in self.parts if part.log_weight.any())])
+        return np.concatenate([np.zeros(0), *(part.episode_log_weights for part in self.parts if part.episode_log_weights.any())])
 
     def shift(self, agent: str, log_ratio_E: np.ndarray) -> None:
         """An update of `agent` has made each episode likelier by so much."""

@@ -123,7 +123,7 @@ def test_weights_are_the_exact_ratio_of_the_teams(
                     played.log_ratio_E.get(agent, np.zeros(99))[::3][: len(some)], after - before, atol=1e-4
                 )
                 total_E += after - before
-            np.testing.assert_allclose(played.log_weight[::3], total_E, atol=2e-4)
+            np.testing.assert_allclose(played.episode_log_weights[::3], total_E, atol=2e-4)
             checked.extend(np.abs(total_E).tolist())
 
     if name == "masked":  # on the tiny base nearly every message is cut off; here some are
@@ -351,15 +351,17 @@ def test_weights_are_capped_where_they_are_used_and_kept_as_they_are() -> None:
     episodes: Any = [SimpleNamespace(group=0, item_id="x", beside={})] * 3
     played = PlayedEpisodes(episodes, {"one": np.array([-9.0, 0.5, 0.0]), "two": np.array([0.0, 0.0, 9.0])})
     material = Material(newest=PlayedEpisodes(episodes), earlier=[played])
-    assert material.log_weights("one").tolist() == [0.0, 0.0, 0.0, -9.0, 0.5, math.log(LARGEST_WEIGHT)]
+    assert material.message_log_weights("one").tolist() == [0.0, 0.0, 0.0, -9.0, 0.5, math.log(LARGEST_WEIGHT)]
     material.shift("one", np.array([1.0, 2.0, 3.0, 0.5, 0.5, -8.0]))
-    assert played.log_weight.tolist() == [-8.5, 1.0, 1.0], "the cap is of the use: a weight that falls again is exact again"
-    assert material.newest.log_weight.tolist() == [1.0, 2.0, 3.0]
+    whole_E = played.episode_log_weights
+    assert whole_E.tolist() == [-8.5, 1.0, 1.0], "the cap is of the use: a weight that falls again is exact again"
+    assert material.newest.episode_log_weights.tolist() == [1.0, 2.0, 3.0]
     least = math.log(SMALLEST_WEIGHT)
     gone = PlayedEpisodes(episodes, {"one": np.array([-800.0, -0.5, 0.0])})
-    assert gone.log_weights("one")[0].tolist() == [least, -0.5, 0.0], "so that no mean is over nothing"
+    assert gone.message_and_worth_log_weights("one")[0].tolist() == [least, -0.5, 0.0], "so that no mean is over nothing"
     apart: Any = [SimpleNamespace(beside={"one": [1.0]})] * 2
-    for log_E in PlayedEpisodes(apart, {"one": np.array([-800.0, 0.0]), "two": np.array([0.0, -900.0])}).log_weights("one"):
+    gone = PlayedEpisodes(apart, {"one": np.array([-800.0, 0.0]), "two": np.array([0.0, -900.0])})
+    for log_E in gone.message_and_worth_log_weights("one"):
         assert log_E.min() == least
 
 
@@ -370,13 +372,13 @@ def test_a_recombined_message_is_weighted_by_itself_and_its_worth_by_the_others(
     played.log_ratio_E["three"] = np.array([0.4, 1.5, 0.4])
     most = math.log(LARGEST_WEIGHT)
     for agent, own, others in (("one", [0.1, most, 0.7], [0.6, 0.5, 0.0]), ("two", [0.2, -1.0, 0.7], [0.5, most, 0.0])):
-        found = played.log_weights(agent)
+        found = played.message_and_worth_log_weights(agent)
         assert found[0].tolist() == pytest.approx(own) and found[1].tolist() == pytest.approx(others), agent
     uneven = {"b": np.array([0.1, 1e16, 0.3]), "c": np.array([0.2, -1e16, 0.6]), "a": np.array([0.3, 1.0, 0.1])}
-    orders = [PlayedEpisodes(episodes, own).log_weight.tolist() for own in (uneven, dict(sorted(uneven.items())))]
+    orders = [PlayedEpisodes(episodes, own).episode_log_weights.tolist() for own in (uneven, dict(sorted(uneven.items())))]
     assert orders[0] == orders[1], "to the last bit: a resumed run goes on as if nothing had happened"
     fresh = PlayedEpisodes(episodes)
-    assert not any(log_E.any() for log_E in fresh.log_weights("one"))
+    assert not any(log_E.any() for log_E in fresh.message_and_worth_log_weights("one"))
 
 
 @pytest.mark.parametrize(("met", "kept"), [([1.0, 0.0], True), ([0.5, 0.5], False)])
@@ -395,7 +397,7 @@ def test_updates_of_recombined_episodes_learn_from_the_others_of_today(start: St
     train(run)
     changed = 0
     for _, played in run.rollouts.window._kept:
-        log_weight_E, beside_E = (np.exp(log_E) for log_E in played.log_weights("one"))
+        log_weight_E, beside_E = (np.exp(log_E) for log_E in played.message_and_worth_log_weights("one"))
         assert np.allclose(log_weight_E, np.exp(played.log_ratio_E.get("one", 0.0)))
         found_E = part_advantages(played, "one", run.config.training, run.updater.discount).unclipped_E.numpy()
         for group in {episode.group for episode in played.episodes}:
