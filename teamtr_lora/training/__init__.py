@@ -4,6 +4,7 @@ The loop:
     trainer          TeamTRTrainer, the Python front door; the command line goes through it too
     stage            THE loop: one stage after another, one agent's update after another
     run              the loop's steps: roll out, update, publish, record, evaluate, checkpoint
+    saving           what a run writes beside its next update: versions, then the checkpoint that names them
     stage_rollouts   the episodes that a stage's updates learn from
     window           earlier rollouts that are learned from again, and their weights
     run_context      what all parts of a run work with

@@ -5,33 +5,30 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from teamtr_lora.algorithm.variants.chosen import Variants
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
-from teamtr_lora.base.versions import AdapterVersion, write_version
 from teamtr_lora.common.files import sha256
 from teamtr_lora.evaluation.evaluate import plan_in_training
 from teamtr_lora.evaluation.returns import recorded
 from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.rollout.playable import load_versions
 from teamtr_lora.rollout.sampler import derive_seed
-from teamtr_lora.runs.checkpoint import Optimizers
 from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.tasks import Item
 from teamtr_lora.team import Episode
 from teamtr_lora.training.floor import check_floors, least_radius, measure_floors
 from teamtr_lora.training.idle_stage import idle_warning
 from teamtr_lora.training.microbatch_size import update_bytes
-from teamtr_lora.training.optimizers import flatten_state, restore_state
+from teamtr_lora.training.optimizers import restore_state
 from teamtr_lora.training.recording import Recorder
 from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
+from teamtr_lora.training.saving import Saver
 from teamtr_lora.training.stage_rollouts import Rollout, StageRollouts
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
 
@@ -50,11 +47,8 @@ class TrainingRun:
         self.diagnostics = RunDiagnostics(context, self.updater)
         self._recorder = Recorder(context, self.diagnostics, self.updater.discount)
         self._last_played: list[Episode] = []
-        self._moments: Optimizers = {}  # as the last checkpoint has them, less those of an update since
-        self._disk = ThreadPoolExecutor(1)
-        self._saving: list[Future[None]] = []
+        self._saver = Saver(self.run_dir, self.playable.bank, writes=self.ranks.first)
         self._storing = 0.0  # seconds that storing the last update took, which the next row counts: its own is written before
-        self._unwritten: list[Callable[[], object]] = []  # versions that the next checkpoint names: each call writes one
         self._clock = time.monotonic() if context.started is None else context.started
         self.task.check_agents(self.agents, self.playable.team.router.max_messages)
         self.task.check_router(self.playable.team.router)
@@ -90,7 +84,7 @@ class TrainingRun:
         self._take_up_threads()
         self.ranks.check_equal((self.state.step, self.state.versions), "its checkpoint")
         if self.ranks.first:
-            self._tidy()
+            self._saver.tidy()
             self.run_dir.metrics.truncate(self.state.metrics_bytes)
             self.run_dir.check_rows()
             self.run_dir.restore_team(self.state.versions, self.state.loras)
@@ -112,7 +106,7 @@ class TrainingRun:
         if self.state.started:
             return
         for agent in self.agents:
-            self._store_version(agent)
+            self._saver.learned(agent)
         if self.ranks.first:
             self.run_dir.metrics.truncate(0)
         evaluation, episodes = self._evaluate()
@@ -170,8 +164,6 @@ class TrainingRun:
             material = self.rollouts.material(rollout, place, self.updater.discount)
             outcome = self.updater.update(agent, material, seed, stage)
             self.diagnostics.after_update(self.state, agent, stage, outcome)
-        if outcome.accepted:
-            self._moments.pop(agent, None)
         name = f"adapter, decision and settings of {agent} after update {place + 1} of stage {stage}"
         self.ranks.check_equal((outcome.version.content_hash, outcome.decision, self.updater.dials[agent]), name)
         return outcome
@@ -179,13 +171,13 @@ class TrainingRun:
     def publish(self, outcome: UpdateOutcome) -> None:
         started = time.monotonic()
         if outcome.accepted:
-            self._store_version(outcome.version.agent)
+            self._saver.learned(outcome.version.agent)
             self.variants.publishing.after_update(self.playable, outcome.version)
         outcome.seconds["publish"] = time.monotonic() - started
 
     def record_update(self, stage: int, place: int, rollout: Rollout, outcome: UpdateOutcome) -> None:
         started = time.monotonic()
-        self._settle()  # so that a kill costs one update at most
+        self._saver.settle()  # so that a kill costs one update at most
         outcome.seconds["saving"] = self._storing + time.monotonic() - started
         self._last_played = rollout.episodes
         self._recorder.update(self.state, stage, place, rollout, outcome)
@@ -211,7 +203,7 @@ class TrainingRun:
         self._storing += time.monotonic() - started
         self.events.state.epoch = stage
         if self.events.heard("on_epoch_end"):
-            self._settle()
+            self._saver.settle()
         self.events.fire("on_epoch_end")
 
     def _end_if_idle(self, stage: int) -> None:
@@ -226,15 +218,15 @@ class TrainingRun:
             self.events.control.should_training_stop = True
 
     def end(self) -> None:
-        self._settle()
+        self._saver.settle()
         self.variants.publishing.catch_up(self.playable)
         self.events.fire("on_train_end")
         for tracker in self.context.accelerator.trackers:
             tracker.finish()  # not end_training: that would also end the process group of a vLLM in this process
 
     def checkpoint(self) -> None:
-        """The commit point. What a resumed run goes on from is copied now and written while the next update is made: until that
-        is done, the update just made does not exist for a resumed run, and the next one is not recorded."""
+        """The commit point. What a resumed run goes on from is copied now and written while the next update is made, which is not
+        recorded before that is done."""
         state = self.state
         state.step += 1
         state.versions = self.playable.adapter_versions()
@@ -246,58 +238,16 @@ class TrainingRun:
         state.metrics_bytes = self.run_dir.metrics.size
         state.seconds += self._since_checkpoint()
         self._clock = time.monotonic()
-        if self.ranks.first:
-            for agent in self.agents:
-                if agent not in self._moments:
-                    self._moments[agent] = flatten_state(self.updater.optimizers[agent])
-            writes = [*self._unwritten, self.run_dir.checkpoints.prepared(state, self._moments)]
-            self._unwritten = []
-            earlier, named = tuple(self._saving), (dict(state.versions), dict(state.loras))
-            self._saving.append(self._disk.submit(self._save, earlier, writes, *named))
+        self._saver.save(state, self.updater.optimizers)
         if self.events.heard("on_save"):
-            self._settle()
+            self._saver.settle()
         self.events.fire("on_save")
 
-    def _save(
-        self,
-        earlier: Sequence[Future[None]],
-        writes: list[Callable[[], object]],
-        versions: dict[str, AdapterVersion],
-        loras: dict[str, dict[str, Any]],
-    ) -> None:
-        for saving in earlier:  # a checkpoint names what these have written: where one has failed, it is not made
-            saving.result()
-        for write in writes:  # the checkpoint is the last: what it names is there
-            write()
-        self._tidy()
-        self.run_dir.write_team(versions, loras)
-
-    def _settle(self) -> None:
-        """Waits until the last checkpoint is on the disk."""
-        while self._saving:
-            self._saving.pop(0).result()
-
     def close(self) -> None:
-        """However the run has ended, what it has begun to write is written before another process may go on with it."""
-        self._disk.shutdown()
-        for saving in self._saving:  # the error that ended the run, if one did, is another
-            if error := saving.exception():
-                logger.warning("the last checkpoint could not be written: %s", error)
-
-    def _tidy(self) -> None:
-        """Removes the rollouts that no checkpoint names any more, also those that a kill has left."""
-        self.run_dir.rollouts.keep_only(self.run_dir.checkpoints.named_rollouts())
+        self._saver.close()
 
     def _since_checkpoint(self) -> float:
         return time.monotonic() - self._clock
-
-    def _store_version(self, agent: str) -> None:
-        """Copied now, and written before the next checkpoint is."""
-        bank = self.playable.bank
-        if self.ranks.first:
-            tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in bank.tensors(agent).items()}
-            version, config = bank.version(agent), bank.config(agent)
-            self._unwritten.append(partial(write_version, self.run_dir.adapters, version, tensors, config))
 
     def _evaluate(self) -> tuple[dict[str, Any], list[Episode]]:
         plan = plan_in_training(self.task, self.config)
@@ -306,8 +256,6 @@ class TrainingRun:
         self.state.episodes_evaluated = record["episodes"]
         self.state.sampled_tokens += record["sampled_tokens"]
         if self.events.heard("on_evaluate"):  # who listens may copy the adapters that did so well
-            self._settle()
-            while self._unwritten:
-                self._unwritten.pop(0)()
+            self._saver.settle_versions()
         self.events.evaluated(record)
         return record, episodes

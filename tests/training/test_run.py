@@ -349,7 +349,7 @@ def test_a_checkpoint_appears_after_the_versions_that_it_names(
         time.sleep(0.1)
         return write_version(root, version, *contents)
 
-    monkeypatch.setattr("teamtr_lora.training.run.write_version", slow)
+    monkeypatch.setattr("teamtr_lora.training.saving.write_version", slow)
     train(run)
     assert run.run_dir.checkpoints.state().versions == {agent: run.playable.bank.version(agent) for agent in run.agents}
     assert len(written) == 2 + run.state.counts["accepted"] > 2 and not missing
@@ -366,7 +366,7 @@ def test_no_checkpoint_names_what_could_not_be_written(start: Start, tmp_path: P
         return write_version(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr("teamtr_lora.training.run.write_version", fails_once)
+        patch.setattr("teamtr_lora.training.saving.write_version", fails_once)
         run = start(tmp_path / "run", stages=1)
         with pytest.raises(OSError, match="once"):
             train(run)
@@ -389,7 +389,7 @@ def test_at_the_end_of_a_stage_its_adapters_are_there(start: Start, tmp_path: Pa
         return write_version(*args)
 
     run = start(tmp_path / "run", stages=1, callbacks=(Copying(),))
-    monkeypatch.setattr("teamtr_lora.training.run.write_version", slow)
+    monkeypatch.setattr("teamtr_lora.training.saving.write_version", slow)
     train(run)
     assert missing == [[]] and run.state.counts["accepted"] > 0
 

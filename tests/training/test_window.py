@@ -301,7 +301,7 @@ def test_no_rollout_outlives_its_use(start: Start, tmp_path: Path) -> None:
 
     def counted() -> None:
         checkpoint()
-        run._settle()
+        run._saver.settle()
         named = set()
         for folder in (run.run_dir.path / "checkpoint").glob("step-*"):
             named |= {r["name"] for r in json.loads((folder / "state.json").read_text())["state"]["rollouts"]}
