@@ -17,7 +17,7 @@ from teamtr_lora.training.events import Events
 class RunContext:
     playable: PlayableTeam
     task: Task
-    config: TeamTRConfig
+    config: TeamTRConfig  # a Recipe, which is one that also names base, team and task
     run_dir: RunDir
     accelerator: Accelerator
     events: Events
