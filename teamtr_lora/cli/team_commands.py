@@ -99,9 +99,6 @@ def _add_eval(command: Any) -> None:
 
 def _eval(args: argparse.Namespace) -> int | None:
     baseline = _baseline(args)
-    from teamtr_lora.cli.text.evaluation import print_comparison, print_evaluation
-    from teamtr_lora.cli.text.summary import progress_bar
-    from teamtr_lora.evaluation.commands import EvalOptions, beside_team, compare_runs, evaluate_team
     from teamtr_lora.registry.stored import find_team
 
     team = args.team
@@ -111,6 +108,10 @@ def _eval(args: argparse.Namespace) -> int | None:
         raise UserError("eval takes one RUN_OR_TEAM, or --compare RUN_A RUN_B")
     more = told_apart(args.overrides)
     recipe = None if team is None else find_team(team, args.registry, recipes=True, more=more).recipe
+    from teamtr_lora.cli.text.evaluation import print_comparison, print_evaluation
+    from teamtr_lora.cli.text.summary import progress_bar
+    from teamtr_lora.evaluation.commands import EvalOptions, beside_team, compare_runs, evaluate_team
+
     device, each = ("auto", 1) if recipe is None else (recipe.base.device, gpus_each(recipe.rollout))
     if (ended := on_every_gpu(args, device, each)) is not None:
         return ended
@@ -144,6 +145,9 @@ def _baseline(args: argparse.Namespace) -> Any:
 
 
 def _ask(args: argparse.Namespace) -> None:
+    from teamtr_lora.registry.stored import locate
+
+    locate(args.team, args.registry, recipes=True)  # before the imports of torch: most mistakes show here
     from teamtr_lora.cli.text.summary import print_transcript
     from teamtr_lora.evaluation.commands import ask_team, transcript
 

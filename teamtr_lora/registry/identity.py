@@ -1,4 +1,7 @@
-"""What a base, a tokenizer and a protocol are, as hashes: equal hashes mean that adapters of one fit the other."""
+"""What a base, a tokenizer and a protocol are, as hashes: equal hashes mean that adapters of one fit the other.
+
+A protocol's needs no torch: that a name is no team of a registry shows before it is imported.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from teamtr_lora.base.frozen_base import base_identity, load_tokenizer
 from teamtr_lora.base.source import NANO, beside, resolve
 from teamtr_lora.recipe import Recipe, TeamSection
 from teamtr_lora.registry.manifest import BaseIdentity
@@ -42,10 +44,14 @@ def base_hash(recipe: Recipe) -> str | None:
     source = beside(recipe.base.source, recipe.folder)
     if source != NANO and not os.path.exists(os.path.expanduser(source)):
         return None
+    from teamtr_lora.base.frozen_base import base_identity
+
     return base_identity(resolve(source, recipe.base.revision))["weights_sha256"]
 
 
 def identify_folder(folder: Path, source: str, revision: str | None = None) -> Identity:
+    from teamtr_lora.base.frozen_base import base_identity
+
     hashes = base_identity(folder)
     base = BaseIdentity(source=source, revision=revision, weights_hash=hashes["weights_sha256"])
     return Identity(base, _tokenizer_hash_of(folder, source, hashes["tokenizer_sha256"]))
@@ -53,6 +59,8 @@ def identify_folder(folder: Path, source: str, revision: str | None = None) -> I
 
 @lru_cache(maxsize=32)
 def _tokenizer_hash_of(folder: Path, source: str, files_hash: str) -> str:
+    from teamtr_lora.base.frozen_base import load_tokenizer
+
     return tokenizer_hash(load_tokenizer(folder, source))
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from teamtr_lora.base.adapter_files import MAX_JSON_BYTES, MAX_WEIGHT_BYTES
 from teamtr_lora.base.lora_config import PlainLora, read_lora_config
@@ -17,9 +15,11 @@ from teamtr_lora.common.files import sha256
 from teamtr_lora.common.foreign_files import parse_json, read_regular
 from teamtr_lora.common.settings import PATTERN_WORDS, SAFE_NAME, meant
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.registry.fit import check_lora, open_contents
 from teamtr_lora.registry.identity import protocol_hash
 from teamtr_lora.registry.manifest import CARD, AdapterManifest, TeamManifest, read_manifest, team_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEFAULT_ROOT = Path("adapters")
 FILES = {WEIGHTS: MAX_WEIGHT_BYTES, CONFIG: MAX_JSON_BYTES, CARD: MAX_JSON_BYTES}  # and the most bytes each may have
@@ -116,6 +116,8 @@ class RegistryReader:
 
     def check_members(self, manifest: TeamManifest) -> Recipe:
         """The recipe of a team whose adapters are here, belong to its base and are what the recipe says."""
+        from teamtr_lora.registry.fit import check_lora
+
         recipe = checked_recipe(manifest)
         for member in recipe.team.agents:
             version = manifest.agents[member.name]
@@ -147,6 +149,8 @@ def open_version(
     contents: Mapping[str, bytes], where: str, expected: tuple[str, str, str] | None = None
 ) -> tuple[AdapterManifest, dict[str, Tensor], dict[str, Any]]:
     """Manifest, tensors and PEFT config out of a version's files, wherever they come from: every hash is computed again."""
+    from teamtr_lora.registry.fit import open_contents
+
     manifest = parse_adapter(contents[MANIFEST], f"{where}/{MANIFEST}", expected)
     check_hashes(manifest, contents, where)
     return manifest, *open_contents(contents, where, manifest.content_hash)

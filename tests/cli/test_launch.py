@@ -111,7 +111,7 @@ sys.exit(main(sys.argv[1:]))
         found = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path)
         return found.stderr.splitlines()
 
-    for command in (["train", QUICKSTART], ["eval", "run"], ["swap", "run", "--undo"], ["baseline", "grpo", QUICKSTART]):
+    for command in (["train", QUICKSTART], ["eval", QUICKSTART], ["swap", "run", "--undo"], ["baseline", "grpo", QUICKSTART]):
         assert told("alone", *command) == ["loading libraries", "it is looked for here"], command
     assert told("started", "train", QUICKSTART) == ["it is looked for here"]
     assert told("alone", "plan", QUICKSTART) == ["it is looked for here"]
