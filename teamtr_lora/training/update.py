@@ -184,30 +184,43 @@ class AgentUpdater:
     def _split(self, agent: str, material: Material, advantages: list[GroupAdvantages], seed: int) -> Split | None:
         """What the update learns from and what judges it, as batches. None where there is too little: Adam moves every parameter
         even when the gradient is noise, so without reward variance on both sides there is no update."""
-        training, weight_E, newest = self._config.training, np.exp(material.message_log_weights(agent)), material.newest.episodes
+        newest, least = material.newest.episodes, self._config.training.min_informative_groups
         advantage_E = np.concatenate([part.clipped_E.numpy() for part in advantages])
+        weight_E = np.exp(material.message_log_weights(agent))
         informative = {e.group for e, advantage in zip(material.episodes, advantage_E, strict=True) if advantage != 0}
         mixed = informative & {episode.group for episode in newest}
         earlier = sorted(informative - mixed)
-        division = self._variants.reuse.divide(newest, mixed, len(earlier) >= training.min_informative_groups, seed)
-        fit_groups = [*(group for group in division.fit if group in mixed), *earlier]  # the others have no gradient
-        steps = max(1, min(training.minibatches_per_epoch, len(fit_groups)))
-        sequences, judge = agent_sequences(material.episodes, agent), set(division.judge)
-        weighted, segments = advantage_E * weight_E, self.scorer.takes_segments
-        batches = [self._batch(sequences, set(fit_groups[i::steps]), weighted, weight_E, segments=segments) for i in range(steps)]
-        fit = [batch for batch in batches if batch.messages]
-        judging_E = weight_E * judging_weights(material.episodes, newest, judge, mixed)
-        # means over judging messages are weighted ones, of the gain as of the KL, so its advantages have no weights in them
-        most = max(1, self._config.trust_region.judging_episodes // len(judge)) if judge else 0
-        read = first_of_groups(newest, judge, most)
-        read_E = np.isin(np.arange(len(material.episodes)), sorted(read))
-        judged = [sequence for sequence in sequences if read_E[sequence.position]]
-        quick = self.scorer.tf32 and self.scorer.quick
-        # masked messages are judged too: a step that moves them moves the team
-        batch = self._batch(judged, judge, advantage_E, judging_E, masked=False, segments=quick)
-        judging = Judging(batch=batch, groups=judge, mixed=mixed, weight_E=judging_E, read_E=read_E)
-        enough = len(fit_groups) >= training.min_informative_groups and bool(mixed & judge)
+        division = self._variants.reuse.divide(newest, mixed, len(earlier) >= least, seed)
+        groups = [*(group for group in division.fit if group in mixed), *earlier]  # the others have no gradient
+        sequences = agent_sequences(material.episodes, agent)
+        fit = self._fit(sequences, groups, advantage_E, weight_E)
+        judging = self._judging(material, sequences, set(division.judge), mixed, advantage_E, weight_E)
+        enough = len(groups) >= least and bool(mixed & judging.groups)
         return Split(fit, judging) if fit and judging.batch.messages and enough else None
+
+    def _fit(
+        self, sequences: list[TokenSequence], groups: list[int], advantage_E: np.ndarray, weight_E: np.ndarray
+    ) -> list[MessageBatch]:
+        """One batch an optimizer step, of about as many groups each."""
+        steps, segments = max(1, min(self._config.training.minibatches_per_epoch, len(groups))), self.scorer.takes_segments
+        own = [set(groups[step::steps]) for step in range(steps)]
+        batches = [self._batch(sequences, each, advantage_E * weight_E, weight_E, segments=segments) for each in own]
+        return [batch for batch in batches if batch.messages]
+
+    def _judging(
+        self, material: Material, sequences: list[TokenSequence], groups: set[int], mixed: set[int],
+        advantage_E: np.ndarray, weight_E: np.ndarray,
+    ) -> Judging:  # fmt: skip
+        newest = material.newest.episodes
+        most = max(1, self._config.trust_region.judging_episodes // len(groups)) if groups else 0
+        read_E = np.isin(np.arange(len(material.episodes)), sorted(first_of_groups(newest, groups, most)))
+        judging_E = weight_E * judging_weights(material.episodes, newest, groups, mixed)
+        judged = [sequence for sequence in sequences if read_E[sequence.position]]
+        # Masked messages are judged too: a step that moves them moves the team. Means over judging messages are weighted ones, of
+        # the gain as of the KL, so the advantages have no weights in them.
+        segments = self.scorer.tf32 and self.scorer.quick
+        batch = self._batch(judged, groups, advantage_E, judging_E, masked=False, segments=segments)
+        return Judging(batch=batch, groups=groups, mixed=mixed, weight_E=judging_E, read_E=read_E)
 
     def _batch(
         self, sequences: list[TokenSequence], groups: set[int], advantage_E: np.ndarray, weight_E: np.ndarray,
