@@ -41,6 +41,7 @@ OWN_NAMES = frozenset(
     + (STAGE_CONTEXTS, REBASE, BASELINE, TRL, ROLLOUTS, SCRIPT_ROWS, SWAP_WORK, LOCK)
 )
 
+RUNS = Path("runs")  # where runs live whose user names no place
 MAX_METRICS_BYTES = 1 << 30
 MAX_RUN_JSON_BYTES = 64 << 20
 MAX_FOLDER_DEPTH = 32  # folders in folders: a run has a handful, and what lists or removes them goes down by calls

@@ -22,7 +22,7 @@ from teamtr_lora.common.locks import acquire
 from teamtr_lora.common.program import said
 from teamtr_lora.recipe import Recipe, differences, dump_recipe, load_recipe
 from teamtr_lora.runs import layout
-from teamtr_lora.runs.layout import is_baseline, read_own_json, refuse_links
+from teamtr_lora.runs.layout import RUNS, is_baseline, read_own_json, refuse_links
 from teamtr_lora.runs.metrics import MetricsLog, damaged_rows
 from teamtr_lora.runs.rollout_store import RolloutStore
 from teamtr_lora.runs.run_state import CheckpointReader
@@ -50,7 +50,6 @@ MAY_CHANGE = (
     "swap", "diagnostics", "evaluation.every_stages", "training.stop_after_idle_stages",
     "training.tokens_per_microbatch", "training.gradient_checkpointing",  # the same sums in other parts: what a full GPU needs
 )  # fmt: skip
-RUNS = Path("runs")  # where runs live whose user names no place
 LISTED = 4  # differing keys that a message names
 
 

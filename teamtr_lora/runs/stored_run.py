@@ -89,7 +89,7 @@ def recipe_only(path: Path) -> str:
     """What to do with a folder that holds a recipe and no run; empty for any other."""
     if is_run(path) or not holds_recipe(path):
         return ""
-    run = Path("runs") / path.resolve().name
+    run = layout.RUNS / path.resolve().name
     known = f"; its run is in {run}" if is_run(run) else ""
     return f"holds a recipe but no run; use: teamtr-lora train {path / layout.RECIPE}{known}"
 

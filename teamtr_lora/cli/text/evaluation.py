@@ -28,15 +28,16 @@ def print_evaluation(result: EvaluationResult) -> None:
     for name, estimate in result.measures.items():
         if name not in same:
             table.add_row(name, *_cells(name, estimate))
-    if policy["kind"] == "team":  # of one model these are its accuracy once more
+    judged = evaluation.coordination is not None
+    if policy["kind"] == "team" and judged:  # of one model these are its accuracy once more
         rows = {f"{agent}'s own answer right": measure for agent, measure in evaluation.agents.items()}
         rows["all agents right together"] = evaluation.coordination
         rows["... given that the team is right"] = evaluation.coordination_given_success
-        for name, measure in rows.items() if evaluation.coordination is not None else ():
+        for name, measure in rows.items():
             table.add_row(escape(name), *_measure_cells(measure))
     print_table(console, table)
     _print_same(console, evaluation.k, same)
-    if evaluation.coordination is None and (policy["kind"] == "team" or evaluation.k > 1):
+    if not judged and (policy["kind"] == "team" or evaluation.k > 1):
         console.print("single messages are not judged: the task does not say how to read an answer (for a dataset: task.answer)")
     _print_categories(console, result, same)
     if any(e.low == e.high for name, e in result.measures.items() if name.startswith("avg@") and e.low is not None):
