@@ -125,8 +125,8 @@ def attention_pairs(rows: Any) -> float:
     """A causal part sees half of its pairs; the rests of an opening see all of it."""
     if rows.segments is None:
         return float(rows.ids_B_T.shape[0] * rows.ids_B_T.shape[1] ** 2 / 2)
-    parts, openings, rests = (each.cpu().diff().double() for each in rows.segments if isinstance(each, torch.Tensor))
-    return float((parts**2).sum() / 2 + (openings * rests).sum())
+    parts, keys = (ends.cpu().diff().double() for ends in (rows.segments.part_S, rows.segments.keys_S))
+    return float((parts * keys - parts**2 / 2).sum())
 
 
 def part_passes(args: argparse.Namespace, done: set[str]) -> Measure:

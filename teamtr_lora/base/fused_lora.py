@@ -313,9 +313,7 @@ def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keeps_products(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    # Attention over openings and over rests is put together along the tokens: that is kept, and its parts need not be.
-    together = operation is torch.ops.aten.cat.default and (args[1] if len(args) > 1 else kwargs.get("dim", 0)) == 0
-    return CheckpointPolicy.MUST_SAVE if together or operation in _products() else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation in _products() else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @cache

@@ -4,18 +4,19 @@ Sequences that open alike share their opening. It is computed once, and each res
 
     [ openings | lone sequences | rests of the first opening | rests of the second | ... ]
 
-A rest's attention is the mean of two, over itself and over its opening, weighted by their sums of exponentials. The kernel's
-backward needs of a softmax only its output and its log-sum-exp, so given those of the whole it yields each part's own gradients.
+The kernels take queries and keys of different lengths, the last query at the last key. So each rest is given a copy of its
+opening's keys and values before its own, and an opening's gradient is the sum over its copies.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,19 +30,42 @@ logger = logging.getLogger(__name__)
 
 
 class Segments(NamedTuple):
-    """Where the parts of a row begin; the last number of each tensor is where the last part ends."""
+    """Where the parts of a row begin and what each attends to. The last number of a `_S` is where the last part ends."""
 
     part_S: Tensor  # of every opening, lone sequence and rest
     longest: int
+    key_K: Tensor  # tokens whose keys the parts attend to, part by part: its opening's, and its own
+    keys_S: Tensor  # where a part's keys begin in key_K
+    longest_keys: int
+    own_N: Tensor  # by token: where its key is among its own part's
+    copy_C: Tensor  # the other places in key_K: copies of openings, which lie first in the row
     openings: int  # tokens of all openings
-    rests: int  # where the rests begin
-    opening_G: Tensor
-    longest_opening: int
-    rest_G: Tensor  # of all rests of an opening together, counted from `rests`
-    longest_rests: int
+
+    @classmethod
+    def of(cls, opening_S: Sequence[tuple[int, int]], length_S: Sequence[int]) -> Segments:
+        """`opening_S`: by part the tokens of its opening, from and to, from the same for a part without one."""
+        begin_S = np.cumsum([0, *length_S])
+        key_K, own_N, copy_C = [], [], []
+        keys_S = [0]
+        for (first, last), begin, length in zip(opening_S, begin_S, length_S, strict=False):
+            key_K += [np.arange(first, last), np.arange(begin, begin + length)]
+            own = keys_S[-1] + last - first
+            copy_C.append(np.arange(keys_S[-1], own))
+            own_N.append(np.arange(own, own + length))
+            keys_S.append(own + length)
+        return cls(
+            part_S=torch.tensor(begin_S, dtype=torch.int32),
+            longest=max(length_S),
+            key_K=torch.from_numpy(np.concatenate(key_K)),
+            keys_S=torch.tensor(keys_S, dtype=torch.int32),
+            longest_keys=int(np.diff(keys_S).max()),
+            own_N=torch.from_numpy(np.concatenate(own_N)),
+            copy_C=torch.from_numpy(np.concatenate(copy_C)),
+            openings=max((last for first, last in opening_S if last > first), default=0),
+        )
 
     def to(self, device: torch.device) -> Segments:
-        return self._replace(part_S=self.part_S.to(device), opening_G=self.opening_G.to(device), rest_G=self.rest_G.to(device))
+        return Segments._make(each.to(device) if isinstance(each, Tensor) else each for each in self)
 
 
 def takes_segments(model: Any) -> bool:
@@ -61,9 +85,7 @@ def takes_segments(model: Any) -> bool:
 def _kernels_fit(device: torch.device, dtype: torch.dtype, queries_per_key: int, width: int) -> bool:
     """The flash kernels are called below torch's public interface, which another version may change: they are tried once, with
     gradients, against the same in float64 on a CPU. Where they do not fit, rows are padded."""
-    start = [torch.tensor(places, dtype=torch.int32) for places in ([0, 9, 20, 43, 60], [0, 9], [0, 40])]
-    where = Segments(part_S=start[0], longest=23, openings=9, rests=20, opening_G=start[1], longest_opening=9, rest_G=start[2],
-                     longest_rests=40)  # fmt: skip
+    where = Segments.of([(0, 0), (0, 0), (0, 9), (0, 9)], [9, 11, 23, 17])
     draw = torch.Generator().manual_seed(0)
     made = [torch.randn(60, 2 * n, width, generator=draw).to(dtype) for n in (queries_per_key, 1, 1, queries_per_key)]
 
@@ -130,49 +152,33 @@ class _OverSegments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, *where: Any) -> Tensor:
         at = Segments(*where)
-        out, lse = attend(q, k, v, at.part_S, at.part_S, at.longest, at.longest, True, scale)
-        if at.openings:
-            rests, openings = slice(at.rests, None), slice(0, at.openings)
-            far, far_lse = attend(
-                q[rests], k[openings], v[openings], at.rest_G, at.opening_G, at.longest_rests, at.longest_opening, False, scale
-            )
-            wide, near_lse = torch.promote_types(out.dtype, torch.float32), lse[:, rests]
-            share = torch.sigmoid(far_lse - near_lse).t()[..., None]
-            both = torch.lerp(out[rests].to(wide), far.to(wide), share.to(wide)).to(out.dtype)
-            out = torch.cat([out[: at.rests], both])
-            lse = torch.cat([lse[:, : at.rests], torch.logaddexp(near_lse, far_lse)], 1)
-        ctx.save_for_backward(q, k, v, out, lse, at.part_S, at.opening_G, at.rest_G)
-        ctx.scale, ctx.sizes = scale, (at.longest, at.openings, at.rests, at.longest_opening, at.longest_rests)
+        out, lse = attend(q, k, v, at.part_S, at.longest, at.key_K, at.keys_S, at.longest_keys, scale)
+        ctx.save_for_backward(q, k, v, out, lse, at.part_S, at.key_K, at.keys_S, at.own_N, at.copy_C)
+        ctx.scale, ctx.sizes = scale, (at.longest, at.longest_keys, at.openings)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        q, k, v, out, lse, part_S, opening_G, rest_G = ctx.saved_tensors
-        longest, openings, rests, longest_opening, longest_rests = ctx.sizes
-        grad = grads[0].contiguous()
-        dq, dk, dv = _attend_backward(grad, q, k, v, out, lse, part_S, part_S, longest, longest, True, ctx.scale)
-        if openings:
-            far_dq, far_dk, far_dv = _attend_backward(
-                grad[rests:], q[rests:], k[:openings], v[:openings], out[rests:], lse[:, rests:].contiguous(), rest_G, opening_G,
-                longest_rests, longest_opening, False, ctx.scale,
-            )  # fmt: skip
-            dq = torch.cat([dq[:rests], dq[rests:] + far_dq])
-            dk, dv = torch.cat([dk[:openings] + far_dk, dk[openings:]]), torch.cat([dv[:openings] + far_dv, dv[openings:]])
-        return dq, dk, dv, *[None] * (1 + len(Segments._fields))
+        q, k, v, out, lse, part_S, key_K, keys_S, own_N, copy_C = ctx.saved_tensors
+        longest, longest_keys, openings = ctx.sizes
+        at = (part_S, longest, key_K, keys_S, longest_keys, own_N, copy_C, openings)
+        gradients = _attend_backward(grads[0].contiguous(), q, k, v, out, lse, *at, ctx.scale)
+        return *gradients, *[None] * (1 + len(Segments._fields))
 
 
 def _attend_parts(
-    q: Tensor, k: Tensor, v: Tensor, q_start: Tensor, k_start: Tensor, longest_q: int, longest_k: int, causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, part_S: Tensor, longest: int, key_K: Tensor, keys_S: Tensor, longest_keys: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention of each part of `q` over the part of `k` of the same number, and its log-sum-exp [heads, tokens]."""
+    """Attention of each part over its keys, and its log-sum-exp [heads, tokens]."""
+    k, v = k[key_K], v[key_K]
     if q.is_cuda:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q, k, v, q_start, k_start, longest_q, longest_k, 0.0, causal, False, scale=scale
+            q, k, v, part_S, keys_S, longest, longest_keys, 0.0, True, False, scale=scale
         )
         return out, lse
     out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0])
-    for here, there in _parts(q_start, k_start):
-        score = _scores(q[here], k[there], causal, scale)
+    for here, there in _parts(part_S, keys_S):
+        score = _scores(q[here], k[there], scale)
         lse[:, here] = torch.logsumexp(score, -1)
         out[here] = torch.einsum("hij,jhd->ihd", (score - lse[:, here, None]).exp(), _repeated(v[there], q))
     return out, lse
@@ -185,38 +191,52 @@ def _attend_parts_backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    q_start: Tensor,
-    k_start: Tensor,
-    longest_q: int,
-    longest_k: int,
-    causal: bool,
+    part_S: Tensor,
+    longest: int,
+    key_K: Tensor,
+    keys_S: Tensor,
+    longest_keys: int,
+    own_N: Tensor,
+    copy_C: Tensor,
+    openings: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, where `out` and `lse` may be of a softmax that goes over further keys too."""
+    """Gradients of q, k and v."""
+    k, v = k[key_K], v[key_K]
     if q.is_cuda:
         seed, unused = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)  # of dropout
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            grad, q, k, v, out, lse, q_start, k_start, longest_q, longest_k, 0.0, causal, seed, unused, scale=scale
+            grad, q, k, v, out, lse, part_S, keys_S, longest, longest_keys, 0.0, True, seed, unused, scale=scale
         )
-        return dq, dk, dv
-    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for here, there in _parts(q_start, k_start):
-        chance = (_scores(q[here], k[there], causal, scale) - lse[:, here, None]).exp()
-        d_chance = torch.einsum("ihd,jhd->hij", grad[here], _repeated(v[there], q))
-        d_score = chance * (d_chance - (grad[here] * out[here]).sum(-1).t()[..., None]) * scale
-        dq[here] = torch.einsum("hij,jhd->ihd", d_score, _repeated(k[there], q))
-        heads = (k.shape[1], -1)  # the query heads of one key head lie side by side
-        dk[there] = torch.einsum("hij,ihd->jhd", d_score, q[here]).unflatten(1, heads).sum(2)
-        dv[there] = torch.einsum("hij,ihd->jhd", chance, grad[here]).unflatten(1, heads).sum(2)
-    return dq, dk, dv
+    else:
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for here, there in _parts(part_S, keys_S):
+            chance = (_scores(q[here], k[there], scale) - lse[:, here, None]).exp()
+            d_chance = torch.einsum("ihd,jhd->hij", grad[here], _repeated(v[there], q))
+            d_score = chance * (d_chance - (grad[here] * out[here]).sum(-1).t()[..., None]) * scale
+            dq[here] = torch.einsum("hij,jhd->ihd", d_score, _repeated(k[there], q))
+            heads = (k.shape[1], -1)  # the query heads of one key head lie side by side
+            dk[there] = torch.einsum("hij,ihd->jhd", d_score, q[here]).unflatten(1, heads).sum(2)
+            dv[there] = torch.einsum("hij,ihd->jhd", chance, grad[here]).unflatten(1, heads).sum(2)
+    opening_C = key_K[copy_C]
+    return dq, *(_with_copies(each, own_N, copy_C, opening_C, openings) for each in (dk, dv))
+
+
+def _with_copies(d_keys: Tensor, own_N: Tensor, copy_C: Tensor, opening_C: Tensor, openings: int) -> Tensor:
+    """The gradient of every token's key: that of its own part, and for openings the sum over their copies, rounded once."""
+    d_tokens, wide = d_keys[own_N], torch.promote_types(d_keys.dtype, torch.float32)
+    total = d_tokens[:openings].to(wide).index_add_(0, opening_C, d_keys[copy_C].to(wide))
+    d_tokens[:openings] = total.to(d_keys.dtype)
+    return d_tokens
 
 
 # Not by `torch.library.custom_op`, whose checks around every call take longer than the call.
 _OPS = torch.library.Library("teamtr_lora", "FRAGMENT")
-_PLACES = "Tensor q_start, Tensor k_start, SymInt longest_q, SymInt longest_k, bool causal, float scale"
-_OPS.define(f"attend(Tensor q, Tensor k, Tensor v, {_PLACES}) -> (Tensor, Tensor)")
+_KEYS = "Tensor part_S, SymInt longest, Tensor key_K, Tensor keys_S, SymInt longest_keys"
+_OPS.define(f"attend(Tensor q, Tensor k, Tensor v, {_KEYS}, float scale) -> (Tensor, Tensor)")
 _OPS.define(
-    f"attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_PLACES}) -> (Tensor, Tensor, Tensor)"
+    f"attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_KEYS}, Tensor own_N, Tensor copy_C,"
+    " SymInt openings, float scale) -> (Tensor, Tensor, Tensor)"
 )
 _OPS.impl("attend", _attend_parts, "CompositeExplicitAutograd")
 _OPS.impl("attend_backward", _attend_parts_backward, "CompositeExplicitAutograd")
@@ -245,6 +265,7 @@ def _repeated(keys: Tensor, q: Tensor) -> Tensor:
     return keys.repeat_interleave(q.shape[1] // keys.shape[1], 1)
 
 
-def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
+def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
     score = torch.einsum("ihd,jhd->hij", q, _repeated(k, q)) * scale
-    return score.masked_fill(torch.ones_like(score, dtype=torch.bool).triu(1), float("-inf")) if causal else score
+    later = torch.ones_like(score, dtype=torch.bool).triu(1 + len(k) - len(q))
+    return score.masked_fill(later, float("-inf"))

@@ -222,42 +222,27 @@ def end_to_end(rows: list[Row]) -> tuple[RowTensors, Starts]:
     shared, lone = ([place for place, row in enumerate(rows) if bool(row.prefix) is opens] for opens in (True, False))
     ids: list[int] = []
     positions: list[int] = []
-    lengths: list[int] = []
+    opening_S: list[tuple[int, int]] = []  # of every part
+    length_S: list[int] = []
 
-    def put(member: Numbered, start: int, end: int) -> int:
+    def put(member: Numbered, start: int, end: int, opening: int = 0) -> int:
         ids.extend(member.ids[start:end])
         positions.extend(range(start, end))
-        lengths.append(end - start)
+        opening_S.append((opening, opening + start))
+        length_S.append(end - start)
         return len(ids) - (end - start)
 
     starts: Starts = [[] for _ in rows]
-    opening = [put(rows[place].members[0], 0, rows[place].prefix) for place in shared]
-    openings = len(ids)
+    openings = [put(rows[place].members[0], 0, rows[place].prefix) for place in shared]
     for place in lone:
         at = put(rows[place].members[0], 0, len(rows[place].members[0].ids))
         starts[place] = [(at, at)]
-    rests = len(ids)
-    for place, at in zip(shared, opening, strict=True):
-        starts[place] = [(at, put(member, rows[place].prefix, len(member.ids))) for member in rows[place].members]
-    opening_lengths = [rows[place].prefix for place in shared]
-    rest_lengths = [rows[place].length - rows[place].prefix for place in shared]
-    segments = Segments(
-        part_S=_ends(lengths),
-        longest=max(lengths),
-        openings=openings,
-        rests=rests,
-        opening_G=_ends(opening_lengths),
-        longest_opening=max(opening_lengths, default=0),
-        rest_G=_ends(rest_lengths),
-        longest_rests=max(rest_lengths, default=0),
-    )
+    for place, at in zip(shared, openings, strict=True):
+        starts[place] = [(at, put(member, rows[place].prefix, len(member.ids), at)) for member in rows[place].members]
+    segments = Segments.of(opening_S, length_S)
     return RowTensors(integers(ids)[None], integers(positions)[None], segments=segments), starts
 
 
 def integers(values: list[int]) -> Tensor:
     """Several times as fast as torch makes it of a list, while a GPU waits for it."""
     return torch.from_numpy(np.array(values, dtype=np.int64))
-
-
-def _ends(lengths: list[int]) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)

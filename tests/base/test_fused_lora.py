@@ -3,6 +3,7 @@
 from collections import Counter
 from contextlib import nullcontext
 from functools import cache, partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +174,11 @@ def test_layers_that_add_up_in_float32_are_less_noisy(device: str, targets: str 
     """Against float64 on the same stored weights, forward and backward; on a CPU, since flash kernels are of half precision."""
     torch.manual_seed(0)
     ids_everywhere, weight_everywhere = torch.randint(0, 300, (1, 48)), torch.randn(1, 48, 64)
-    start, none, nobody = torch.tensor([0, 20, 48], dtype=torch.int32), *torch.zeros(2, 1, dtype=torch.int32)
     found = {}
     for how, dtype in (("exact", torch.float64), ("rounded", torch.float16), ("float32_sum", torch.float16)):
         place = torch.device("cpu" if how == "exact" else device)
         ids, weight = ids_everywhere.to(place), weight_everywhere.to(place)
-        segments = Segments(start, 28, 0, 48, none, 0, nobody, 0).to(place)
+        segments = Segments.of([(0, 0), (0, 0)], [20, 28]).to(place)
         at = torch.cat([torch.arange(20), torch.arange(28)])[None].to(place)
         model = tiny(torch.float16, place.type, targets).to(torch.float64 if dtype == torch.float64 else None)
         causal_lm: Any = model.get_base_model()  # type: ignore[operator]
@@ -216,8 +216,7 @@ def test_no_product_and_no_attention_is_computed_again(monkeypatch: pytest.Monke
     torch._dynamo.reset()
     model = tiny(torch.float32, targets=["q_proj", "down_proj"])
     causal_lm: Any = model.get_base_model()  # type: ignore[operator]
-    start = torch.tensor([0, 10, 24], dtype=torch.int32)
-    segments = Segments(start, 14, 0, 24, *(part for _ in range(2) for part in (torch.zeros(1, dtype=torch.int32), 0)))
+    segments = Segments.of([(0, 0), (0, 0)], [10, 14])
     ids = torch.randint(0, 300, (1, 24))
     with attending_over_segments(causal_lm), fused(model, ADAPTER, compiled=True):
         hidden = causal_lm.model(input_ids=ids, segments=segments, use_cache=False).last_hidden_state
@@ -236,8 +235,8 @@ def test_compiled_layers_that_compute_again_have_the_same_gradients(monkeypatch:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition", fullgraph=True))
     monkeypatch.setattr(fused_lora, "_compiled", cache(fused_lora._compiled.__wrapped__))
     torch._dynamo.reset()
-    ids, weight, start = torch.randint(0, 300, (1, 24)), torch.randn(1, 24, 64), torch.tensor([0, 10, 24], dtype=torch.int32)
-    segments = Segments(start, 14, 0, 24, *(part for _ in range(2) for part in (torch.zeros(1, dtype=torch.int32), 0)))
+    ids, weight = torch.randint(0, 300, (1, 24)), torch.randn(1, 24, 64)
+    segments = Segments.of([(0, 0), (0, 0)], [10, 14])
     found = []
     for compiled in (False, True):
         model = tiny(torch.float32)
@@ -287,10 +286,9 @@ def passes_of_several_sizes(*, compiled: bool, wide: bool) -> list[dict[str, Ten
     with attending_over_segments(decoder), fused(model, ADAPTER, compiled=compiled, wide=wide), torch.set_grad_enabled(not wide):
         for openings, lone, rests in ([5, 7], [3], [7, 8]), ([5], [6, 4], [9]), ([4, 4, 4], [], [4, 4, 4]):
             parts = [*openings, *lone, *rests]
-            starts = [torch.tensor([0, *torch.tensor(each).cumsum(0)], dtype=torch.int32) for each in (parts, openings, rests)]
-            segments = Segments(
-                starts[0], max(parts), sum(openings), sum(openings + lone), starts[1], max(openings), starts[2], max(rests)
-            )
+            begins = list(accumulate(openings, initial=0))
+            opening = [(0, 0)] * len(openings + lone) + [pair for pair, _ in zip(pairwise(begins), rests, strict=False)]
+            segments = Segments.of(opening, parts)
             ids = torch.arange(sum(parts))[None] * 7 % 300
             hidden = decoder.model(input_ids=ids, position_ids=ids % 9, segments=segments, use_cache=False).last_hidden_state
             found.append({"hidden": hidden.detach().double()})

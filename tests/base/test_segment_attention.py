@@ -1,10 +1,10 @@
 """Attention over sequences that lie end to end, against each sequence alone in float64."""
 
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from teamtr_lora.base import segment_attention
@@ -14,19 +14,13 @@ KINDS: dict[str, Any] = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwe
 OPENINGS, LONE, RESTS = [5, 7], [9], [[3, 6, 2], [4, 1]]
 
 
-def ends(lengths: list[int]) -> Tensor:
-    return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
-
-
 def laid_out() -> tuple[Segments, list[list[int]]]:
     """The segments, and for every sequence where its tokens lie."""
     parts = [*OPENINGS, *LONE, *(length for rests in RESTS for length in rests)]
-    at = [list(range(int(a), int(b))) for a, b in zip(ends(parts)[:-1], ends(parts)[1:], strict=True)]
-    together = [sum(rests) for rests in RESTS]
-    segments = Segments(
-        ends(parts), max(parts), sum(OPENINGS), sum(OPENINGS) + sum(LONE), ends(OPENINGS), max(OPENINGS), ends(together), 11
-    )
-    return segments, [at[2], *(at[0] + at[i] for i in (3, 4, 5)), *(at[1] + at[i] for i in (6, 7))]
+    ends = list(accumulate(parts, initial=0))
+    at = [list(range(*pair)) for pair in pairwise(ends)]
+    opening = [(0, 0)] * 3 + [(0, 5)] * 3 + [(5, 12)] * 2
+    return Segments.of(opening, parts), [at[2], *(at[0] + at[i] for i in (3, 4, 5)), *(at[1] + at[i] for i in (6, 7))]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -32,8 +32,7 @@ def test_operations_are_those_of_the_products(bench: ModuleType) -> None:
 
 def test_pairs_of_rows_that_lie_end_to_end(bench: ModuleType) -> None:
     """Two openings of 3 and 2, a lone sequence of 4, and rests of 5 and 1 and of 6."""
-    starts = [torch.tensor([0, *torch.tensor(each).cumsum(0)]) for each in ([3, 2, 4, 5, 1, 6], [3, 2], [6, 6])]
-    segments = Segments(starts[0], 6, 5, 9, starts[1], 3, starts[2], 6)
+    segments = Segments.of([(0, 0), (0, 0), (0, 0), (0, 3), (0, 3), (3, 5)], [3, 2, 4, 5, 1, 6])
     wanted = (9 + 4 + 16 + 25 + 1 + 36) / 2 + 3 * 6 + 2 * 6
     assert bench.attention_pairs(SimpleNamespace(segments=segments)) == wanted
 
