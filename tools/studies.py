@@ -161,8 +161,20 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
     arms |= {"falling": falling, "resampled": resampled, "in-turn": in_turn, "in-turn-anew": in_turn_anew, "alone": alone}
     chosen = [Variant(name, GSM8K, (*common, *own), spent.work) for name, own in arms.items()]
     few = (*common, "training.stages=4")
+    # one agent, equal updates: what an update makes of 512 messages
+    larger = ("training.learning_rate=1.2e-4", "trust_region.delta=0.2")
+    several = ("training.minibatches_per_epoch=4",)
+    steps = {
+        "falling": (),
+        "larger": larger,
+        "several": several,
+        "several-larger": (*several, *larger),
+        "more-items": ("rollout.items_per_stage=128", "rollout.episodes_per_item=4"),
+        "constant": ("training.schedule=constant",),
+    }
     return {
         "gsm8k": [*chosen, Variant("grpo", GSM8K, (*common, *grpo), by_trl.work)],
+        "gsm8k-steps": [Variant(name, GSM8K, (*common, *alone, *falling, *own), spent.work) for name, own in steps.items()],
         "gsm8k-oracle": [Variant("teamtr", GSM8K, few, read_by_an_oracle)],
     }
 
