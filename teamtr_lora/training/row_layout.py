@@ -23,6 +23,10 @@ from torch import Tensor
 from teamtr_lora.base.segment_attention import Segments
 from teamtr_lora.team import TokenSequence
 
+# Each rest that lies end to end is given a copy of its opening's keys, for as long as a layer's attention takes: so many of them
+# have the room that a token's activations take.
+KEYS_A_TOKEN = 16
+
 # A packed row attends over a long row with a mask, which costs more per token than plain causal attention: packing has to
 # save at least this share of the estimated work.
 WORTHWHILE_SAVING = 0.15
@@ -139,10 +143,10 @@ def _divided(rows: list[Row], size: float) -> list[list[Row]]:
 
 
 def fill_end_to_end(groups: list[list[Numbered]], budget: int) -> Iterator[list[Row]]:
-    """Micro-batches of at most `budget` tokens and about one size, one sequence at least. A group that is divided has its opening
-    in each."""
+    """Micro-batches with room for at most `budget` tokens and about one size, one sequence at least. A group that is divided has
+    its opening in each."""
     opened = [(members, _common_prefix(members)) for members in groups]
-    lengths = [prefix + sum(len(member.ids) - prefix for member in members) for members, prefix in opened]
+    lengths = [prefix + sum(_room(member, prefix) for member in members) for members, prefix in opened]
     longest = max((len(member.ids) for members in groups for member in members), default=0)
     even = -(-sum(lengths) // max(1, -(-sum(lengths) // budget)))  # a short last one would not keep a GPU busy
     most = min(budget, even + longest)
@@ -151,7 +155,7 @@ def fill_end_to_end(groups: list[list[Numbered]], budget: int) -> Iterator[list[
     for members, prefix in opened:
         row = None
         for member in members:
-            rest = len(member.ids) - prefix
+            rest = _room(member, prefix)
             if part and left < rest + (prefix if row is None else 0):
                 yield _without_needless_openings(part)
                 part, left, row = [], most, None
@@ -163,6 +167,11 @@ def fill_end_to_end(groups: list[list[Numbered]], budget: int) -> Iterator[list[
             left -= rest
     if part:
         yield _without_needless_openings(part)
+
+
+def _room(member: Numbered, prefix: int) -> int:
+    """What a rest takes, in tokens."""
+    return len(member.ids) - prefix + prefix // KEYS_A_TOKEN
 
 
 def _without_needless_openings(rows: list[Row]) -> list[Row]:

@@ -14,7 +14,7 @@ from teamtr_lora.base.memory_model import CPU_TOKENS, MARGIN, SIZES, update_memo
 from teamtr_lora.common.ranks import deal
 from teamtr_lora.team import Episode, Message, agent_sequences
 from teamtr_lora.training.microbatch_size import microbatch_tokens, team_shape, update_bytes
-from teamtr_lora.training.row_layout import ATTENTION_COSTS, Numbered, Row, fill, fill_end_to_end, pack
+from teamtr_lora.training.row_layout import ATTENTION_COSTS, KEYS_A_TOKEN, Numbered, Row, fill, fill_end_to_end, pack
 
 GIB = 2**30
 
@@ -106,6 +106,13 @@ def test_rows_end_to_end_fill_micro_batches_evenly() -> None:
         assert 20 * 250 <= sum(parts) <= 20 * 250 + 10 * len(parts) and min(parts) >= max(parts) / 2
     members = [member for part in fill_end_to_end(groups, 300) for row in part for member in row.members]
     assert members == [member for group in groups for member in group]
+
+
+def test_copies_of_a_long_opening_count_as_well() -> None:
+    """A group of 64 short messages after 1,600 tokens: every message is given the keys of all of those."""
+    budget, long = 4000, [group_of(1600, 20, 64)]
+    copies = [sum(row.prefix * len(row.members) for row in part) for part in fill_end_to_end(long, budget)]
+    assert len(copies) > 2 and max(copies) <= KEYS_A_TOKEN * (budget - 1600) and sum(copies) == 64 * 1600
 
 
 def test_one_sequence_opens_a_micro_batch_that_has_nothing_to_share() -> None:
