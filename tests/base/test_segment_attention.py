@@ -29,6 +29,7 @@ def test_values_and_gradients_are_those_of_each_sequence_alone(device: str) -> N
         pytest.skip("the flash kernels need a GPU")
     dtype, close = (torch.float64, 1e-12) if device == "cpu" else (torch.float16, 4e-3)
     segments, sequences = laid_out()
+    assert (segments.longest, segments.longest_keys, segments.openings) == (9, 7 + 4, 12)
     torch.manual_seed(0)
     tokens = int(segments.part_S[-1])
     drawn = [torch.randn(tokens, heads, 16, dtype=dtype, device=device) for heads in (4, 2, 2, 4)]  # and an output's gradient
