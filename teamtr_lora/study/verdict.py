@@ -11,6 +11,7 @@ from teamtr_lora.runs.metrics import UpdateRow
 from teamtr_lora.study.certified import RunCertificates
 
 MUCH = 0.1  # of the episodes: beyond this a limit is what to change first
+IDLE = 0.02  # of the radius: a step of a smaller KL is less than a seventh as long as the region allows
 WIDE = 3.0  # times the mean KL: a bound beyond this is mostly noise, and a shorter step hardly lowers it
 
 
@@ -105,6 +106,13 @@ def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: b
     if counts["shrunk"] > half and (fixed_rate or any(row.optimizer_steps > 1 for row in updates)):
         shorter = "training.learning_rate=auto" if fixed_rate else "a lower training.inner_epochs"
         return f"Next: most steps were longer than the region and were cut: {shorter} wastes less of them."
+    read = [(row.kl[estimator].mean, row.delta) for row in updates if row.decision == "accepted" and estimator in row.kl]
+    idle = sum(kl is not None and kl < IDLE * delta for kl, delta in read)
+    if fixed_rate and idle > len(updates) / 4:
+        return (
+            f"Next: {idle} steps had a KL of less than {IDLE:.0%} of the radius and hardly moved their agents: raise "
+            "training.learning_rate; or end after fewer stages, where it falls (training.schedule=linear)."
+        )
     if cut > MUCH * episodes:
         return (
             f"Next: {cut} messages of {episodes} episodes were cut at their token limit: raise rollout.max_message_tokens, or "

@@ -47,8 +47,10 @@ def test_a_positive_bound_is_a_proof_and_others_are_not() -> None:
     assert "evaluation.every_stages=1" in certify_verdict(run(stage(1, -0.1, improvement=None)), 32)[-1]
 
 
-def row(decision: str, reason: str = "", steps: int = 4, ended: int = 0, cut: int = 0, wide: float | None = 1.5) -> Any:
-    lost = {"episodes": 20, "overflowed_episodes": ended, "truncated_messages": cut}
+def row(
+    decision: str, reason: str = "", steps: int = 4, ended: int = 0, cut: int = 0, wide: float | None = 1.5, delta: float = 0.02
+) -> Any:
+    lost = {"episodes": 20, "overflowed_episodes": ended, "truncated_messages": cut, "delta": delta}
     kl = {"exact": SimpleNamespace(mean=0.01, bound=None if wide is None else 0.01 * wide)}
     return SimpleNamespace(decision=decision, reason=reason, optimizer_steps=steps, kl=kl, **lost)
 
@@ -94,6 +96,18 @@ def test_steps_cut_for_a_wide_bound_want_more_items_and_not_shorter_steps(fixed:
         assert ("were longer than the region" in said) == (not wide)
     kept = [row("accepted", wide=9.0)] * 2 + [row("shrunk", reason, wide=9.0)]
     assert "nothing stands out" in diagnose_verdict(kept, [], fixed_rate=fixed)[-1], "few steps were cut"
+
+
+def test_steps_that_hardly_move_an_agent_are_told_where_the_rate_is_fixed() -> None:
+    short, few = row("accepted", delta=0.6), [row("accepted")] * 2  # a KL of 0.01
+    for rows, fixed, told in (
+        ([*few, short], True, "Next: 1 steps had a KL of less than 2% of the radius"),
+        ([*few, short], False, "nothing stands out"),
+        ([*few, *few, short], True, "nothing stands out"),
+        ([*few, row("accepted", delta=0.4)], True, "nothing stands out"),
+        ([*few, row("rejected", delta=0.6)], True, "nothing stands out"),
+    ):
+        assert told in diagnose_verdict(rows, [], fixed_rate=fixed)[-1]
 
 
 def test_a_rise_is_one_only_beyond_the_noise() -> None:
