@@ -8,6 +8,7 @@ Shape suffixes: E episode, M message, N message token (flat), V vocabulary, D hi
     clustered     a mean over dependent values, with its upper confidence bound
     trust_region  adaptive penalty, adaptive radius, search for the step length
     step_size     the learning rate that ends at the region's edge
+    gradient_signal  how much of a gradient is not noise
     fixed_point   sums that do not depend on the order of what is added
     certificate   improvement certificates from logged numbers
     calibration   how they did over a run

@@ -144,6 +144,11 @@ class UpdateRow(Row):
     gradient_norm: float | None = Field(
         description="of the last optimizer step, before max_grad_norm scales it down; null where not finite"
     )
+    gradient_signal: float | None = Field(
+        default=None,
+        description="share of the first step's squared gradient that other messages would give too, by its micro-batches; the "
+        "rest is noise. Below 0 by chance; null with one micro-batch",
+    )
     optimizer_steps: int = Field(description="taken in this update; 0 where it was skipped")
     stopped_early: bool = Field(
         description="optimization ended before its last planned step, because the KL had reached its aim or delta"

@@ -39,6 +39,7 @@ class RunDiagnosis:
     monitors: list[dict[str, Any]]  # by estimator and share of token positions
     zeta: list[dict[str, Any]]
     clipping: dict[str, float | None]
+    gradient: dict[str, float | None]
     stability: dict[str, float]
     coordination: dict[str, Any]
     token_shift: dict[str, Any]
@@ -89,6 +90,7 @@ def diagnose_rows(stored: StoredRun, rows: Sequence[MetricsRow]) -> RunDiagnosis
             "advantage": _mean([row.advantage_clip_rate for row in updates]),
             "advantage_overflow": _mean([row.advantage_overflow for row in updates]),
         },
+        gradient=known("gradient", "needs updates whose gradient has several micro-batches", lambda: _gradient(updates)),
         stability=known("stability", evaluated, lambda: rise_stability(stages)),
         coordination=known("coordination", not_judged, lambda: _coordination(evaluated_as_it_is(rows))),
         token_shift=known("token_shift", f"{PROBE} and diagnostics.token_shift_ranks", lambda: _token_shift(updates)),
@@ -120,6 +122,14 @@ def _mean(values: Sequence[float | None]) -> float | None:
     """The mean of the values that are not None; None where there are none."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
+
+
+def _gradient(updates: Sequence[UpdateRow]) -> dict[str, float | None]:
+    """Single updates say little: means over all, and over both ends of the run."""
+    shares = [row.gradient_signal for row in updates if row.gradient_signal is not None]
+    quarter = max(1, len(shares) // 4)
+    ends = {"first quarter": _mean(shares[:quarter]), "last quarter": _mean(shares[-quarter:])}
+    return {"signal": _mean(shares)} | ends if shares else {}
 
 
 def staleness(updates: Sequence[UpdateRow]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from teamtr_lora.algorithm.clustered import clustered_mean
 from teamtr_lora.algorithm.fixed_point import MORE_ROOM, FixedPointSum, unit_exponent
+from teamtr_lora.algorithm.gradient_signal import signal_share
 from teamtr_lora.algorithm.step_size import NOTHING, OVERSHOOT, TOLERATED, probed_rate, remaining_rate
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import message_kl
@@ -60,6 +61,7 @@ class OptimizeReport:
     gain: float | None = None  # in-sample: how much the accepted step improves the surrogate. None: not measured
     clip_rate: float = 0.0  # share of messages whose ratio was clipped, then
     gradient_norm: float = 0.0
+    gradient_signal: float | None = None  # share of the first step's squared gradient that is not noise
     stopped_early: bool = False
     beta: float
 
@@ -77,6 +79,7 @@ class InSample:
     kl_bound: float = 0.0
     gain: float = 0.0  # of the surrogate without clipping and penalty, over the policy that the update started from
     clip_rate: float = 0.0
+    signal: float | None = None  # share of the squared gradient that is not noise, where one was made
     log_ratio_M: Tensor
     kl_M: Tensor
     group_M: Tensor
@@ -124,6 +127,8 @@ def optimize(
                 continue
         if rates:  # before the first step the KL is 0 and says nothing
             report.kl, report.clip_rate = seen.kl, seen.clip_rate
+        elif report.gradient_signal is None:
+            report.gradient_signal = seen.signal
         if read < len(rates) < len(steps):  # after the last step the gate's reading says what the next update's penalty is
             read = len(rates)
             report.beta = region.next_penalty(report.beta, seen.kl, radius)
@@ -192,14 +197,16 @@ def accumulate(
             gain = ((terms.objective_M - advantage_M) * present_M).sum() / count
             kl = (message_kl(kl_N, part.message_N, count, config.trust_region.reduction) * weight_M).sum()
             learner.scaler.scale(beta * kl - gain).backward()
-            gradient.take()
+            gradient.take(place, present_M.sum() / count)
     if gradient is not None and not gradient.finish():
         return accumulate(learner, minibatch, beta, among, room=room + MORE_ROOM)
     minibatch.current = current
     if among is not None:
         batch, current = batch.among(among), CurrentPolicy([], [current.logp[place] for place in among])
         logp, kls = [logp[place] for place in among], [kls[place] for place in among]
-    return _in_sample(learner, batch, current, logp, kls)
+    found = _in_sample(learner, batch, current, logp, kls)
+    found.signal = gradient.signal if gradient is not None else None
+    return found
 
 
 def _clipping(config: TeamTRConfig) -> dict[str, Any]:
@@ -238,24 +245,29 @@ def _in_sample(learner: Learner, batch: MessageBatch, current: CurrentPolicy, lo
 class _Gradient:
     """The gradient of one optimizer step: a sum over micro-batches, in units that the first micro-batch's rank chooses."""
 
+    signal: float | None = None  # share of its square that is not noise, once it is finished
+
     def __init__(self, learner: Learner, batch: MessageBatch, room: int) -> None:
         self._parameters, self._ranks = learner.parameters, learner.scorer.ranks
         self._device, self._addends = learner.scorer.device, len(batch.microbatches)
         self._begins, self._room = 0 in learner.scorer.share(batch), room
         self._sum: FixedPointSum | None = None
+        # by micro-batch: the square of its gradient's length, and of its share of the messages
+        self._squares = torch.zeros(self._addends, 2, dtype=torch.float64, device=self._device)
         self._clear()
 
     def _clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def take(self) -> None:
-        """Adds what a backward pass has left in the parameters, and takes it out of them. The first call of the rank that has
-        the first micro-batch is of that one."""
+    def take(self, place: int, share: Tensor) -> None:
+        """Adds what the backward pass of micro-batch `place`, with this share of the messages, has left in the parameters, and
+        takes it out of them. The first call of the rank that has the first micro-batch is of that one."""
         parts = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
         vector = torch.cat([part.flatten() for part in parts])
         self._clear()
         self._opened(vector).add(vector)
+        self._squares[place] = torch.stack([torch.linalg.vector_norm(vector, dtype=torch.float64), share.double()]).square()
 
     def _opened(self, vector: Tensor | None) -> FixedPointSum:
         if self._sum is None:
@@ -271,8 +283,12 @@ class _Gradient:
         self._ranks.add_up(total.units)
         if total.too_small:
             return False
-        for parameter, part in zip(self._parameters, total.value().split([p.numel() for p in self._parameters]), strict=True):
+        vector, squares = total.value(), self._squares.cpu()
+        for parameter, part in zip(self._parameters, vector.split([p.numel() for p in self._parameters]), strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
+        self._ranks.add_up(squares)
+        whole = float(torch.linalg.vector_norm(vector, dtype=torch.float64).square())
+        self.signal = signal_share(whole, *squares.sum(0).tolist())
         return True
 
 

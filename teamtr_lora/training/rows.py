@@ -49,6 +49,7 @@ def update_row(outcome: UpdateOutcome, rollout: Rollout, *, stage: int, update: 
         log_ratio_max=finite(reading.log_ratio_max) if reading else None,
         ratio_clip_rate=outcome.optimized.clip_rate,
         gradient_norm=finite(outcome.optimized.gradient_norm),
+        gradient_signal=outcome.optimized.gradient_signal,
         optimizer_steps=outcome.optimized.steps,
         stopped_early=outcome.optimized.stopped_early,
         beta=outcome.optimized.beta,

@@ -188,6 +188,17 @@ def test_without_discount_nothing_is_certified_but_by_turns(run: Path, tmp_path:
     assert "infinite without a discount" in " ".join(capsys.readouterr().out.split())
 
 
+def test_the_gradients_signal_is_told_of_both_ends_of_a_run(run: Path, tmp_path: Path, capsys: Any) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    rows = plain_rows(folder)
+    updates = [row for row in rows if row["kind"] == "update"]
+    for share, row in zip((0.5, None, 0.25, -0.25, 0.125, 0.375), updates, strict=True):
+        row["gradient_signal"] = share
+    write_rows(folder, rows)
+    assert main(["diagnose", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gradient"] == {"signal": 0.2, "first quarter": 0.5, "last quarter": 0.375}
+
+
 def test_diagnose_reads_the_tables_from_the_run_alone(run: Path, capsys: Any) -> None:
     assert main(["diagnose", str(run), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -131,6 +132,23 @@ def test_micro_batches_add_up_to_one_gradient(climb) -> None:
         split = climb(inner_epochs=1, learning_rate=1.0, max_grad_norm=1e9, tokens_per_microbatch=budget, head_chunk_tokens=chunk)
         assert split[0].gradient_norm == pytest.approx(whole[0].gradient_norm, rel=1e-4)
         assert all(torch.allclose(split[1][n], whole[1][n], atol=1e-5) for n in whole[1])
+
+
+def test_the_signal_is_what_the_gradients_of_single_messages_agree_on(climb) -> None:
+    """With a message a micro-batch: the mean product of two different ones over the square of all together."""
+
+    def adapter(count: int, rate: float) -> torch.Tensor:
+        step = {"inner_epochs": 1, "learning_rate": rate, "max_grad_norm": 1e9, "tokens_per_microbatch": 1}
+        return torch.cat([t.double().flatten() for t in climb(count=count, **step).adapter.values()])
+
+    count, start = 5, adapter(1, 1e-12)
+    sums = [n * (adapter(n, 1.0) - start) for n in range(1, count + 1)]
+    parts = torch.stack([sums[0], *(after - before for before, after in pairwise(sums))]) / count
+    products = parts @ parts.T
+    agreed = (products.sum() - products.trace()) / (1 - 1 / count)
+    found = climb(count=count, inner_epochs=2, learning_rate=1e-12, tokens_per_microbatch=1, max_grad_norm=1e-3).report
+    assert found.gradient_signal == pytest.approx(float(agreed / products.sum()), rel=1e-3)
+    assert abs(found.gradient_signal) < 0.99 and climb(count=count, tokens_per_microbatch=10**6).report.gradient_signal is None
 
 
 def test_gradients_are_clipped_to_the_recipes_norm(climb) -> None:

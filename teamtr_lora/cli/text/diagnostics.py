@@ -36,6 +36,7 @@ MEANINGS = {
     "local_gain": "The largest gain that the trust region allows, estimated from gradients.",
     "kl_spread": "is the KL in a few messages? quantiles are means over updates",
     "clipping": "how often ratios and advantages are clipped; overflow: what that took away",
+    "gradient": "how much of it is signal, by what its micro-batches agree on; the rest is noise, which more items lower",
     "stability": "does accuracy go up and down more than chance, the floor, explains?",
     "coordination": "how often all agents are right together",
     "order": "does the order of updates matter? a small p value says yes; null: what chance shows",
@@ -57,7 +58,7 @@ def print_diagnosis(found: RunDiagnosis) -> None:
                 print_hanging(console, escape(f"  {MEANINGS[name]}"), indent=2)
     if found.token_shift:
         print_table(console, _token_shift(found.token_shift))
-    for name in ("kl_spread", "clipping", "stability", "coordination", "order", "cost"):
+    for name in ("kl_spread", "clipping", "gradient", "stability", "coordination", "order", "cost"):
         values = getattr(found, name)
         if values:
             shown = {key: value for key, value in _flat(values).items() if name != "cost" or value}  # what was never done costs 0
