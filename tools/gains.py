@@ -3,9 +3,9 @@
     .venv/bin/python tools/gains.py RUN [RUN ...] [--updates 13]
 
 Gains are of the surrogate, in units of the advantage, means over a part's updates with one standard error. A gain that is large
-on the fitted episodes and small on held-out ones is noise that was learned by heart. minutes: of rollouts and updates, until the
-end of the part; clock: since the first of them began, with whatever came between, less phases that learning does not need;
-success: of the episodes that were sampled in it.
+on the fitted episodes and small on held-out ones is noise that was learned by heart. signal: what share of a gradient's square
+its micro-batches agree on. minutes: of rollouts and updates, until the end of the part; clock: since the first of them began,
+with whatever came between, less phases that learning does not need; success: of the episodes that were sampled in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,19 @@ from budgets import BESIDE
 
 from teamtr_lora.runs.metrics import UpdateRow, read_rows
 
-COLUMNS = ("updates", "minutes", "clock", "held-out gain", "+-", "fitted gain", "KL mean", "KL median", "rate median", "success")
+COLUMNS = (
+    "updates",
+    "minutes",
+    "clock",
+    "held-out gain",
+    "+-",
+    "fitted gain",
+    "signal",
+    "KL mean",
+    "KL median",
+    "rate median",
+    "success",
+)
 
 
 def part(rows: Sequence[UpdateRow]) -> list[float]:
@@ -29,9 +41,10 @@ def part(rows: Sequence[UpdateRow]) -> list[float]:
     fitted = [row.surrogate_gain_in_sample for row in rows if row.surrogate_gain_in_sample is not None]
     kls = [row.kl["exact"].mean for row in rows if row.kl and row.kl["exact"].mean is not None]
     fresh = [row.success_rate for row in rows if row.fresh_episodes]
+    signals = [row.gradient_signal for row in rows if row.gradient_signal is not None]
     error = stdev(held) / math.sqrt(len(held)) if len(held) > 1 else math.nan
     rates = [row.learning_rate for row in rows]
-    return [_mean(held), error, _mean(fitted), _mean(kls), _median(kls), median(rates), _mean(fresh)]
+    return [_mean(held), error, _mean(fitted), _mean(signals), _mean(kls), _median(kls), median(rates), _mean(fresh)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -19,6 +19,7 @@ def test_parts_are_means_over_their_updates(tmp_path: Path, capsys: pytest.Captu
     rows[1]["fresh_episodes"], rows[1]["success_rate"] = 0, 0.0  # an update without a rollout of its own
     for number, row in enumerate(rows):
         row["time"] = 1000.0 + 90 * number
+        row["gradient_signal"] = None if number == 4 else 0.5 - 0.1 * number
         row["surrogate_gain_in_sample"] = None if row["surrogate_gain"] is None else 0.4 + row["surrogate_gain"]
     write_rows(run, every)
     assert gains.main([str(run), "--updates", "6"]) == 0
@@ -31,8 +32,9 @@ def test_parts_are_means_over_their_updates(tmp_path: Path, capsys: pytest.Captu
         fitted = [row["surrogate_gain_in_sample"] for row in own if row["surrogate_gain_in_sample"] is not None]
         kls = [row["kl"]["exact"]["mean"] for row in own if row["kl"]]
         fresh = [row["success_rate"] for row in own if row["fresh_episodes"]]
-        wanted = [np.mean(held), np.std(held, ddof=1) / math.sqrt(len(held)), np.mean(fitted), np.mean(kls), np.median(kls)]
-        wanted += [np.median([row["learning_rate"] for row in own]), np.mean(fresh)]
+        signals = [row["gradient_signal"] for row in own if row["gradient_signal"] is not None]
+        wanted = [np.mean(held), np.std(held, ddof=1) / math.sqrt(len(held)), np.mean(fitted), np.mean(signals)]
+        wanted += [np.mean(kls), np.median(kls), np.median([row["learning_rate"] for row in own]), np.mean(fresh)]
         count, minutes, clock, *found = (float(word) for word in line.split())
         assert count == end and minutes == pytest.approx(sum(spent[:end]) / 60, abs=0.051)
         beside = sum(sum(row["seconds"].values()) for row in rows[:end]) - sum(spent[:end])
