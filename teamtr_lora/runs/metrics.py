@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
@@ -21,6 +21,7 @@ from teamtr_lora.runs.layout import MAX_METRICS_BYTES, METRICS, OWN_NAMES, appen
 
 CHECKSUM = "checksum"  # the last field of every row, over all before it: finds damage, and is no signature
 TIME_FIELDS = ("seconds", "start_seconds", "tokens_per_second", "idle_share", "time", "peak_memory_bytes", CHECKSUM)
+LONGEST = 200  # characters that are said of a damaged row, whose words may be anybody's
 _BEFORE = f',"{CHECKSUM}":"'.encode()
 
 
@@ -354,8 +355,15 @@ def parse_row(line: bytes, where: str) -> MetricsRow:
         data = parse_json(_unwrapped(line), "the row")
         return _KINDS[data["kind"]].model_validate(data)
     except (UserError, ValueError, KeyError, TypeError) as error:
-        what = str(error).splitlines()[0]
-        raise UserError(f"{where} is damaged or of another version of teamtr-lora ({what})") from error
+        raise UserError(f"{where} is damaged or of another version of teamtr-lora ({_first_line(error)})") from error
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of pydantic's own text only counts what is wrong."""
+    if not isinstance(error, ValidationError):
+        return str(error).splitlines()[0]
+    first = error.errors()[0]
+    return " ".join(f"{'.'.join(map(str, first['loc']))}: {first['msg']}".split())[:LONGEST]
 
 
 _KINDS: dict[str, type[UpdateRow] | type[StageRow] | type[SwapRow]] = {"update": UpdateRow, "stage": StageRow, "swap": SwapRow}
