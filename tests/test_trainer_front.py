@@ -18,6 +18,7 @@ from teamtr_lora import TeamTRConfig, TeamTRTrainer, UserError
 from teamtr_lora.algorithm.clustered import ClusteredMean
 from teamtr_lora.algorithm.trust_region import GateReading, StepDecision
 from teamtr_lora.cli import main
+from teamtr_lora.evaluation.returns import recorded
 from teamtr_lora.runs.metrics import StageRow, UpdateRow, read_rows
 from teamtr_lora.training.rows import decision_reason
 
@@ -77,6 +78,15 @@ def test_early_stopping_goes_by_held_out_accuracy(make: Make, tmp_path: Path) ->
         nothing_right, [EarlyStoppingCallback(2)], stages=4, stop_after_idle_stages=0, output_dir=str(tmp_path / "patient")
     )
     assert patient.train().stages == 2
+
+
+def test_a_resumed_run_knows_the_best_accuracy_so_far(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an evaluation after the resume counts as the best, however far below an earlier one."""
+    accuracies = iter([0.5, 0.9, 0.8, 0.7])
+    monkeypatch.setattr("teamtr_lora.training.run.recorded", lambda *args: recorded(*args) | {"avg_at_k": next(accuracies, 0.0)})
+    assert make(stages=1, every_stages=1).train().accuracy_after == 0.9
+    assert make(stages=4, every_stages=1, callbacks=[EarlyStoppingCallback(2)]).train(resume=True).stages == 3
+    assert next(accuracies, None) is None
 
 
 def nothing_right(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:

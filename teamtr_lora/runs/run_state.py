@@ -95,6 +95,7 @@ class RunState:
     metrics_bytes: int = 0
     accuracy_before: float | None = None
     accuracy_after: float | None = None
+    best_accuracy: float | None = None  # of all evaluations, which callbacks go by
     reward_before: float | None = None  # mean rewards of the same evaluations
     reward_after: float | None = None
     episodes_evaluated: int = 0

@@ -89,6 +89,7 @@ class TrainingRun:
             self.run_dir.check_rows()
             self.run_dir.restore_team(self.state.versions, self.state.loras)
         self.events.state.global_step, self.events.state.epoch = self.state.counts["updates"], self.state.stage
+        self.events.state.best_metric = self.state.best_accuracy
 
     def _take_up_threads(self) -> None:
         """On a CPU, those that the run was started with: torch rounds by their number."""
@@ -258,4 +259,5 @@ class TrainingRun:
         if self.events.heard("on_evaluate"):  # who listens may copy the adapters that did so well
             self._saver.settle_versions()
         self.events.evaluated(record)
+        self.state.best_accuracy = self.events.state.best_metric
         return record, episodes
