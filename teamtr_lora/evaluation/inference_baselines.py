@@ -66,7 +66,10 @@ def _messages(task: Task, agent: str, spoken: int) -> int:
     try:
         task.check_agents([agent], 1)
     except UserError:
-        task.check_agents([agent], spoken)
+        try:
+            task.check_agents([agent], spoken)
+        except UserError as error:
+            raise UserError(f"--baseline has one agent play alone, and this task refuses that: {error}") from error
         return spoken
     return 1
 

@@ -23,6 +23,7 @@ from teamtr_lora.study.verdict import diagnose_verdict
 HALF_NORMAL = math.sqrt(2 / math.pi)  # E|x| of x ~ N(0, 1)
 PROBE = "not measured; set diagnostics.probe_every_stages=1"
 UPDATES = "not measured; set diagnostics.from_updates"
+SKIPPED = "every update was skipped"
 ACCEPTED = "no update was accepted"
 
 
@@ -75,15 +76,17 @@ def diagnose_rows(stored: StoredRun, rows: Sequence[MetricsRow]) -> RunDiagnosis
         return found
 
     evaluated = "needs evaluations of at least three stages; set evaluation.every_stages=1"
+    looked = any(row.diagnostics for row in updates)  # where it was, what is missing had no update to be measured on
+    drift = "no later update had a rollout of its own" if looked else f"{UPDATES}, with a rollout for later updates too"
     not_judged = "the task does not judge single messages" if evaluated_as_it_is(rows) else "this team was not evaluated"
     return RunDiagnosis(
         staleness=known("staleness", PROBE, lambda: staleness(updates)),
         staleness_by_update=_staleness_by_update(updates),
-        context_drift=known("context_drift", f"{UPDATES}, with a rollout for later updates too", lambda: _drift(updates)),
+        context_drift=known("context_drift", drift, lambda: _drift(updates)),
         importance=known("importance", PROBE, lambda: _importance(updates)),
-        kl_estimators=known("kl_estimators", "every update was skipped", lambda: _estimators(updates)),
-        kl_spread=known("kl_spread", UPDATES, lambda: _kl_spread(updates)),
-        monitors=known("monitors", UPDATES, lambda: _monitors(updates)),
+        kl_estimators=known("kl_estimators", SKIPPED, lambda: _estimators(updates)),
+        kl_spread=known("kl_spread", SKIPPED if looked else UPDATES, lambda: _kl_spread(updates)),
+        monitors=known("monitors", SKIPPED if looked else UPDATES, lambda: _monitors(updates)),
         zeta=known("zeta", ACCEPTED, lambda: _zeta(updates, _certified(stored, rows))),
         clipping={
             "ratio": _mean([row.ratio_clip_rate for row in updates]),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from teamtr_lora.recipe import TeamTRConfig
+from teamtr_lora.common.visible import json_escaped
+from teamtr_lora.recipe import Recipe, ScriptSettings, TeamTRConfig
 from teamtr_lora.team import Episode
 
 SHOWN = 300  # characters of a prompt or message
@@ -37,7 +38,8 @@ def _cause(episodes: Sequence[Episode], low: Episode, high: Episode) -> str:
 def _advice(episodes: Sequence[Episode], config: TeamTRConfig) -> str:
     messages = [message for episode in episodes for message in episode.messages]
     cut = sum(message.truncated for message in messages)
-    steps = [f"check {config.written('task.reward')} on the two episodes below"]
+    reward = config.written("task.reward") if _has_reward(config) else "what the task rewards"
+    steps = [f"check {reward} on the two episodes below"]
     if 2 * cut > len(messages):
         limit = config.written("rollout.max_message_tokens")
         steps.append(f"raise {limit} (now {config.rollout.max_message_tokens}: {cut} of {len(messages)} messages were cut off)")
@@ -49,6 +51,12 @@ def _advice(episodes: Sequence[Episode], config: TeamTRConfig) -> str:
     return f"What to change: {'; '.join(steps)}."
 
 
+def _has_reward(config: TeamTRConfig) -> bool:
+    """Whether there is such a key, or argument of a script, to look at."""
+    task = config.task if isinstance(config, Recipe) else None
+    return task is None or isinstance(task, ScriptSettings) or "reward" in type(task).model_fields
+
+
 def _short(text: str) -> str:
-    """On one line, as JSON writes it: what a model writes may hold anything."""
-    return json.dumps(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
+    """On one line, as JSON writes it, and readable in any language: what a model writes may hold anything."""
+    return json_escaped(json.dumps(text if len(text) <= SHOWN else f"{text[:SHOWN]}...", ensure_ascii=False))

@@ -19,6 +19,7 @@ from teamtr_lora.rollout.sampler import Completion, Request
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.tasks.benchmarks.guessing import GuessingTask
 from teamtr_lora.tasks.generated.column_sum import ColumnSum
+from teamtr_lora.tasks.generated.distinct import Distinct
 from teamtr_lora.tasks.generated.small import SmallTask
 from teamtr_lora.team import build_team
 
@@ -158,6 +159,8 @@ def test_equal_budgets_and_what_cannot_be_played() -> None:
     assert settings("cot", ColumnSum(3))["messages"] == 3, "each column is a message, whoever speaks"
     with pytest.raises(UserError, match="speaks 3 messages an episode"):
         settings("cot", ColumnSum(4))
+    with pytest.raises(UserError, match="--baseline has one agent play alone.*one agent alone has nobody to differ from"):
+        settings("cot", Distinct(4))
     assert settings("cot", GuessingTask())["messages"] == 3
     with pytest.raises(UserError, match="arbench_gn answers back"):
         settings("tree_of_thoughts", GuessingTask())

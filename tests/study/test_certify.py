@@ -199,6 +199,18 @@ def test_the_gradients_signal_is_told_of_both_ends_of_a_run(run: Path, tmp_path:
     assert json.loads(capsys.readouterr().out)["gradient"] == {"signal": 0.2, "first quarter": 0.5, "last quarter": 0.375}
 
 
+def test_a_sampling_error_that_is_not_known_is_not_a_missing_discount(run: Path, tmp_path: Path, capsys: Any) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    rows = plain_rows(folder)
+    for row in rows:
+        if row.get("certificate"):
+            row["certificate"] |= {"surrogate_standard_error": None}
+    write_rows(folder, rows)
+    assert main(["certify", str(folder)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "without a discount" not in said and "the sampling error of L is not known" in said
+
+
 def test_diagnose_reads_the_tables_from_the_run_alone(run: Path, capsys: Any) -> None:
     assert main(["diagnose", str(run), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -414,6 +426,23 @@ def test_diagnose_does_not_show_what_is_not_known_as_zero(edited: Any, capsys: A
     assert k3["mean"] is k3["standard_error"] is k3["standard_error_over_exact"] is None
     assert report["kl_spread"]["messages_over_delta"] is None and report["kl_spread"]["messages"]["p50"] > 0
     assert main(["diagnose", str(folder)]) == 0
+
+
+@pytest.mark.parametrize("looked", [True, False])
+def test_what_no_update_was_there_for_is_not_blamed_on_a_setting(edited: Any, capsys: Any, looked: bool) -> None:
+    nothing = {"kl_messages": None, "kl_groups": None, "monitor": {}, "context_shift": None}
+
+    def skip_all(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if row["kind"] == "update":
+                row |= {"decision": "skipped", "kl": {}, "certificate": None}
+                row["diagnostics"] = row["diagnostics"] | nothing if looked else None
+
+    assert main(["diagnose", str(edited(skip_all)), "--json"]) == 0
+    missing = json.loads(capsys.readouterr().out)["missing"]
+    assert missing["kl_estimators"] == "every update was skipped"
+    for name in ("kl_spread", "monitors", "context_drift"):
+        assert ("diagnostics.from_updates" in missing[name]) != looked, missing[name]
 
 
 def test_a_discount_of_the_users_own_counts_rewards_at_the_end(edited: Any, capsys: Any) -> None:

@@ -115,6 +115,8 @@ def _legend(run: RunCertificates, certain: str, updates: bool) -> str:
 
 def _penalties(s: Certified) -> str:
     """Each penalty of the bound at the confidence, with its share."""
+    if s.high_probability.occupancy < s.high_probability.concentration == math.inf:
+        return "the sampling error of L is not known, with so few held-out items: nothing is sure at a confidence"
     if s.high_probability.penalty == math.inf:
         return "penalties are infinite without a discount: only the bounds by turns say something"
     shares = s.high_probability.shares()

@@ -60,7 +60,7 @@ def message_kl(run: RunData) -> Drawn:
     known = [(place, row.diagnostics, row.delta) for place, row in numbered(run.updates) if row.diagnostics]
     spreads = [(place, d.kl_messages, delta) for place, d, delta in known if d.kl_messages]
     if not spreads:
-        return UPDATES if run.updates else NONE_YET
+        return (SKIPPED if known else UPDATES) if run.updates else NONE_YET
     places = [place for place, _, _ in spreads]
     quantile = {q: [_positive(getattr(s, q)) for _, s, _ in spreads] for q in ("p50", "p90", "p99", "largest")}
     traces = band("half to 90% of the messages", places, quantile["p50"], quantile["p90"], color="$band1")

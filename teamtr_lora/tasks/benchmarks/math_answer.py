@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
 
-from teamtr_lora.tasks.benchmarks.math_units import Measure, measure, no_unit, tight, unwrapped, without_asked
+from teamtr_lora.tasks.benchmarks.math_units import Measure, measure, no_unit, tight, ungrouped, unwrapped, without_asked
 
 LONGEST = 2_000  # characters of an answer worth looking at; the longest reference of MATH has under 200
 
@@ -19,6 +19,7 @@ BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 HASHES = re.compile(r"####[ \t]*+(?:\*\*)?(?:[a-zA-Z]{1,20}[ \t]*+=[ \t]*+)?(-?[ \t]*+(?:\\?\$|[£€¥₹])?[ \t]*+-?[0-9.,]*[0-9])")
 ANSWER_LINE = re.compile(r"(?:answer|答案)[\s*]*[:：][\s*]*([^\n]+)", re.IGNORECASE)
 
+_IN_MATHS = re.compile(r"\\\(((?:[^\\]|\\[^()])+)\\\)|\\\[((?:[^\\]|\\[^\[\]])+)\\\]")  # \(18\) and \[18\]
 LONGEST_BASE = 100
 _BASE = re.compile(
     r".*?[0-9A-Za-z}](?P<sub>_)(?:\{\s*(?:\\text\{\s*)?([0-9]{1,2}|[a-z]+)\s*\}{1,2}|([0-9]{1,2}))[\s.$]*", re.DOTALL
@@ -32,8 +33,11 @@ _DOUBT = re.compile(
     re.IGNORECASE,
 )
 _APART = re.compile(r"\s*-?[0-9.]+(?:\s+[0-9.]+)+\s*")  # numbers with nothing between them
-_SEVERAL = re.compile(r";|,(?!\s?\d{3}(?!\d))|\b(?:or|and)\b", re.IGNORECASE)
+# the last: 10 hours 30 minutes
+_SEVERAL = re.compile(r";|,(?!\s?\d{3}(?!\d))|\b(?:or|and)\b|(?<=[a-zA-Z])\.?\s+(?=-?\d)", re.IGNORECASE)
 _LAST_COMMA = re.compile(r"(?:,|(?<!\s))\s*+\\(?:text|mbox|textrm|mathrm)\{\s*,\s*(?:and|or)?\s*\}")
+_COEFFICIENT = re.compile(r"\A\s*-?\d{1,3}(?:,\d{3})+(?=\s*(?:\\(?:pi|sqrt)|[a-zA-Z](?![a-zA-Z])))")  # 1,000\pi
+_ABOUT = re.compile(r"\A\s*(?:\\approx(?![a-z])|≈)")
 _UNSEEN = re.compile(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)")
 _PI_FRACTION = re.compile(r"\\[dtc]?frac\s*\\pi\s*(\d|[a-zA-Z])")
 _ROOT = re.compile(r"√\s*(\d+|[a-zA-Z])")
@@ -91,6 +95,8 @@ def stated(text: str, readers: tuple[Reader, ...]) -> str | None:
     """The answer that stands last in the text; None without a box or marker, whatever else the text says."""
     found = [place for reader in readers if (place := reader(text)) is not None]
     answer = max(found)[1] if found else ""
+    if whole := _IN_MATHS.fullmatch(answer):
+        answer = (whole[1] or whole[2]).strip()
     return answer if 0 < len(answer) <= LONGEST else None
 
 
@@ -184,7 +190,9 @@ def _ends(value: Fraction) -> bool:
 
 
 def for_algebra(text: str) -> str:
-    """What the parser misreads: lists with their last comma inside the words, what is not printed, signs that are no LaTeX."""
+    """What the parser misreads: digits in groups, lists with their last comma inside the words, what is not printed, signs that
+    are no LaTeX."""
+    text = _COEFFICIENT.sub(lambda found: found[0].replace(",", ""), ungrouped(_ABOUT.sub("", text, 1)), 1)
     text = _PI_FRACTION.sub(r"\\frac{\\pi}{\1}", _UNSEEN.sub("", _ROOT.sub(r"\\sqrt{\1}", text)))
     return _LAST_COMMA.sub(",", text.translate(_SIGNS)).rstrip(". ")
 

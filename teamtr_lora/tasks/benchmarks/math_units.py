@@ -21,6 +21,8 @@ _RATIO = re.compile(
 )
 _DEGREES = re.compile(r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-z])|°)\s*(?:[CF](?![a-zA-Z]))?")
 _GROUPED = re.compile(r"(?<=\d)(?:\\[,; ]|[ ~\u00a0\u202f])(?=\d{3}(?!\d))")  # 10\,080 and 10 080
+_COMMAS = re.compile(r"(?<=\d)(?:\{,\}|,?\\!)\s*(?=\d{3}(?!\d))")  # 10{,}080 and 10,\!080
+_BRACED = re.compile(r"(?<!\\)\{\s*\d{1,3}(?:,\d{3})+\s*\}")  # \frac{1}{10,080}
 
 _MONEY = r"(?:\\?\$|[£€¥₹]|\\(?:pounds|euro|yen)(?![a-z])|(?:US|CA|AU)\$|\b(?:USD|EUR|GBP|Rs\.?|INR)(?![a-z]))"
 _VALUE = r"[-+]?\s*(?:(?:\d+\s*)?\\[dtc]?frac[\s\d{}-]+|\.?\d(?:[\d.,{} ]|\\[!,;: ])*(?:/\s*\d+)?|\d*\.\d*\\overline\{\d+\})"
@@ -71,6 +73,11 @@ def unwrapped(text: str, around: str = "") -> str:
 def tight(text: str) -> str:
     """Without spacing, dollar and degree signs."""
     return _NOISE.sub("", text.translate(_SIGNS)).rstrip(".")
+
+
+def ungrouped(text: str) -> str:
+    """Without the commas between groups of three digits, where they cannot be those of a list."""
+    return _BRACED.sub(lambda found: found[0].replace(",", ""), _COMMAS.sub("", text))
 
 
 def number(text: str) -> Fraction | None:

@@ -36,8 +36,9 @@ def parsed(text: str) -> list[Any]:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     how: list[Any] = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-    # only what stood in the box is parsed, never the text around it
-    found: list[Any] = parse(f"\\boxed{{{text}}}", how, fallback_mode="no_fallback", parsing_timeout=None)
+    # only what stood in the box is parsed, whole: any_match takes a number or fraction out of what cannot be read (>= 18 as 18)
+    modes: Any = {"fallback_mode": "no_fallback", "extraction_mode": "first_match"}
+    found: list[Any] = parse(f"\\boxed{{{text}}}", how, **modes, parsing_timeout=None)
     return found
 
 
@@ -84,6 +85,14 @@ def parse_in_two_stages() -> None:
     PSParser.math = math
 
 
+def one_kind_of_symbols() -> None:
+    """The parser takes symbols for real ones unless it sees a lone i, as in 5 \\cdot i but not in 5i, and real symbols are not
+    equal to others: here they are always real."""
+    import math_verify.parser
+
+    math_verify.parser.should_treat_as_complex = lambda _latex: False
+
+
 def own_output() -> TextIO:
     """Where the verdicts go, and nothing else: what the libraries print would be taken for the next pair's verdict."""
     verdicts = os.fdopen(os.dup(1), "w")
@@ -100,6 +109,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     signal.signal(signal.SIGPROF, _ring)
     parse_in_two_stages()
+    one_kind_of_symbols()
     equal(r"\frac{2k+2}{3}", "2(k+1)/3")  # imports and caches, before the clock runs
     print("ready", file=verdicts, flush=True)
     for line in sys.stdin:

@@ -74,11 +74,16 @@ class Distinct(Task):
         """What everybody names: one agent's digit is no answer of the team."""
         return " ".join(digit or "-" for digit in self._named(episode).values()) or None
 
+    def team_answer(self, episode: Episode) -> str:
+        return self.vote(episode) or ""
+
     def check_agents(self, agents: Sequence[str], max_messages: int) -> None:
-        if not 2 <= len(agents) <= self.options:
+        if len(agents) < 2:
+            raise UserError("task.name = 'distinct': one agent alone has nobody to differ from; it needs a team of two or more")
+        if len(agents) > self.options:
             raise UserError(
                 f"task.options = {self.options}: the team has {len(agents)} agents, and each needs a digit of its own; "
-                f"{'add an agent' if len(agents) < 2 else f'set task.options={len(agents)} or more'}"
+                f"set task.options={len(agents)} or more"
             )
 
 

@@ -77,6 +77,71 @@ def test_the_problem_may_ask_for_dozens(task: MathTask, word: str) -> None:
     assert right(task, pairs, f"She has 5 {word}. How many is that?") == [False, False, True, False]
 
 
+@pytest.mark.parametrize("sign", [r"\geq ", r"\le", r"\neq ", ">", "≤ ", r"\to ", r"977 \Rightarrow ", r"x \neq "])
+@pytest.mark.parametrize("gold", ["18", r"\frac{3}{2}", r"\left( \frac{1}{4}, \frac{3}{4} \right)", "x^2+1"])
+def test_a_relation_is_no_value(task: MathTask, gold: str, sign: str) -> None:
+    assert right(task, [(gold, sign + gold)]) == [False]
+
+
+def test_what_cannot_be_read_holds_no_answer(task: MathTask) -> None:
+    pair = r"\left( \frac{1}{4}, \frac{3}{4} \right)"
+    wrong = [
+        (pair, "-" + pair),
+        (pair, r"\frac{1}{2}" + pair),
+        (r"\frac{1}{3}", r"\frac{1}{3} <"),
+        (r"\frac{1}{2}", r"3(\frac{1}{2},4)"),
+    ]
+    wrong += [(r"\frac{1}{3}", r"\begin{cases} \frac{1}{2} & x<0 \\ \frac{1}{3} & x>0 \end{cases}")]
+    assert right(task, wrong) == [False] * len(wrong)
+    same = [
+        (pair, pair.replace(r"\left", "").replace(r"\right", "")),
+        ("8.24", r"\approx 8.24"),
+        (r"\approx 8.24 \text{ mph}", "8.24"),
+    ]
+    assert right(task, same) == [True] * len(same)
+
+
+def test_feet_and_inches_are_not_the_feet(task: MathTask) -> None:
+    forms = [
+        r"18 \text{ feet } 6 \text{ inches}",
+        r"18\text{ ft }6\text{ in}",
+        "18 hours 30 minutes",
+        r"18\text{ hr. }30\text{ min.}",
+    ]
+    assert right(task, [("18", form) for form in forms]) == [False] * len(forms)
+    assert right(task, [("18", r"18 \text{ square feet}"), ("18", r"18\text{ m}^2"), ("18", r"x \text{ is } 18")])[:2] == [
+        True,
+        True,
+    ]
+
+
+def test_complex_numbers_are_equal_however_i_is_written(task: MathTask) -> None:
+    same = [("6-5i", form) for form in (r"6 - 5\cdot i", "6+(-5)i", "-5i+6", r"6-\sqrt{25}i", "6-i5")]
+    same += [(r"-\frac{1}{2}+\frac{3}{2}i", r"\frac{-1+3i}{2}"), (r"\frac{-1+3i}{2}", r"-\frac{1}{2}+\frac{3}{2} i")]
+    assert right(task, same) == [True] * len(same)
+    assert right(task, [("6-5i", r"6+5\cdot i"), (r"-\frac{1}{2}+\frac{3}{2}i", r"\frac{-1+2i}{2}")]) == [False, False]
+
+
+def test_digits_in_groups_are_one_number_wherever_they_stand(task: MathTask) -> None:
+    same = [(r"\dfrac{2469}{20,\!000}", r"\frac{2469}{20000}"), (r"\frac{1}{29322216}", r"\frac{1}{29,322,216}")]
+    same += [(r"1000\pi", r"1,000\pi"), (r"1000\pi", r"1{,}000\pi"), (r"1000\sqrt{2}", r"1,000 \sqrt{2}"), ("1000x", "1,000x")]
+    assert right(task, same) == [True] * len(same)
+    other = [
+        (r"\frac{2469}{20000}", r"\frac{2469}{20,001}"),
+        ("(2,100)", "2100"),
+        (r"\{2,100\}", r"\{2100\}"),
+        (r"1000\pi", r"1,001\pi"),
+    ]
+    assert right(task, other) == [False] * len(other)
+
+
+@pytest.mark.parametrize("gold", [r"20\text{ miles}", r"(2,12) \cup (12,102)", "x^2+1", "18"])
+def test_signs_of_maths_around_an_answer_are_not_part_of_it(task: MathTask, gold: str) -> None:
+    forms = [rf"\({gold}\)", rf"\[{gold}\]", rf"\( {gold} \)"]
+    assert right(task, [(gold, form) for form in forms]) == [True] * 3
+    assert right(task, [(gold, rf"\({gold}\) \text{{ or }} \(977\)")]) == [False]
+
+
 def test_a_name_before_the_number_splits_no_vote() -> None:
     for text in ("x = 5", "$x=5$", r"\text{total} = 5.0", "m + n = 5", "5 dollars"):
         assert math_answer.canonical(text) == math_answer.canonical("5") == "5"

@@ -54,6 +54,11 @@ def test_the_last_word_of_each_agent_counts() -> None:
     assert task.score([episode(task, [])]) == [0.0]
 
 
+def test_the_answer_of_the_team_is_what_everybody_names() -> None:
+    task = Distinct(4)
+    assert task.team_answer(episode(task, ["4", "I say 9", "none", "9"])) == "4 9 - 9"
+
+
 def test_no_set_of_digits_is_on_both_sides() -> None:
     task = Distinct(3)
     sets = {split: {frozenset(task.items(split)[i].data["options"]) for i in range(300)} for split in ("train", "test")}
@@ -62,7 +67,7 @@ def test_no_set_of_digits_is_on_both_sides() -> None:
     assert item == Distinct(3).items("test")[7] and all(str(digit) in item.prompt for digit in item.data["options"])
 
 
-@pytest.mark.parametrize(("options", "agents", "fix"), [(2, "abc", "task.options=3"), (4, "a", "add an agent")])
+@pytest.mark.parametrize(("options", "agents", "fix"), [(2, "abc", "task.options=3"), (4, "a", "a team of two or more")])
 def test_every_agent_needs_a_digit_of_its_own(options: int, agents: str, fix: str) -> None:
     with pytest.raises(UserError, match=fix):
         Distinct(options).check_agents(list(agents), len(agents))
