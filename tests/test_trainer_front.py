@@ -239,6 +239,20 @@ def test_the_summary_has_the_mean_reward_beside_the_accuracy(make: Make, tmp_pat
     assert (summary.reward_before, summary.reward_after) == (first.evaluation["mean_reward"], last.evaluation["mean_reward"])
 
 
+@pytest.mark.parametrize("event", ["on_step_end", "on_epoch_end"])
+def test_a_team_that_a_callback_stops_was_not_evaluated(make: Make, event: str) -> None:
+    """The evaluation before training says nothing of what it has become."""
+
+    def stop(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = True
+
+    summary = make(stages=3, every_stages=0, gain="none", callbacks=[type("Stop", (TrainerCallback,), {event: stop})]).train()
+    assert summary.accepted and summary.accuracy_before is not None
+    assert (summary.accuracy_after, summary.reward_after, summary.episodes_evaluated) == (None, None, 0)
+    whole = make(stages=3, every_stages=0, gain="none").train(resume=True)
+    assert whole.accuracy_after is not None and whole.reward_after is not None and whole.episodes_evaluated == 4
+
+
 class FakeTracker(SimpleNamespace):
     """wandb as far as accelerate uses it."""
 

@@ -99,6 +99,7 @@ class RunState:
     reward_before: float | None = None  # mean rewards of the same evaluations
     reward_after: float | None = None
     episodes_evaluated: int = 0
+    accepted_since: int = 0  # updates accepted since that evaluation: it was of an earlier team
     started: bool = False  # stage 0 (floors and the evaluation before training) is done
     loras: dict[str, dict[str, Any]] = field(default_factory=dict)  # of swapped agents, whose `lora` in the recipe is older
     swaps: list[SwapRecord] = field(default_factory=list)  # every replacement and undo, oldest first

@@ -164,7 +164,7 @@ class RunPlace:
             state.accuracy_after, state.reward_after, state.episodes_evaluated = None, None, 0
         if known:
             state.accuracy_after, state.episodes_evaluated = known["avg_at_k"], known["episodes"]
-            state.reward_after = known["mean_reward"]
+            state.reward_after, state.accepted_since = known["mean_reward"], 0
         if state.started:
             run.metrics.append(row)
         state.metrics_bytes = run.metrics.size

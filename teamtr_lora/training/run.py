@@ -182,6 +182,7 @@ class TrainingRun:
         outcome.seconds["saving"] = self._storing + time.monotonic() - started
         self._last_played = rollout.episodes
         self._recorder.update(self.state, stage, place, rollout, outcome)
+        self.state.accepted_since += outcome.accepted
         started = time.monotonic()
         self.rollouts.keep(f"stage-{stage:04d}-update-{place + 1:03d}", rollout, outcome)
         self.checkpoint()
@@ -254,7 +255,7 @@ class TrainingRun:
         plan = plan_in_training(self.task, self.config)
         episodes = self.playable.play(self.task, plan, lambda d, n, t: self.events.progress("evaluation", d, n, t))
         record = recorded(episodes, self.task, plan, self.updater.discount)
-        self.state.episodes_evaluated = record["episodes"]
+        self.state.episodes_evaluated, self.state.accepted_since = record["episodes"], 0
         self.state.sampled_tokens += record["sampled_tokens"]
         if self.events.heard("on_evaluate"):  # who listens may copy the adapters that did so well
             self._saver.settle_versions()

@@ -57,9 +57,10 @@ class TrainSummary:
     accepted, shrunk    updates that made a new adapter version; those among them whose step was shortened to fit the region
     rejected, skipped   updates that the gate refused; those that had nothing to learn from
     out_of_region_accepted             accepted updates whose measured KL was above the radius
-    accuracy_before, accuracy_after    on held-out items, before and after training (None: not evaluated)
+    accuracy_before, accuracy_after    on held-out items, before and after training (None: not evaluated, as where a callback
+                                       stopped the run)
     reward_before, reward_after        mean rewards of the same evaluations
-    episodes_evaluated  episodes of the last evaluation
+    episodes_evaluated  episodes of the last evaluation; 0 where that was of an earlier team
     tokens, seconds     sampled tokens and wall-clock time of the whole run
     adapters            the content hash of each agent's adapter
     """
@@ -348,15 +349,16 @@ class TeamTRTrainer:
 
     def _summary(self, run: TrainingRun) -> TrainSummary:
         state = run.state
+        measured = not state.accepted_since  # a callback may stop a run before it evaluates the team
         return TrainSummary(
             run_dir=str(run.run_dir.path),
             stages=state.stage,
             **state.counts,
             accuracy_before=state.accuracy_before,
-            accuracy_after=state.accuracy_after,
+            accuracy_after=state.accuracy_after if measured else None,
             reward_before=state.reward_before,
-            reward_after=state.reward_after,
-            episodes_evaluated=state.episodes_evaluated,
+            reward_after=state.reward_after if measured else None,
+            episodes_evaluated=state.episodes_evaluated if measured else 0,
             tokens=state.sampled_tokens,
             seconds=round(state.seconds, 3),
             adapters={agent: version.content_hash for agent, version in state.versions.items()},
