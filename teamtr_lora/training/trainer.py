@@ -56,7 +56,7 @@ class TrainSummary:
     stages, updates     how many there were; `updates` is the sum of accepted, rejected and skipped ones
     accepted, shrunk    updates that made a new adapter version; those among them whose step was shortened to fit the region
     rejected, skipped   updates that the gate refused; those that had nothing to learn from
-    out_of_region_accepted             accepted updates whose measured KL was above the radius
+    out_of_region_accepted             accepted updates with a bound of their KL above the radius: the KL may be below
     accuracy_before, accuracy_after    on held-out items, before and after training (None: not evaluated, as where a callback
                                        stopped the run)
     reward_before, reward_after        mean rewards of the same evaluations
