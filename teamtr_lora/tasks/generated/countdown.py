@@ -22,16 +22,17 @@ LONGEST = 200
 EXPRESSION = re.compile(r"[-+*/().,^0-9 ]*[0-9)]")
 PLAIN = re.compile(r"[-+*/()0-9 ]+")
 TOKEN = re.compile(r"[0-9]+|[-+*/()]")
-SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
+SIGNS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "∙": "*", "∗": "*", "÷": "/", "−": "-"})
 LATEX = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\left": "", r"\right": ""}
 TIMES = re.compile(r"(?<=[0-9)]) ?[xX] ?(?=[0-9(])")
 FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
+BOLD = re.compile(r"(?:^|(?<=[\s:=]))\*\*([^*\n]+(?:\*[^*\n]+)*)\*\*(?![0-9(])", re.MULTILINE)
 PUNCTUATION = re.compile(r"[.,](?=\s|$)|^\s*[-*]\s", re.MULTILINE)  # the end of a sentence, the bullet of a list
 
 
 def expression_in(text: str) -> str | None:
     """The last run of numbers and signs that has a sign in it."""
-    text = FRACTION.sub(r"(\1)/(\2)", text[-5_000:].translate(SIGNS))
+    text = FRACTION.sub(r"(\1)/(\2)", BOLD.sub(r" \1 ", text[-5_000:]).translate(SIGNS))
     for command, sign in LATEX.items():
         text = text.replace(command, sign)
     text = TIMES.sub("*", PUNCTUATION.sub("\n", text))
