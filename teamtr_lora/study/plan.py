@@ -49,6 +49,7 @@ class Plan:
     episodes_per_stage: int
     messages_per_episode: int
     prompt_tokens: int
+    context_tokens: int  # that the team may use
     sampled_tokens_per_update_at_most: int
     sampled_tokens_per_stage_at_most: int
     stages: int
@@ -77,12 +78,13 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
     device = resolve_device(recipe.base.device)
     dtype = resolve_dtype(recipe.base.precision, device)
     team, rollout, agents = _team(recipe, folder, facts), recipe.rollout, len(recipe.team.agents)
-    prompt = _prompt_tokens(recipe, team)
+    prompt, held_out = _of_the_task(recipe, team)
     adapters = {agent.name: _adapter_parameters(agent, facts) for agent in recipe.team.agents}
     rollouts, played = recipe.stage_budget()
     episodes, messages = played * rollout.episodes_per_item, team.router.max_messages
-    sampled = episodes * messages * rollout.max_message_tokens
-    transcript = min(team.context_tokens, prompt + messages * (rollout.max_message_tokens + _turn_tokens(team)))
+    longest = min(rollout.max_message_tokens, team.context_tokens)
+    sampled = episodes * messages * longest
+    transcript = min(team.context_tokens, prompt + messages * (longest + _turn_tokens(team)))
     total = None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
     taken = rollout.engine_bytes(total)
     split = splits(recipe.training.shard, facts, over=processes, value=dtype.itemsize, device_bytes=total, engine_bytes=taken)
@@ -94,13 +96,10 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
     )  # fmt: skip
     tokens = _tokens_per_microbatch(recipe, facts, shape, memory, device)
     memory |= update_memory(facts, replace(shape, tokens=max(tokens, transcript)))
-    share = None
-    if processes > 1:
-        share = make_share(
-            recipe, facts, processes=processes, nodes=nodes, items=played, learned_items=learned, messages=messages,
-            transcript=transcript, tokens=tokens, value=dtype.itemsize, split_base=split,
-            adapter_parameters=max(adapters.values()),
-        )  # fmt: skip
+    share = None if processes == 1 else make_share(
+        recipe, facts, processes=processes, nodes=nodes, items=played, learned_items=learned, messages=messages,
+        transcript=transcript, tokens=tokens, value=dtype.itemsize, split_base=split, adapter_parameters=max(adapters.values()),
+    )  # fmt: skip
     return Plan(
         base=recipe.base.source,
         parameters=facts.parameters,
@@ -112,17 +111,18 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
         episodes_per_stage=episodes * rollouts,
         messages_per_episode=messages,
         prompt_tokens=prompt,
+        context_tokens=team.context_tokens,
         sampled_tokens_per_update_at_most=sampled,
         sampled_tokens_per_stage_at_most=sampled * rollouts,
         stages=recipe.training.stages,
-        evaluation_episodes=recipe.evaluation.items * recipe.evaluation.samples_in_training,
+        evaluation_episodes=min(recipe.evaluation.items, held_out) * recipe.evaluation.samples_in_training,
         adapter_parameters=adapters,
         adapter_bytes={agent: 4 * count for agent, count in adapters.items()},
         memory_bytes=memory,
         memory_total_bytes=_peak(memory, engine=rollout.engine, offload=rollout.vllm.offload),
         device_bytes=total,
         tokens_per_microbatch=tokens,
-        trust_region=_in_words(recipe),
+        trust_region=_in_words(recipe, longest),
         engine=_engine_in_words(recipe),
         unmeasured=recipe.unmeasured(),
         expected_time=None
@@ -137,18 +137,20 @@ def _team(recipe: Recipe, folder: Path, facts: BaseFacts) -> Team:
     return build_team(recipe.team, tokenizer, base_context_tokens=facts.context_tokens)
 
 
-def _prompt_tokens(recipe: Recipe, team: Team) -> int:
-    """The longest first prompt among a few items, rendered with the real tokenizer."""
+def _of_the_task(recipe: Recipe, team: Team) -> tuple[int, int]:
+    """Tokens of the longest first prompt among a few items, rendered with the real tokenizer, and how many items an evaluation
+    can have."""
     if isinstance(recipe.task, ScriptSettings):
-        prompts = [""]
-    else:
-        task = recipe.task.for_items(recipe.folder)
-        task.check_agents(team.names, team.router.max_messages)
-        task.check_router(team.router)
-        per_stage, stages = recipe.rollout.items_per_stage, recipe.training.stages
-        task.check_items(team, seed=recipe.seed, per_stage=per_stage, stages=stages)
-        prompts = [item.prompt for item in task.first_items("train", SAMPLE_ITEMS)]
-    return max(len(team.protocol.begin(prompt).prompt_for(team.names[0])) for prompt in prompts)
+        return len(team.protocol.begin("").prompt_for(team.names[0])), recipe.evaluation.items
+    task = recipe.task.for_items(recipe.folder)
+    task.check_agents(team.names, team.router.max_messages)
+    task.check_router(team.router)
+    per_stage, stages = recipe.rollout.items_per_stage, recipe.training.stages
+    task.check_items(team, seed=recipe.seed, per_stage=per_stage, stages=stages)
+    items = task.first_items("train", SAMPLE_ITEMS)
+    tokens = max(len(team.protocol.begin(item.prompt).prompt_for(team.names[0])) for item in items)
+    size = task.items("test").size
+    return tokens, recipe.evaluation.items if size is None else size
 
 
 def _turn_tokens(team: Team) -> int:
@@ -245,15 +247,15 @@ def _engine_in_words(recipe: Recipe) -> str:
     return f"Engine: {facts.name}. A draw depends on {facts.seeds}; a resumed run ends {resumed} one that never stopped."
 
 
-def _per_token(recipe: Recipe) -> str:
+def _per_token(recipe: Recipe, longest: int) -> str:
     """What the radius of a message means for its tokens."""
-    region, longest = recipe.trust_region, recipe.rollout.max_message_tokens
+    region = recipe.trust_region
     if not REDUCTIONS[region.reduction].whole:
         return ""
     return f" In a message of {longest} tokens, the longest allowed, that is {region.delta / longest:.1g} nats a token."
 
 
-def _in_words(recipe: Recipe) -> str:
+def _in_words(recipe: Recipe, longest: int) -> str:
     region = recipe.trust_region
     variants = Variants.of(recipe)
     _, played = recipe.stage_budget()
@@ -269,7 +271,7 @@ def _in_words(recipe: Recipe) -> str:
     unit = REDUCTIONS[region.reduction].words
     return (
         f"Trust region: an update is accepted only if the {region.estimator} KL from the agent it replaces, {unit}, is at most "
-        f"{region.delta:g} nats{share} with {region.confidence:.0%} confidence, on {items}.{_per_token(recipe)} Its surrogate "
-        f"gain: {variants.region.gain_rule.words}. A step is {step}; if nothing fits it is rejected and the agent stays as it "
-        "was, bit for bit."
+        f"{region.delta:g} nats{share} with {region.confidence:.0%} confidence, on {items}.{_per_token(recipe, longest)} Its "
+        f"surrogate gain: {variants.region.gain_rule.words}. A step is {step}; if nothing fits it is rejected and the agent "
+        "stays as it was, bit for bit."
     )

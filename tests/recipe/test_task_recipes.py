@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from teamtr_lora.cli.text.summary import print_plan
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.study.plan import make_plan
@@ -207,6 +208,26 @@ def test_a_base_and_a_task_make_a_recipe(base: str, task: str) -> None:
 @pytest.mark.parametrize("task", GENERATED)
 def test_nano_recipes_can_be_planned(task: str) -> None:
     assert make_plan(combined("nano", task)).memory_total_bytes < 4e9
+
+
+def test_a_plan_counts_the_items_that_there_are_and_knows_the_context(tmp_path: Path) -> None:
+    rows = [{"problem": f"What is {n}?", "answer": str(n)} for n in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "seven.jsonl").write_text(
+        "".join(json.dumps({**row, "problem": f"And {row['problem']}"}) + "\n" for row in rows[:7])
+    )
+    data = [f"task.path={tmp_path / 'rows.jsonl'}", f"task.test_path={tmp_path / 'seven.jsonl'}"]
+    plan = make_plan(combined("nano", "math500", *data, "rollout.max_message_tokens=4096"))
+    assert plan.evaluation_episodes == 7, "evaluation.items = 500, and the file has 7"
+    assert plan.sampled_tokens_per_update_at_most == 16 * 8 * 3 * 1024 and "In a message of 1024 tokens" in plan.trust_region
+
+
+def test_a_plan_says_where_the_opening_of_a_conversation_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    for context, said in ((64, True), (512, False)):
+        print_plan(make_plan(combined("nano", "arbench_gn", f"team.protocol.context_tokens={context}")))
+        shown = " ".join(capsys.readouterr().out.split())
+        assert ("This will not run: a first message's prompt has" in shown) == said
+        assert (f"and the context {context}." in shown) == said
 
 
 @pytest.mark.parametrize(("base", "task"), [pair for pair in COMBINATIONS if pair[0] != "nano"], ids="-".join)

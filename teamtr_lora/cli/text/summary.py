@@ -90,6 +90,12 @@ def print_plan(plan: Plan) -> None:
         console.print(f"Such a run will not measure {escape('; '.join(plan.unmeasured))}.")
     console.print(plan.trust_region)
     console.print(plan.engine)
+    if plan.prompt_tokens >= plan.context_tokens:
+        console.print(
+            f"This will not run: a first message's prompt has {plan.prompt_tokens:,} tokens, and the context "
+            f"{plan.context_tokens:,}. Shorten the items, raise team.protocol.context_tokens if the base allows more, or take "
+            "another base."
+        )
     if not plan.fits:
         console.print(
             f"This will not fit: the GPU has {_size(plan.device_bytes or 0)}. Set training.gradient_checkpointing=true, lower "
