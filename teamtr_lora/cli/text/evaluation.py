@@ -38,7 +38,10 @@ def print_evaluation(result: EvaluationResult) -> None:
     print_table(console, table)
     _print_same(console, evaluation.k, same)
     if not judged and (policy["kind"] == "team" or evaluation.k > 1):
-        console.print("single messages are not judged: the task does not say how to read an answer (for a dataset: task.answer)")
+        console.print(
+            "single messages are not judged: the task scores several together, or does not say how to read an answer (for a "
+            "dataset: task.answer)"
+        )
     _print_categories(console, result, same)
     if any(e.low == e.high for name, e in result.measures.items() if name.startswith("avg@") and e.low is not None):
         bound = 3 / evaluation.items  # the rule of three
