@@ -368,6 +368,20 @@ def test_a_team_goes_on_from_an_earlier_run(
     assert {agent: versions.version(agent).content_hash for agent in versions.agents} == first.adapters
 
 
+def test_another_run_of_one_trainer_says_where_its_adapters_are_from(
+    team: dict[str, Any], config: Callable[..., TeamTRConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the run before it, whatever that one began with."""
+    monkeypatch.chdir(tmp_path)
+    with TeamTRTrainer(team, even, config(output_dir=None, gain="none"), ROWS, ROWS) as trainer:
+        runs = [Path(trainer.train().run_dir) for _ in range(3)]
+    origins = [json.loads((run / "origin.json").read_text()).get("started_from") for run in runs]
+    assert origins[0] is None
+    for before, origin in zip(runs, origins[1:], strict=False):
+        assert origin["source"] == str(before)
+        assert all((before / "adapters" / agent / version).is_dir() for agent, version in origin["versions"].items())
+
+
 @pytest.fixture
 def recipe_file(tiny_base: Path, tmp_path: Path) -> Path:
     """One agent, one stage, a dataset and a reward of the user's own."""

@@ -314,6 +314,8 @@ class TeamTRTrainer:
                 run_dir.remove()  # a start that failed leaves no empty run behind
             raise
         finally:
+            if run_dir.checkpoints.exists():
+                self._start_from = run_dir.path  # another run of this trainer begins with what this one has made
             torch.set_num_threads(threads)  # a resumed run goes on with those that it was started with
             if lock is not None:
                 lock.release()
