@@ -253,6 +253,21 @@ def test_a_team_that_a_callback_stops_was_not_evaluated(make: Make, event: str) 
     assert whole.accuracy_after is not None and whole.reward_after is not None and whole.episodes_evaluated == 4
 
 
+@pytest.mark.parametrize("joint", [{}, {"update": "joint", "resampling": "never"}])
+def test_a_callback_may_measure_the_team_and_changes_nothing_by_it(make: Make, tmp_path: Path, joint: dict[str, str]) -> None:
+    """Also where agents that have learned are not played before their stage ends."""
+
+    class Measures(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            measured.append(trainer.evaluate(items=2, k=1).episodes)
+
+    measured: list[int] = []
+    trainer = make(stages=2, gain="none", callbacks=[Measures], **joint)
+    summary = trainer.train()
+    assert measured == [2] * 4 and summary.accepted
+    assert make(stages=2, gain="none", output_dir=str(tmp_path / "other"), **joint).train().adapters == summary.adapters
+
+
 class FakeTracker(SimpleNamespace):
     """wandb as far as accelerate uses it."""
 

@@ -339,8 +339,10 @@ class TeamTRTrainer:
                 raise UserError(f"{name} = {count}: must be at least 1")
         section, rollout = self.recipe.evaluation, self.recipe.rollout
         with in_their_words(self.recipe), fits(self.recipe):
+            playable = self.open()
+            playable.publish_all()  # within the stage of a joint update the sampler has the team that began it
             return evaluate(
-                self.open(),
+                playable,
                 self.task,
                 items=items or section.items,
                 k=k or section.samples_in_training,
