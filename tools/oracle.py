@@ -1,8 +1,9 @@
 """Reads every candidate of a run again on fresh episodes: does the gate's KL bound hold, has the measured gain the right sign?
 
-Before every update the team as it is plays episodes of its own, which nobody learns from. When the gate has judged, each step
-length that it measured is measured on them too: same formulas, many more groups, independent of what the candidate was fitted to
-and judged on. The run itself is not changed by it. tools/prove.py has it as the study `oracle`.
+Before every update, or once a stage where agents do not hear each other, the team as it is plays episodes of its own, which
+nobody learns from. When the gate has judged, each step length that it measured is measured on them too: same formulas, many more
+groups, independent of what the candidate was fitted to and judged on. The run itself is not changed by it. tools/prove.py has it
+as the study `oracle`.
 """
 
 from __future__ import annotations
@@ -77,8 +78,12 @@ class Oracle(TrainerCallback):  # type: ignore[misc]
         updater._decide = decided  # type: ignore[method-assign]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **details: Any) -> None:
-        """Now, because the sampler gives its memory away during an update."""
-        run, config = self._run, self._run.config
+        """Now, as the sampler gives its memory away during an update. Where nobody hears another, once a stage: what an agent
+        says until its own update stays as likely, so its KL is as good as on new episodes. What it earns is that beside the team
+        that began the stage: read the gains of a stage's later updates with care."""
+        run, config, router = self._run, self._run.config, self._run.playable.team.router
+        if self._episodes and run.state.update and router.round_messages == router.max_messages:
+            return
         run.variants.publishing.catch_up(run.playable)
         items, number = run.task.items("train"), run.state.counts["updates"]
         order = DataOrder(items, config.seed + OTHER_ORDER)

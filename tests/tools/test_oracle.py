@@ -2,28 +2,29 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import cells
 import oracle
 import pytest
 
 from teamtr_lora.recipe import Recipe, load_recipe
+from teamtr_lora.rollout.collector import PlayPlan
+from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.runs.metrics import UpdateRow, read_rows
+from teamtr_lora.tasks import Task
+from teamtr_lora.team import Episode
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 TWO_AGENTS = ['team.agents=[{"name": "planner", "role": "ones"}, {"name": "solver", "role": "tens"}]', "task.digits=2"]
-SMALL = [
-    *TWO_AGENTS,
-    "training.stages=1",
-    "rollout.items_per_stage=6",
-    "rollout.episodes_per_item=4",
-    "evaluation.items=4",
-    "base.device=cpu",
-]
+IN_TURN = ([RECIPES / "quickstart.yaml"], TWO_AGENTS)
+UNHEARD = ([RECIPES / "bases" / "nano.yaml", RECIPES / "tasks" / "distinct.yaml"], [])
+SMALL = ["training.stages=1", "rollout.items_per_stage=6", "rollout.episodes_per_item=4", "evaluation.items=4", "base.device=cpu"]
 
 
-def recipe_in(folder: Path) -> Recipe:
-    recipe = load_recipe(RECIPE, SMALL)
+def recipe_in(folder: Path, kind: tuple[list[Path], list[str]] = IN_TURN) -> Recipe:
+    files, own = kind
+    recipe = load_recipe(files, [*SMALL, *own])
     return recipe.model_copy(update={"output_dir": str(folder)}).placed_in(recipe.folder)
 
 
@@ -31,11 +32,12 @@ def hashes(run: Path) -> dict[str, str]:
     return {agent: version["content_hash"] for agent, version in json.loads((run / "team.json").read_text()).items()}
 
 
-def test_every_candidate_is_read_again_and_the_run_is_not_changed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [IN_TURN, UNHEARD], ids=["in turn", "unheard"])
+def test_every_candidate_is_read_again_and_the_run_is_not_changed(tmp_path: Path, kind: tuple[list[Path], list[str]]) -> None:
     path = tmp_path / "verdicts.jsonl"
-    cells.train(recipe_in(tmp_path / "plain"))
+    cells.train(recipe_in(tmp_path / "plain", kind))
     cells.train(
-        recipe_in(tmp_path / "watched"),
+        recipe_in(tmp_path / "watched", kind),
         watch=lambda trainer: trainer.add_callback(oracle.Oracle(trainer, path, items=12, episodes_per_item=2)),
     )
     assert hashes(tmp_path / "watched") == hashes(tmp_path / "plain")
@@ -53,6 +55,25 @@ def test_every_candidate_is_read_again_and_the_run_is_not_changed(tmp_path: Path
                 assert verdict.true_kl != verdict.kl
     gate, true = (sum(getattr(v, name) for v in verdicts if v.accepted) for name in ("kl", "true_kl"))
     assert 0.2 * gate < true < 5 * gate, "other episodes of the same policies"
+
+
+@pytest.mark.parametrize(("kind", "plays"), [(IN_TURN, 4), (UNHEARD, 2)], ids=["in turn", "unheard"])
+def test_it_plays_again_when_what_an_agent_says_may_have_changed(
+    tmp_path: Path, kind: tuple[list[Path], list[str]], plays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played, play = [], PlayableTeam.play
+
+    def noted(self: PlayableTeam, task: Task, plan: PlayPlan, *progress: Any) -> list[Episode]:
+        played.append(plan.purpose)
+        return play(self, task, plan, *progress)
+
+    monkeypatch.setattr(PlayableTeam, "play", noted)
+    two_stages = [*kind[1], "training.stages=2"]
+    cells.train(
+        recipe_in(tmp_path / "run", (kind[0], two_stages)),
+        watch=lambda trainer: trainer.add_callback(oracle.Oracle(trainer, tmp_path / "v.jsonl", items=2, episodes_per_item=2)),
+    )
+    assert len({purpose for purpose in played if "/oracle/" in purpose}) == plays
 
 
 def verdict(**changed: float | bool) -> oracle.Verdict:
