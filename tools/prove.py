@@ -17,8 +17,7 @@ nothing new begins and what is in progress stops after its update: the same comm
     oracle      every candidate read again on 768 fresh episodes
     upgrade     one agent replaced, and with --new-base the whole team moved: aligned, from scratch, and left alone
     protocol    the rows of tab:pnp-ablation
-    gsm8k       needs --base and --data: equal minutes and equal tokens, against TRL's GRPO; gsm8k-oracle: as oracle, there;
-                gsm8k-steps: one agent by rate, radius, steps and groups of an update, to the end of its stages
+    gsm8k       needs --base and --data: equal minutes and equal tokens, against TRL's GRPO; gsm8k-oracle: as oracle, there
 
 DIR/proof.json holds every table, DIR/STUDY.svg a study's curves, DIR/sizes.svg the accuracy by team size. Tables are those of
 tools/compare.py: means over seeds with 95% intervals, and differences from the first variant of the study, seed by seed (gsm8k:
@@ -169,10 +168,10 @@ def exponents(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_item(chosen: dict[str, list[Variant]], args: argparse.Namespace) -> dict[str, Any]:
-    """Of the studies with a budget: every variant minus the first, paired by item."""
+    """Of the study with a budget: every variant minus the first, paired by item."""
     folders = lambda variant: [args.out / variant.name / f"seed-{seed}" for seed in args.seeds]  # noqa: E731
-    studied = [own for study, own in chosen.items() if study in ("gsm8k", "gsm8k-steps")]
-    return {other.name: paired_by_item(folders(first), folders(other)) for first, *others in studied for other in others}
+    own = chosen.get("gsm8k", [])
+    return {other.name: paired_by_item(folders(own[0]), folders(other)) for other in own[1:]}
 
 
 def shown(found: dict[str, Any]) -> str:
