@@ -135,9 +135,11 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
         "rollout.items_per_stage=32", "training.learning_rate=3e-5", "training.schedule=constant", "trust_region.delta=0.05",
     )  # fmt: skip
     # the recipe's own: larger rollouts, and a rate that falls to nothing by the last stage, which the minutes do not move
+    shipped = yaml.safe_load(GSM8K[1].read_text())
     falling = (
-        "rollout.items_per_stage=64", "rollout.requests_per_batch=1536", "training.learning_rate=3.2e-4",
-        "training.schedule=linear", "training.stages=22", "trust_region.delta=0.5",
+        f"rollout.items_per_stage={shipped['rollout']['items_per_stage']}", "rollout.requests_per_batch=1536",
+        *(f"training.{key}={shipped['training'][key]}" for key in ("learning_rate", "schedule", "stages")),
+        f"trust_region.delta={shipped['trust_region']['delta']}",
     )  # fmt: skip
     one = [{"name": "solver", "lora": {"rank": 16, "alpha": 32}}]
     three = yaml.safe_load(GSM8K[0].read_text())["team"]["agents"]
@@ -157,8 +159,8 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
         "training.resampling=every_update", "training.matched=stage", "training.reuse=window", "training.window=2",
         "rollout.items_per_stage=48", "training.learning_rate=auto", "trust_region.step=fill",
     )  # fmt: skip
-    arms = {name: METHODS[name] for name in ("teamtr", "naive", "no-region")}
-    arms |= {"falling": falling} | {f"falling-{name}": (*falling, *METHODS[name]) for name in ("naive", "no-region")}
+    methods = {name: METHODS[name] for name in ("teamtr", "naive", "no-region")}
+    arms = {"falling": falling} | {f"falling-{name}": (*falling, *methods[name]) for name in ("naive", "no-region")} | methods
     arms |= {"resampled": resampled, "in-turn": in_turn, "in-turn-anew": in_turn_anew, "alone": alone}
     chosen = [Variant(name, GSM8K, (*common, *own), spent.work) for name, own in arms.items()]
     few = (*common, *falling, "training.stages=5")  # whose rate falls to a fifth
