@@ -198,7 +198,7 @@ def test_a_base_and_a_task_make_a_recipe(base: str, task: str) -> None:
     turns = getattr(recipe.task, "turns", 0)
     assert 3 * recipe.team.router.rounds > turns, "a message is a turn, and one answer follows"
     if base in REAL:
-        kind, delta = ("debate", 0.5) if task == "gsm8k" else ("round_robin", 0.03)
+        kind, delta = ("debate", 0.5) if task in ("gsm8k", "math500") else ("round_robin", 0.03)
         assert len(recipe.team.agents) == 3 and recipe.team.router.kind == kind
         assert recipe.trust_region.delta == delta and recipe.rollout.temperature == 0.8
         longest = recipe.rollout.max_message_tokens * 3 * recipe.team.router.rounds
@@ -211,7 +211,7 @@ def test_nano_recipes_can_be_planned(task: str) -> None:
 
 
 def test_a_plan_counts_the_items_that_there_are_and_knows_the_context(tmp_path: Path) -> None:
-    rows = [{"problem": f"What is {n}?", "answer": str(n)} for n in range(40)]
+    rows = [{"problem": f"What is {n}?", "answer": str(n)} for n in range(80)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "seven.jsonl").write_text(
         "".join(json.dumps({**row, "problem": f"And {row['problem']}"}) + "\n" for row in rows[:7])
@@ -219,7 +219,7 @@ def test_a_plan_counts_the_items_that_there_are_and_knows_the_context(tmp_path: 
     data = [f"task.path={tmp_path / 'rows.jsonl'}", f"task.test_path={tmp_path / 'seven.jsonl'}"]
     plan = make_plan(combined("nano", "math500", *data, "rollout.max_message_tokens=4096"))
     assert plan.evaluation_episodes == 7, "evaluation.items = 500, and the file has 7"
-    assert plan.sampled_tokens_per_update_at_most == 16 * 8 * 3 * 1024 and "In a message of 1024 tokens" in plan.trust_region
+    assert plan.sampled_tokens_per_update_at_most == 64 * 8 * 3 * 1024 and "In a message of 1024 tokens" in plan.trust_region
 
 
 def test_a_plan_says_where_the_opening_of_a_conversation_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
