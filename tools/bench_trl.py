@@ -1,6 +1,6 @@
 """One update of TRL's GRPOTrainer beside one of ours, on the same base, prompts, lengths, rank and number of passes.
 
-    python tools/bench_trl.py                                              # the embedded base, seconds, on a CPU
+    python tools/bench_trl.py                                              # the embedded base, a minute or two, on a CPU
     python tools/bench_trl.py --shape 1.7b-256 --trl default,liger,64 --out bench
     python tools/bench_trl.py --shape 1.7b-1024 --trl default,liger --out bench-1024
     python tools/bench_trl.py --base random:qwen3-1.7b --prompts 32 --message-tokens 256 --engine vllm
@@ -9,8 +9,8 @@ Both sides stay loaded in processes of their own and take turns, an update each,
 to both. --trl names TRL's settings to try: default, liger (its fused loss), or a number of rows per micro-batch; each is a pair
 with ours, and a pair that --out has already is not run again. Each side learns from --prompts groups of --group episodes in
 --passes passes. Ours plays a quarter more groups, on which the gate judges the update; their sampling and the gate are in its
-time. "accepted" is no time: 1 where the update was, which is then also stored and published. Rewards are drawn from the text,
-so that every group has something to learn from; with random weights the numbers are about speed alone.
+time, and so is storing and publishing what it accepts. Rewards are drawn from the text, so that every group has something to
+learn from; with random weights the numbers are about speed alone.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def drawn_from_text(prompts, completions, **columns):
     return [sum(map(ord, text[-64:])) % 8 / 7 for text in completions]
 '''
 UPDATES_TO_WARM_UP = 1
+ACCEPTED, MEMORY = "accepted", ("allocated GiB", "reserved GiB")
+NO_TIMES = {ACCEPTED, *MEMORY}
 SHAPES: dict[str, dict[str, Any]] = {
     "1.7b-256": {"base": "random:qwen3-1.7b", "prompts": 32, "group": 8, "message_tokens": 256, "engine": "vllm"},
     "1.7b-1024": {"base": "random:qwen3-1.7b", "prompts": 8, "group": 8, "prompt_tokens": 512, "message_tokens": 1024,
@@ -96,8 +98,8 @@ class Turns:
         memory: dict[str, float] = {}
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-            memory["allocated GiB"] = torch.cuda.max_memory_allocated() / 2**30
-            memory["reserved GiB"] = torch.cuda.max_memory_reserved() / 2**30
+            peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+            memory = {name: peak / 2**30 for name, peak in zip(MEMORY, peaks, strict=True)}
         seconds = time.perf_counter() - self.started
         print("RESULT " + json.dumps({"update": seconds, **phases, **memory}), flush=True)
 
@@ -118,7 +120,7 @@ def ours(args: argparse.Namespace, folder: Path) -> None:
                 if logs["decision"] == "skipped":
                     raise RuntimeError(f"ours skipped an update ({logs['reason']}), which takes no time: give a larger --group")
                 self.phases = {name: value for name, value in logs["seconds"].items() if isinstance(value, float)}
-                self.phases["accepted"] = float(logs["alpha"] is not None)
+                self.phases[ACCEPTED] = float(logs["alpha"] is not None)
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             self.done(self.phases)
@@ -247,8 +249,8 @@ Results = dict[str, list[dict[str, float]]]  # by side
 
 
 def table(results: Results) -> str:
-    """Best and median of every phase, in the order in which an update has them."""
-    names = list(dict.fromkeys(name for runs in results.values() for run in runs for name in run))
+    """Best and median of every phase, in the order in which an update has them, then what is no time."""
+    names = list(dict.fromkeys(name for runs in results.values() for run in runs for name in run if name not in NO_TIMES))
     lines = [f"{'':16s}" + "".join(f"{name:>14s}" for name in names) + "   seconds"]
     for side, runs in results.items():
         for what, pick in (("best", min), ("median", statistics.median)):
@@ -257,6 +259,11 @@ def table(results: Results) -> str:
     for what, pick in (("best", min), ("median", statistics.median)):
         took = {side: pick(run["update"] for run in runs) for side, runs in results.items()}
         lines += [f"{side} takes {took[side] / took['ours']:.2f} times as long ({what})" for side in took if side != "ours"]
+    for side, runs in results.items():
+        peaks = [f"{name} {max(run[name] for run in runs):.1f}" for name in MEMORY if name in runs[0]]
+        accepted = [f"{sum(run[ACCEPTED] for run in runs):.0f} of {len(runs)} updates accepted"] if ACCEPTED in runs[0] else []
+        if said := ", ".join(accepted + peaks):
+            lines.append(f"{side}: {said}")
     return "\n".join(lines)
 
 

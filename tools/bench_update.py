@@ -8,8 +8,9 @@
 `passes` and `memory` make their episodes of drawn token ids, so no engine is needed: `passes` times the pass that makes a
 gradient, counts its operations and says what share of the device's arithmetic that is; `memory` compares the peak of whole
 updates with the memory model that `plan` and `tokens_per_microbatch: auto` go by. `growth` and `large` sample with the engine:
-`growth` varies agents, message length and episodes, one at a time; `large` makes one stage of three agents. Every measurement is
-written to --out as soon as it is there, and one that is there is not made again. Every part has a process of its own.
+`growth` varies agents, message length and episodes, one at a time; `large` makes one stage of three agents. Both put the most
+that the driver counted on the GPU beside what `plan` says of the recipe. Every measurement is written to --out as soon as it is
+there, and one that is there is not made again. Every part has a process of its own.
 """
 
 from __future__ import annotations
@@ -23,18 +24,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._functorch.config as functorch_config
 from torch._dynamo.utils import counters
+from update_memory import memory_beside_the_model, whole_memory
 from update_shapes import add_update_options, random_base, update_recipe
 
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts
-from teamtr_lora.base.memory_model import update_memory, update_peak
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, TeamSection
 from teamtr_lora.rollout.collector import PlayPlan
@@ -42,8 +42,8 @@ from teamtr_lora.rollout.playable import PlayableTeam, open_team
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.team import Episode, Message, build_team
 from teamtr_lora.training.batches import MessageBatch
-from teamtr_lora.training.microbatch_size import team_shape
 from teamtr_lora.training.optimize import Minibatch, accumulate
+from teamtr_lora.training.rows import decision_reason
 from teamtr_lora.training.update import AgentUpdater
 from teamtr_lora.training.window import Material, PlayedEpisodes
 
@@ -53,7 +53,7 @@ Measure = Iterator[tuple[str, dict[str, Any]]]
 
 
 class Drawn(Task):
-    """Rewards are drawn from the text: every group has something to learn from, and nothing has a meaning."""
+    """Rewards are drawn from text and seed: every group has something to learn from, and nothing a meaning."""
 
     name = "drawn"
 
@@ -61,7 +61,7 @@ class Drawn(Task):
         return None
 
     def score(self, episodes: Any) -> list[float]:
-        return [sum(map(ord, episode.messages[-1].text[-64:])) % 8 / 7 for episode in episodes]
+        return [(sum(map(ord, episode.messages[-1].text[-64:])) + episode.seed) % 8 / 7 for episode in episodes]
 
 
 def recipe_of(args: argparse.Namespace, *, agents: int, prompts: int, tokens: int, **training: Any) -> Recipe:
@@ -214,30 +214,6 @@ def peak_of_update(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     return found
 
 
-@contextmanager
-def memory_beside_the_model(playable: PlayableTeam, updater: AgentUpdater, recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """Around an update: what it took beside what stood before, and what the memory model says. On a CPU nothing is found."""
-    found: dict[str, Any] = {}
-    if not torch.cuda.is_available():
-        yield found
-        return
-    standing = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    yield found
-    measured = torch.cuda.max_memory_allocated() - standing
-    shape = replace(team_shape(playable, recipe), tokens=updater.scorer.tokens_per_microbatch)
-    parts = update_memory(base_facts(playable.base.folder), shape)
-    model = update_peak(parts)
-    found |= {
-        "model_gib": model / 2**30,
-        "measured_gib": measured / 2**30,
-        "model_over_measured": model / measured,
-        "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
-        "standing_gib": standing / 2**30,
-        **{f"{part} gib": size / 2**30 for part, size in parts.items()},
-    }
-
-
 def part_growth(args: argparse.Namespace, done: set[str]) -> Measure:
     """Sampling, passes and gate of the first agent's update as one size grows, in one engine. One update compiles for all."""
     longest, most = max(args.lengths), max(args.agents)
@@ -264,9 +240,10 @@ def best_update(
     team = build_team(section, whole.base.tokenizer, base_context_tokens=whole.base.context_tokens)
     playable = PlayableTeam(whole.base, whole.bank, team, whole.sampler)
     updater = AgentUpdater(playable, recipe)
-    runs = [stage_of(args, playable, updater, recipe, agents=1, purpose=str(i)) for i in range(repeats)]
+    with whole_memory(recipe) as memory:
+        runs = [stage_of(args, playable, updater, recipe, agents=1, purpose=str(i)) for i in range(repeats)]
     best = min(runs, key=lambda run: run["update"])
-    return best | {"seconds_per_1000_tokens": 1000 * best["update"] / best["sampled_tokens"]}
+    return best | memory | {"seconds_per_1000_tokens": 1000 * best["update"] / best["sampled_tokens"]}
 
 
 def stage_of(
@@ -287,6 +264,8 @@ def stage_of(
         with playable.training_memory(), memory_beside_the_model(playable, updater, recipe) as memory:
             outcome = updater.update(agent, Material(newest=PlayedEpisodes(episodes)), 0)
         updated = time.perf_counter()
+        if outcome.decision == "skipped":
+            raise RuntimeError(f"an update was skipped, which takes no time ({decision_reason(outcome)}): give a larger --group")
         total |= memory
         if outcome.accepted:
             playable.publish(outcome.version)
@@ -294,6 +273,7 @@ def stage_of(
         total |= {phase: total.get(phase, 0.0) + seconds for phase, seconds in phases.items()}
         total["update"] += time.perf_counter() - started
         total["sampled_tokens"] += sum(episode.tokens for episode in episodes)
+        total["compiled_graphs"] = counters["stats"]["unique_graphs"]  # so far in this process
         print(f"  {agent}: {outcome.decision}, {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
     return total
 
@@ -312,7 +292,9 @@ def part_large(args: argparse.Namespace, done: set[str]) -> Measure:
             found: dict[str, Any] = {"start_seconds": time.perf_counter() - started}
             updater = AgentUpdater(playable, recipe)
             found["tokens_per_microbatch"] = updater.scorer.tokens_per_microbatch
-            yield quantization, found | stage_of(args, playable, updater, recipe, agents=3, purpose="stage")
+            with whole_memory(recipe) as memory:
+                stage = stage_of(args, playable, updater, recipe, agents=3, purpose="stage")
+            yield quantization, found | stage | memory
             playable.close()
         except UserError as error:
             yield quantization, {"not measured": str(error)}

@@ -29,6 +29,7 @@ def test_ours_and_trl_take_turns(
     assert sum(ours[phase] for phase in ("rollout", "optimize", "gate")) <= ours["update"]
     table = capsys.readouterr().out
     assert f"TRL default takes {theirs['update'] / ours['update']:.2f} times as long (best)" in table
+    assert "ours: 1 of 1 updates accepted" in table and "accepted" not in table.splitlines()[0]
     monkeypatch.setattr(bench, "pair", lambda *_: pytest.fail("a pair that was measured is measured again"))
     assert bench.main() == 0
     assert capsys.readouterr().out == table

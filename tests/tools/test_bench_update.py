@@ -4,6 +4,7 @@ import argparse
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,6 +14,7 @@ import torch
 from forked import ForkedPython
 
 from teamtr_lora.base.segment_attention import Segments
+from teamtr_lora.study.plan import make_plan
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +59,25 @@ def test_a_part_is_measured_once(
     args.__dict__ |= {"prompts": 1, "message_tokens": 1, "prompt_tokens": 1, "sizes": [60]}
     bench.child(args)
     assert capsys.readouterr().out == ""
+
+
+def test_the_driver_is_read_beside_what_plan_says(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The most of several readings, by a device that is stood in for."""
+    args = argparse.Namespace(base="nano", rank=2, group=2, engine="transformers", memory_share=0.3, passes=1,
+                              learning_rate=1e-3, settings=["base.device=cpu"])  # fmt: skip
+    recipe = bench.recipe_of(args, agents=2, prompts=2, tokens=4)
+    readings, over = iter([40, 10, 30]), threading.Event()
+
+    def free() -> tuple[int, int]:
+        left = next(readings, None)
+        if left is None:
+            over.set()
+        return (30 if left is None else left) * 2**30, 100 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free)
+    with bench.whole_memory(recipe) as found:
+        assert over.wait(timeout=30)
+    assert found["driver_gib"] == 90
+    planned = make_plan(recipe).memory_total_bytes / 2**30  # of which this process, on a CPU
+    assert found["plan_gib"] == pytest.approx(planned, rel=0.1) and found["plan_over_driver"] == found["plan_gib"] / 90
