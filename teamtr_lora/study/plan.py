@@ -17,6 +17,7 @@ from teamtr_lora.base.lora_config import misfit, targeted
 from teamtr_lora.base.memory import peak_memory
 from teamtr_lora.base.memory_model import (
     CPU_TOKENS,
+    MARGIN,
     UPDATE_PARTS,
     UpdateShape,
     choose_tokens,
@@ -58,6 +59,7 @@ class Plan:
     adapter_bytes: dict[str, int]
     memory_bytes: dict[str, int]  # of each process
     memory_total_bytes: int
+    with_margin_bytes: int  # what the GPU must have: the allocator takes more for an update than its tensors need
     device_bytes: int | None  # all memory of the GPU; None on a CPU
     tokens_per_microbatch: int
     trust_region: str
@@ -68,7 +70,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.device_bytes is None or self.memory_total_bytes <= self.device_bytes
+        return self.device_bytes is None or self.with_margin_bytes <= self.device_bytes
 
 
 def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 1, nodes: int = 1) -> Plan:
@@ -120,6 +122,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
         adapter_bytes={agent: 4 * count for agent, count in adapters.items()},
         memory_bytes=memory,
         memory_total_bytes=_peak(memory, engine=rollout.engine, offload=rollout.vllm.offload),
+        with_margin_bytes=_peak(memory, engine=rollout.engine, offload=rollout.vllm.offload, margin=MARGIN),
         device_bytes=total,
         tokens_per_microbatch=tokens,
         trust_region=_in_words(recipe, longest),
@@ -226,10 +229,10 @@ def _sampling_memory(recipe: Recipe, base: int, cache: int, device: torch.device
     return {"KV cache": 0, "vLLM's share": share}
 
 
-def _peak(memory: dict[str, int], *, engine: str, offload: str) -> int:
+def _peak(memory: dict[str, int], *, engine: str, offload: str, margin: float = 1.0) -> int:
     """Rollouts and updates take turns: the cache of the trainer's own model is gone when an update begins, and an update's
     activations when a rollout does. vLLM keeps what it has, unless it always sleeps during updates."""
-    update = update_peak(memory)
+    update = int(margin * update_peak(memory))
     sampling = memory["KV cache"] + memory.get("vLLM's share", 0) + memory.get("vLLM's base", 0)
     rest = sum(memory.values()) - sum(memory[part] for part in UPDATE_PARTS) - sampling
     keeps = ENGINES[engine].memory == "copy" and not ("vLLM's share" in memory and offload == "always")

@@ -8,6 +8,7 @@ for by folders that have their shapes and no weights (a header, then a hole in t
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from teamtr_lora.cli.text.summary import print_plan
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
-from teamtr_lora.study.plan import make_plan
+from teamtr_lora.study.plan import Plan, make_plan
 from teamtr_lora.tasks.table import BY_NAME
 
 ROOT = Path(__file__).resolve().parents[2] / "recipes"
@@ -242,6 +243,33 @@ def test_the_others_can_be_planned_with_data_and_shapes(
         assert plan.memory_total_bytes < 141e9, "in float32, twice what a GPU needs for the weights"
         per_update = recipe.stage_budget()[1] * recipe.rollout.episodes_per_item
         assert (plan.episodes_per_update, plan.updates_per_stage) == (per_update, 3)
+
+
+def test_a_plan_says_what_a_gpu_has_no_room_for(
+    bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU of another size is stood in for by what torch says of it. An update is counted with what the allocator adds."""
+    recipe = combined("qwen3_1.7b", "gsm8k")
+    data = [f"base.source={bases[recipe.base.source]}", *data_for(recipe, tmp_path), "training.tokens_per_microbatch=8192"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def plan_for(size: float, *more: str) -> Plan:
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=int(size)))
+        return make_plan(combined("qwen3_1.7b", "gsm8k", *data, *more))
+
+    roomy = plan_for(80 * 2**30)
+    assert roomy.fits and roomy.memory_bytes["vLLM's share"] == pytest.approx(0.4 * 80 * 2**30)
+    lengthy = [plan_for(80 * 2**30, f"training.tokens_per_microbatch={size}") for size in range(16384, 131072, 2048)]
+    tight = next(plan for plan in lengthy if not plan.fits)
+    assert tight.memory_total_bytes < 80 * 2**30 < tight.with_margin_bytes, "its tensors alone would fit"
+    small = plan_for(12 * 2**30)
+    assert not small.fits
+    for plan, said in ((roomy, False), (tight, True), (small, True)):
+        print_plan(plan)
+        shown = " ".join(capsys.readouterr().out.split())
+        assert ("This will not fit" in shown) == said and ("and the GPU has" in shown) == said
+    size = f"training.tokens_per_microbatch={tight.tokens_per_microbatch}"
+    assert plan_for(80 * 2**30, size, "rollout.vllm.offload=always").fits, "vLLM's share is free again in an update"
 
 
 def test_an_update_keeps_the_policy_of_its_own_share_of_a_stage() -> None:

@@ -98,8 +98,9 @@ def print_plan(plan: Plan) -> None:
         )
     if not plan.fits:
         console.print(
-            f"This will not fit: the GPU has {_size(plan.device_bytes or 0)}. Set training.gradient_checkpointing=true, lower "
-            "training.tokens_per_microbatch or rollout.vllm.memory_share, or set rollout.vllm.offload=always."
+            f"This will not fit: with what the allocator adds it may take {_size(plan.with_margin_bytes)}, and the GPU has "
+            f"{_size(plan.device_bytes or 0)}. Set training.gradient_checkpointing=true, lower training.tokens_per_microbatch or "
+            "rollout.vllm.memory_share, or set rollout.vllm.offload=always."
         )
 
 
