@@ -161,7 +161,10 @@ class TrainingSection(Section):
     def _found_rates_have_no_schedule(self) -> Self:
         if self.learning_rate == "auto" and self.rate_changes:
             wrong = "a learning rate that is found anew in every update follows no schedule"
-            refuse("training", [(("schedule",), self.schedule, wrong, "set training.learning_rate to a number")])
+            refuse(
+                "training",
+                [(("schedule",), self.schedule, wrong, "set training.learning_rate to a number, or training.schedule=constant")],
+            )
         return self
 
     @model_validator(mode="after")

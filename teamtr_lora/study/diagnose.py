@@ -105,6 +105,7 @@ def diagnose_rows(stored: StoredRun, rows: Sequence[MetricsRow]) -> RunDiagnosis
             updates,
             first_and_now(rows),
             fixed_rate=recipe.training.learning_rate != "auto",
+            rate_falls=recipe.training.rate_changes,
             estimator=recipe.trust_region.estimator,
         ),
     )

@@ -60,10 +60,15 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
 
 
 def diagnose_verdict(
-    updates: Sequence[UpdateRow], evaluations: Sequence[dict[str, Any]], *, fixed_rate: bool, estimator: str = "exact"
+    updates: Sequence[UpdateRow],
+    evaluations: Sequence[dict[str, Any]],
+    *,
+    fixed_rate: bool,
+    rate_falls: bool = False,
+    estimator: str = "exact",
 ) -> list[str]:
-    """`evaluations`: the first one, and that of the team as it is. `fixed_rate`: the recipe names a learning rate. `estimator`:
-    of the KL that the gate bounds."""
+    """`evaluations`: the first one, and that of the team as it is. `fixed_rate`: the recipe names a learning rate,
+    which may fall by a schedule (`rate_falls`). `estimator`: of the KL that the gate bounds."""
     counts: Counter[str] = Counter(row.decision for row in updates)
     taken = counts["accepted"] + counts["shrunk"]
     words = [
@@ -76,10 +81,15 @@ def diagnose_verdict(
         rise = last["avg_at_k"] - first["avg_at_k"]
         kind = "a rise" if rise > noise else "a fall" if rise < -noise else "no more than the noise of the evaluations"
         words.append(f"Held-out accuracy went from {first['avg_at_k']:.3f} to {last['avg_at_k']:.3f}: {kind}.")
-    return [*words, _next_step(updates, counts, fixed_rate, estimator)]
+    return [*words, _next_step(updates, counts, estimator, _a_found_rate(rate_falls) if fixed_rate else "")]
 
 
-def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: bool, estimator: str) -> str:
+def _a_found_rate(falls: bool) -> str:
+    return "training.learning_rate=auto" + (" training.schedule=constant" if falls else "")
+
+
+def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], estimator: str, found_rate: str) -> str:
+    """`found_rate`: the settings by which the rate is found, empty where it is."""
     half, episodes = len(updates) / 2, sum(row.episodes for row in updates)
     ended, cut = (sum(getattr(row, of) for row in updates) for of in ("overflowed_episodes", "truncated_messages"))
     if ended > MUCH * episodes:
@@ -94,7 +104,7 @@ def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: b
             "rollout.episodes_per_item or rollout.temperature, or take items that are right some of the time."
         )
     if counts["rejected"] > half and 2 * outside > counts["rejected"]:
-        shorter = "set training.learning_rate=auto" if fixed_rate else "raise rollout.items_per_stage, which tightens the bound"
+        shorter = f"set {found_rate}" if found_rate else "raise rollout.items_per_stage, which tightens the bound"
         return f"Next: most steps were out of region: {shorter}, or raise trust_region.delta."
     if counts["rejected"] > half:
         return "Next: most steps gained nothing: raise rollout.items_per_stage, so that the gain stands out from its noise."
@@ -103,12 +113,12 @@ def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], fixed_rate: b
             f"Next: most steps were cut because their KL bound is wide ({width:.1f} times the KL itself), not because they were "
             "long: raise rollout.items_per_stage, which tightens the bound."
         )
-    if counts["shrunk"] > half and (fixed_rate or any(row.optimizer_steps > 1 for row in updates)):
-        shorter = "training.learning_rate=auto" if fixed_rate else "a lower training.inner_epochs"
+    if counts["shrunk"] > half and (found_rate or any(row.optimizer_steps > 1 for row in updates)):
+        shorter = found_rate or "a lower training.inner_epochs"
         return f"Next: most steps were longer than the region and were cut: {shorter} wastes less of them."
     read = [(row.kl[estimator].mean, row.delta) for row in updates if row.decision == "accepted" and estimator in row.kl]
     idle = sum(kl is not None and kl < IDLE * delta for kl, delta in read)
-    if fixed_rate and idle > len(updates) / 4:
+    if found_rate and idle > len(updates) / 4:
         return (
             f"Next: {idle} steps had a KL of less than {IDLE:.0%} of the radius and hardly moved their agents: raise "
             "training.learning_rate; or end after fewer stages, where it falls (training.schedule=linear)."

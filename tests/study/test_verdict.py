@@ -79,7 +79,9 @@ def test_the_next_step_follows_from_the_decisions(rows: list[Any], advice: str, 
 def test_single_steps_are_not_to_be_fewer() -> None:
     cut = [row("shrunk", "the whole step was out of region: x", steps=1)] * 3
     assert "nothing stands out" in diagnose_verdict(cut, [], fixed_rate=False)[-1]
-    assert "training.learning_rate=auto" in diagnose_verdict(cut, [], fixed_rate=True)[-1]
+    assert "training.learning_rate=auto wastes" in diagnose_verdict(cut, [], fixed_rate=True)[-1]
+    falls = diagnose_verdict(cut, [], fixed_rate=True, rate_falls=True)[-1]
+    assert "training.learning_rate=auto training.schedule=constant wastes" in falls, "a found rate has no schedule"
 
 
 @pytest.mark.parametrize("fixed", [True, False])
