@@ -80,7 +80,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
     device = resolve_device(recipe.base.device)
     dtype = resolve_dtype(recipe.base.precision, device)
     team, rollout, agents = _team(recipe, folder, facts), recipe.rollout, len(recipe.team.agents)
-    prompt, held_out = _of_the_task(recipe, team)
+    prompt, recipe = _of_the_task(recipe, team)
     adapters = {agent.name: _adapter_parameters(agent, facts) for agent in recipe.team.agents}
     rollouts, played = recipe.stage_budget()
     episodes, messages = played * rollout.episodes_per_item, team.router.max_messages
@@ -117,7 +117,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
         sampled_tokens_per_update_at_most=sampled,
         sampled_tokens_per_stage_at_most=sampled * rollouts,
         stages=recipe.training.stages,
-        evaluation_episodes=min(recipe.evaluation.items, held_out) * recipe.evaluation.samples_in_training,
+        evaluation_episodes=recipe.evaluation.items * recipe.evaluation.samples_in_training,
         adapter_parameters=adapters,
         adapter_bytes={agent: 4 * count for agent, count in adapters.items()},
         memory_bytes=memory,
@@ -140,11 +140,11 @@ def _team(recipe: Recipe, folder: Path, facts: BaseFacts) -> Team:
     return build_team(recipe.team, tokenizer, base_context_tokens=facts.context_tokens)
 
 
-def _of_the_task(recipe: Recipe, team: Team) -> tuple[int, int]:
-    """Tokens of the longest first prompt among a few items, rendered with the real tokenizer, and how many items an evaluation
-    can have."""
+def _of_the_task(recipe: Recipe, team: Team) -> tuple[int, Recipe]:
+    """Tokens of the longest first prompt among a few items, rendered with the real tokenizer, and the recipe
+    whose evaluations have no more items than there are."""
     if isinstance(recipe.task, ScriptSettings):
-        return len(team.protocol.begin("").prompt_for(team.names[0])), recipe.evaluation.items
+        return len(team.protocol.begin("").prompt_for(team.names[0])), recipe
     task = recipe.task.for_items(recipe.folder)
     task.check_agents(team.names, team.router.max_messages)
     task.check_router(team.router)
@@ -153,7 +153,9 @@ def _of_the_task(recipe: Recipe, team: Team) -> tuple[int, int]:
     items = task.first_items("train", SAMPLE_ITEMS)
     tokens = max(len(team.protocol.begin(item.prompt).prompt_for(team.names[0])) for item in items)
     size = task.items("test").size
-    return tokens, recipe.evaluation.items if size is None else size
+    if size is None or size >= recipe.evaluation.items:
+        return tokens, recipe
+    return tokens, recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"items": size})})
 
 
 def _turn_tokens(team: Team) -> int:

@@ -18,6 +18,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from teamtr_lora.cli.text.summary import print_plan
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe, load_recipe
+from teamtr_lora.study.expected_time import Speeds
 from teamtr_lora.study.plan import Plan, make_plan
 from teamtr_lora.tasks.table import BY_NAME
 
@@ -218,7 +219,9 @@ def test_a_plan_counts_the_items_that_there_are_and_knows_the_context(tmp_path: 
         "".join(json.dumps({**row, "problem": f"And {row['problem']}"}) + "\n" for row in rows[:7])
     )
     data = [f"task.path={tmp_path / 'rows.jsonl'}", f"task.test_path={tmp_path / 'seven.jsonl'}"]
-    plan = make_plan(combined("nano", "math500", *data, "rollout.max_message_tokens=4096"))
+    speeds = Speeds("made up", rollout_seconds=1, update_seconds=0, start_seconds=0, tokens_per_message=9, window_kept=1)
+    plan = make_plan(combined("nano", "math500", *data, "rollout.max_message_tokens=4096"), speeds)
+    assert plan.expected_time is not None and plan.expected_time.evaluation_seconds == 7 * 3
     assert plan.evaluation_episodes == 7, "evaluation.items = 500, and the file has 7"
     assert plan.sampled_tokens_per_update_at_most == 64 * 8 * 3 * 1024 and "In a message of 1024 tokens" in plan.trust_region
 
