@@ -7,8 +7,9 @@ The recipe's first agent stands once for each rate, answers every item without t
 as many runs of one agent as there are rates, on the same items, at the price of one engine. The recipe's schedule is everyone's,
 and its radius holds: give one that the largest rate does not leave (trust_region.delta). Printed, and written to DIR/arms.json:
 how often each one's answers were right in training, by quarters of the stages, and on held-out items before, half-way and at the
-end; steps' mean KL by quarters; and the difference from the first rate's, item by item. A run that was broken off goes on; the
-stage in which that was is left out of what was right in training.
+end; the mean KL of what was accepted by quarters, 0 where nothing was; and the end's difference from the first rate's, item by
+item. The arms are told their names, and nothing else apart. A run that was broken off goes on; the stage in which that was is
+left out of what was right in training.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from budgets import versions_after
 from cells import columns
 from transformers.trainer_callback import TrainerCallback
 
+from teamtr_lora.cli.arguments import positive
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json, write_atomic
 from teamtr_lora.common.paired import paired_test
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="+", metavar="RECIPE | section.key=value")
     parser.add_argument("--rates", required=True, metavar="RATE,RATE,...")
-    parser.add_argument("--items", type=int, default=512, help="held-out items")
+    parser.add_argument("--items", type=positive, default=512, help="held-out items")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     args = parser.parse_intermixed_args(arguments)
     try:
@@ -69,8 +71,7 @@ def recipe_of_arms(words: Sequence[str], rates: Sequence[float], run: Path) -> R
     files = [Path(word) for word in words if "=" not in word]
     overrides = [*(word for word in words if "=" in word), f"training.learning_rate={rates[0]}", f"output_dir={run}"]
     first = load_recipe(files, overrides).team.agents[0].model_dump(mode="json", exclude_unset=True)
-    names = [f"rate-{rate:g}".replace(".", "_") for rate in rates]  # so that a run of other rates is another recipe's
-    agents = json.dumps([first | {"name": name} for name in names])
+    agents = json.dumps([first | {"name": f"arm-{number}"} for number in range(1, len(rates) + 1)])
     return load_recipe(files, [*overrides, f"team.agents={agents}", *APART])
 
 
@@ -102,6 +103,8 @@ class Rates(TrainerCallback):  # type: ignore[misc]
 def measure(recipe: Recipe, rates: Sequence[float], items: int, out: Path) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     run, notes = out / "run", out / "stages.jsonl"
+    RunDir(run).check(recipe, resume=True)
+    check_rates(out / "rates.json", rates)
     trainer = TeamTRTrainer.from_recipe(recipe)
     try:
         trainer.add_callback(Rates(trainer, rates, notes))
@@ -110,7 +113,7 @@ def measure(recipe: Recipe, rates: Sequence[float], items: int, out: Path) -> di
         trainer.train(resume=True)
         rows = [row for row in read_rows(run) if isinstance(row, UpdateRow)]
         for part in (0.5, 1.0):
-            versions = untrained | versions_after(rows[: round(part * len(rows))])
+            versions = untrained | versions_after([row for row in rows if row.stage <= part * recipe.training.stages])
             load_versions(trainer.open(), versions, RunDir(run).adapters)
             held_out.append(answers(trainer, items))
     finally:
@@ -122,7 +125,7 @@ def measure(recipe: Recipe, rates: Sequence[float], items: int, out: Path) -> di
     report: dict[str, Any] = {"stages": len(stages), "items": len(first), "arms": {}}
     for rate, agent in zip(rates, (each.name for each in recipe.team.agents), strict=True):
         own = [row for row in rows if row.agent == agent]
-        kls = [row.kl["exact"].mean if row.kl and row.kl["exact"].mean is not None else 0.0 for row in own]
+        kls = [row.kl["exact"].mean if row.alpha is not None else 0.0 for row in own]
         test = paired_test(first, end[agent])
         report["arms"][agent] = {
             "rate": rate,
@@ -135,6 +138,15 @@ def measure(recipe: Recipe, rates: Sequence[float], items: int, out: Path) -> di
         }
     write_atomic(out / "arms.json", dump_json(report))
     return report
+
+
+def check_rates(file: Path, rates: Sequence[float]) -> None:
+    """The recipe does not say them, so that a run goes on with those that it began with."""
+    if file.exists() and (begun := json.loads(file.read_text())) != list(rates):
+        raise UserError(
+            f"{file.parent} holds a run with the rates {', '.join(f'{rate:g}' for rate in begun)}: choose another --out"
+        )
+    write_atomic(file, dump_json(list(rates)))
 
 
 def answers(trainer: TeamTRTrainer, items: int) -> dict[str, list[float]]:
