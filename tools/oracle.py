@@ -48,6 +48,7 @@ class Verdict:
     true_kl_error: float
     true_gain: float
     true_gain_error: float
+    own_team: bool = True  # the oracle's episodes are of the team that this update began with, and not of its stage's start
 
 
 class Oracle(TrainerCallback):  # type: ignore[misc]
@@ -60,6 +61,7 @@ class Oracle(TrainerCallback):  # type: ignore[misc]
         self._trainer, self._path = trainer, path
         self._items, self._episodes_per_item = items, episodes_per_item
         self._episodes: list[Episode] = []
+        self._played = ""  # the update that they were played for
 
     @property
     def _run(self) -> TrainingRun:
@@ -80,7 +82,7 @@ class Oracle(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **details: Any) -> None:
         """Now, as the sampler gives its memory away during an update. Where nobody hears another, once a stage: what an agent
         says until its own update stays as likely, so its KL is as good as on new episodes. What it earns is that beside the team
-        that began the stage: read the gains of a stage's later updates with care."""
+        that began the stage, so that the gains of a stage's later updates are not compared."""
         run, config, router = self._run, self._run.config, self._run.playable.team.router
         if self._episodes and run.state.update and router.round_messages == router.max_messages:
             return
@@ -90,6 +92,10 @@ class Oracle(TrainerCallback):  # type: ignore[misc]
         items = order.take(number * self._items, self._items)
         plan = PlayPlan.of(config.rollout, items, f"{config.seed}/oracle/{number}", self._episodes_per_item)
         self._episodes = run.playable.play(run.task, plan)
+        self._played = self._place()
+
+    def _place(self) -> str:
+        return f"{self._run.state.stage}/{self._run.state.update}"
 
     def _read(self, judge: Judge, step: StepDecision) -> None:
         run, updater, agent = self._run, self._run.updater, judge.agent
@@ -124,6 +130,7 @@ class Oracle(TrainerCallback):  # type: ignore[misc]
                     true_kl_error=true.kl[estimator].standard_error,
                     true_gain=true.gain.mean,
                     true_gain_error=true.gain.standard_error,
+                    own_team=self._played == self._place(),
                 )
                 with open(self._path, "a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(verdict)) + "\n")
@@ -138,11 +145,11 @@ def read_verdicts(path: Path) -> list[Verdict]:
 
 
 def verdict_shares(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
-    """How often the gate was right. A share of nothing is None."""
-    accepted = [v for v in verdicts if v.accepted]
-    clear = [v for v in verdicts if abs(v.true_gain) > CLEAR * v.true_gain_error]
+    """How often the gate was right. A share of nothing is None. The true gain is of another team's where `own_team` is false."""
+    accepted, own = [v for v in verdicts if v.accepted], [v for v in verdicts if v.own_team]
+    clear = [v for v in own if abs(v.true_gain) > CLEAR * v.true_gain_error]
     made = {(v.stage, v.update) for v in accepted}  # there another length was taken, which refuses none
-    refused = [v for v in verdicts if (v.stage, v.update) not in made and v.kl_bound <= v.delta]
+    refused = [v for v in own if (v.stage, v.update) not in made and v.kl_bound <= v.delta]
     return {
         "readings": float(len(verdicts)),
         "bound_holds": _share([v.true_kl <= v.kl_bound for v in verdicts]),
@@ -150,9 +157,9 @@ def verdict_shares(verdicts: Sequence[Verdict]) -> dict[str, float | None]:
         "bound_clearly_fails": _share([v.true_kl - CLEAR * v.true_kl_error > v.kl_bound for v in verdicts]),
         "accepted_out_of_region": _share([v.true_kl > v.delta for v in accepted]),
         "furthest_accepted": max((v.true_kl / v.delta for v in accepted), default=None),
-        "sign_right": _share([(v.gain > 0) == (v.true_gain > 0) for v in verdicts]),
+        "sign_right": _share([(v.gain > 0) == (v.true_gain > 0) for v in own]),
         "clear_sign_right": _share([(v.gain > 0) == (v.true_gain > 0) for v in clear]),
-        "accepted_that_harm": _share([v.true_gain < -CLEAR * v.true_gain_error for v in accepted]),
+        "accepted_that_harm": _share([v.true_gain < -CLEAR * v.true_gain_error for v in own if v.accepted]),
         "refused_in_region": float(len(refused)),
         "refused_that_gain": _share([v.true_gain > CLEAR * v.true_gain_error for v in refused]),
     }

@@ -14,10 +14,11 @@ nothing new begins and what is in progress stops after its update: the same comm
     collapse    a learning rate that is far too large, with and without a trust region
     rates       initial learning rates over a 30-fold range;  ratios: units of the ratio by clip range
     ablations   the rows of tab:ablation;  objectives: sequential training with PPO's, GRPO's and DAPO's
-    oracle      every candidate read again on 768 fresh episodes
+    oracle      every candidate read again on 768 other episodes
     upgrade     one agent replaced, and with --new-base the whole team moved: aligned, from scratch, and left alone
     protocol    the rows of tab:pnp-ablation
-    gsm8k       needs --base and --data: equal minutes and equal tokens, against TRL's GRPO; gsm8k-oracle: as oracle, there
+    gsm8k       needs --base and --data: equal minutes and equal tokens, against TRL's GRPO; gsm8k-oracle: as oracle, there, with
+                those of a stage's start
 
 DIR/proof.json holds every table, DIR/STUDY.svg a study's curves, DIR/sizes.svg the accuracy by team size. Tables are those of
 tools/compare.py: means over seeds with 95% intervals, and differences from the first variant of the study, seed by seed (gsm8k:

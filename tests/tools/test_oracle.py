@@ -53,6 +53,9 @@ def test_every_candidate_is_read_again_and_the_run_is_not_changed(tmp_path: Path
             if verdict.accepted:
                 assert verdict.kl == row.kl["exact"].mean and verdict.gain == row.surrogate_gain
                 assert verdict.true_kl != verdict.kl
+    first = {v.own_team for v in verdicts if v.update == 1}
+    later = {v.own_team for v in verdicts if v.update > 1}
+    assert (first, later) == ({True}, {kind is IN_TURN}), "what a stage's later updates gain is not asked of its first team"
     gate, true = (sum(getattr(v, name) for v in verdicts if v.accepted) for name in ("kl", "true_kl"))
     assert 0.2 * gate < true < 5 * gate, "other episodes of the same policies"
 
@@ -104,6 +107,17 @@ def test_what_is_counted() -> None:
     assert found["accepted_that_harm"] == pytest.approx(1 / 3)
     assert found["refused_in_region"] == 1 and found["refused_that_gain"] == 1
     assert oracle.verdict_shares([])["bound_holds"] is None
+
+
+def test_gains_beside_another_team_are_not_counted() -> None:
+    other = [
+        verdict(own_team=False, true_gain=-0.1),
+        verdict(update=2, accepted=False, own_team=False, true_gain=0.2, true_kl=0.03),
+    ]
+    found, plain = oracle.verdict_shares([verdict(true_gain=0.05), *other]), oracle.verdict_shares([verdict(true_gain=0.05)])
+    for share in ("sign_right", "clear_sign_right", "accepted_that_harm", "refused_in_region", "refused_that_gain"):
+        assert found[share] == plain[share], share
+    assert found["readings"] == 3 and found["bound_holds"] == pytest.approx(2 / 3), "a KL is as good as any"
 
 
 def test_an_update_that_was_made_again_counts_once(tmp_path: Path) -> None:
