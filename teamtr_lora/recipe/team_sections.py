@@ -108,6 +108,12 @@ class RouterSection(Section):
         if self.kind == "custom" and self.callable is None:
             wrong, fix = "is not given, but router.kind is custom", 'name your router as "module:function"'
             mistakes.append((("callable",), None, wrong, fix))
+        if self.answer == "majority" and self.kind in ("blind", "role_play", "custom"):
+            wrong, fix = (
+                f"does nothing where router.kind is {self.kind}",
+                "leave it out, or take router.kind=debate to vote unheard",
+            )
+            mistakes.append((("answer",), self.answer, wrong, fix))
         refuse("router", mistakes)
         return self
 

@@ -101,6 +101,7 @@ ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
         "must be the name of an environment variable",
     ),
     ({"team": {"agents": AGENTS, "router": {"kind": "sequence"}}}, "is empty, but router.kind is sequence"),
+    ({"team": {"agents": AGENTS, "router": {"kind": "blind", "answer": "majority"}}}, "take router.kind=debate to vote unheard"),
     ({"team": {"agents": AGENTS, "recombine": True}}, "messages that others heard cannot be put beside other ones"),
     ({"team": {"agents": AGENTS, "router": {"kind": "robin"}}}, "did you mean 'round_robin'?"),
     (
