@@ -12,7 +12,7 @@ from typing import Any
 from teamtr_lora import __version__
 from teamtr_lora.cli.arguments import (
     RUNS_CODE,
-    RUNS_ITEMS_ONLY,
+    RUNS_MORE_TO_CALIBRATE,
     add_recipe,
     add_trust,
     positive,
@@ -50,7 +50,7 @@ def add_commands(command: Any) -> None:
     keys.add_argument("word", nargs="?", default="", metavar="WORD", help="only a section, a key, or keys this word occurs in")
 
     text = "What a recipe will cost, without loading weights: episodes, tokens, updates, memory; time, where speeds are known."
-    plan = command("plan", _plan, text, RUNS_ITEMS_ONLY, json="print the plan as JSON")
+    plan = command("plan", _plan, text, RUNS_MORE_TO_CALIBRATE, json="print the plan as JSON")
     add_recipe(plan)
     plan.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs of each host (default: 1)")
     plan.add_argument("--nodes", type=positive, default=1, metavar="M", help="hosts, with as many GPUs each (default: 1)")
