@@ -4,7 +4,8 @@
 
 BASE is anything base.source accepts. It is loaded in every precision that makes sense on the device, of those in --precisions;
 per pass there are two readings, both of the exact KL summed over a message, in nats:
-- floor: what a run measures for itself at start-up (teamtr_lora/training/floor.py); a delta below five times it is refused
+- floor: what a run measures for itself at start-up (teamtr_lora/training/floor.py); a delta below five times its gate's is
+  refused
 - resolves: from a scan of its own. A fresh agent is moved by alpha along one random direction; as long as a pass resolves the
   KL, KL / alpha^2 stays what the strict float32 pass finds. This is the smallest KL for which it does, within a factor of two
 Messages are sampled to their full length, past any end token, so that the numbers of different bases compare.

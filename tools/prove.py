@@ -1,4 +1,4 @@
-"""What TeamTR is worth, measured: every study that the documentation cites, a run directory a cell, resumable.
+"""What TeamTR is worth, measured: the studies that compare whole runs, a run directory a cell, resumable.
 
     .venv/bin/python tools/prove.py --out DIR [--cells "size-*,coupled-0.4/naive"] [--seeds 0,1,2,3,4] [--workers 16]
         [--minutes 60] [--base BASE.gguf --data FOLDER --minutes-per-cell 20 --tokens-per-cell 2e6] [--new-base FOLDER]
