@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from teamtr_lora.runs.metrics import UpdateRow
-from teamtr_lora.study.certified import RunCertificates
+from teamtr_lora.study.certified import RunCertificates, StageCertificate
 
 MUCH = 0.1  # of the episodes: beyond this a limit is what to change first
 IDLE = 0.02  # of the radius: a step of a smaller KL is less than a seventh as long as the region allows
@@ -27,15 +27,10 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
         named = f"stage{'s' if len(proven) > 1 else ''} {', '.join(map(str, proven))}{which}"
         words = [f"By its bounds, at {certain} confidence each, the team got better in {len(proven)} of {stages} ({named})."]
     else:
-        worst = min((bound.bound for bound in best if not bound.vacuous), default=None)
-        most = (
-            "nothing is excluded"
-            if worst is None
-            else f"no stage can have cost more than {-worst:.3f} of mean reward{f' ({which[2:]})' if which else ''}"
-        )
+        most = _at_most_lost(run, [s for s, bound in zip(run.stages, best, strict=True) if not bound.vacuous])
         words = [f"By its bounds nothing is sure to have got better in {stages}; at {certain} confidence {most}."]
     if vacuous and vacuous < len(best):
-        words.append(f"{vacuous} of the bounds are vacuous: they exclude nothing.")
+        words.append(f"Vacuous bounds, which exclude nothing: {vacuous}.")
     measured = [s for s in run.stages if s.improvement is not None]
     if measured:
         gain = sum(s.improvement or 0.0 for s in measured)
@@ -57,6 +52,19 @@ def certify_verdict(run: RunCertificates, items: int) -> list[str]:
             f"(now {items}), which lowers the noise, or lower trust_region.delta, which lowers the penalty faster than L."
         )
     return words
+
+
+def _at_most_lost(run: RunCertificates, stages: Sequence[StageCertificate]) -> str:
+    """`stages`: whose bounds exclude something. Those by turns are of the mean reward, the paper's of the discounted return."""
+    if not stages:
+        return "nothing is excluded"
+    end = run.end_discount
+    worst = min(s.by_turns.bound if s.by_turns else s.high_probability.bound / (end or 1.0) for s in stages)
+    what = "mean reward" if end or all(s.by_turns for s in stages) else "discounted return"
+    which = " (by the bound by turns)" if any(s.by_turns for s in stages) else ""
+    others = len(run.stages) - len(stages)
+    where = f"in the other {_count(len(stages), 'stage')} none can" if others else "no stage can"
+    return f"{where} have cost more than {-worst:.3f} of {what}{which}"
 
 
 def diagnose_verdict(

@@ -21,7 +21,9 @@ def stage(number: int, bound: float, *, improvement: float | None = 0.1, vacuous
 
 def run(*stages: Any, below: float = 0.0, violated: float = 0.0) -> Any:
     calibration = SimpleNamespace(violation_rate=max(below, violated), significant_violation_rate=violated)
-    return SimpleNamespace(stages=list(stages), confidence=0.95, by_turns_calibration=calibration, calibration=calibration)
+    return SimpleNamespace(
+        stages=list(stages), confidence=0.95, end_discount=0.5, by_turns_calibration=calibration, calibration=calibration
+    )
 
 
 def test_a_positive_bound_is_a_proof_and_others_are_not() -> None:
@@ -45,6 +47,17 @@ def test_a_positive_bound_is_a_proof_and_others_are_not() -> None:
     assert certify_verdict(undone, 32)[1] == "Measured on held-out items, mean reward changed by +0.100 in all those stages."
     assert "nothing is excluded" in certify_verdict(run(stage(1, -2, vacuous=True)), 32)[0]
     assert "evaluation.every_stages=1" in certify_verdict(run(stage(1, -0.1, improvement=None)), 32)[-1]
+
+
+def test_what_a_stage_can_have_cost_is_in_mean_reward_and_of_stages_whose_bounds_say_something() -> None:
+    stages = [stage(1, -0.1), stage(2, -0.2), stage(3, -2, vacuous=True)]
+    assert "in the other 2 stages none can have cost more than 0.200 of mean reward (by" in certify_verdict(run(*stages), 32)[0]
+    for each in stages:
+        each.by_turns = None
+    assert "none can have cost more than 0.400 of mean reward." in certify_verdict(run(*stages), 32)[0], "all count a half"
+    various = run(*stages[:2])
+    various.end_discount = None
+    assert "no stage can have cost more than 0.200 of discounted return." in certify_verdict(various, 32)[0]
 
 
 def row(

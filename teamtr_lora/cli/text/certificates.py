@@ -26,7 +26,7 @@ def print_certificates(run: RunCertificates, *, updates: bool) -> None:
     for r in rows:
         bound = r.certificate
         shown = (_signed(bound.surrogate), known(bound.penalty), _signed(bound.bound), _signed(r.high_probability.bound))
-        _add(table, r, shown, bound, (r.return_improvement, r.return_improvement_standard_error, r.slack))
+        _add(table, r, shown, r.high_probability, (r.return_improvement, r.return_improvement_standard_error, r.slack))
     console = Console()
     for sentence in run.verdict:
         console.print(f"[bold]{escape(sentence)}[/]")
