@@ -11,7 +11,7 @@ from typing import Any
 from teamtr_lora.common.code_paths import misnamed, undefined
 from teamtr_lora.common.settings import nearest
 from teamtr_lora.recipe.recipe import Recipe, TeamTRConfig
-from teamtr_lora.recipe.words import Problem, RecipeError
+from teamtr_lora.recipe.words import MISSING, Problem, RecipeError
 from teamtr_lora.tasks.dataset import DatasetSettings
 from teamtr_lora.tasks.table import machine_keys
 
@@ -31,7 +31,7 @@ PATHS_OR_NAMES = machine_keys("path or name")  # a hub's name is the same everyw
 def check_named(recipe: Recipe, source: str) -> None:
     """Refuses a recipe whose files or functions are not there, whose success is out of its reward's reach, or whose
     trackers are not installed; all at once."""
-    problems = [*_files(recipe), *_functions(recipe), *_success(recipe), *missing_trackers(recipe)]
+    problems = [*_files(recipe), *_functions(recipe), *_success(recipe), *_votes(recipe), *missing_trackers(recipe)]
     if problems:
         raise RecipeError(problems, source)
 
@@ -61,6 +61,16 @@ def _files(recipe: Recipe) -> Iterator[Problem]:
                 f"give yours with {key}=FILE; paths are relative to the recipe",
                 suggestion=nearest(path.name, there),
             )
+
+
+def _votes(recipe: Recipe) -> Iterator[Problem]:
+    """A dataset is told what a message's answer is; the built-in tasks know, and say so themselves."""
+    router, task = recipe.team.router, recipe.task
+    votes = router.answer == "majority" or (router.kind == "debate" and router.judge is None)
+    if votes and isinstance(task, DatasetSettings) and task.answer is None:
+        wrong = "is not given, so there is nothing to vote over"
+        fix = "name the function that finds the answer in a message as module:function, or take another router"
+        yield Problem("task.answer", MISSING, wrong, fix)
 
 
 def named_code(recipe: Mapping[str, Any]) -> dict[str, str]:

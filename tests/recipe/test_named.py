@@ -7,7 +7,7 @@ import pytest
 
 from teamtr_lora.recipe import Recipe, RecipeError, check_named
 
-TEAM = {"agents": [{"name": "solver"}]}
+TEAM = {"agents": [{"name": "solver"}, {"name": "checker"}, {"name": "judge"}], "protocol": {"view": "per_agent"}}
 
 
 def found(folder: Path, task: dict[str, Any], router: dict[str, Any] | None = None) -> list[str]:
@@ -107,3 +107,18 @@ def test_files_of_other_tasks(folder: Path) -> None:
 def test_success_is_within_the_range_where_both_are_given(folder: Path, keys: dict[str, Any], words: str | None) -> None:
     lines = found(folder, {"name": "dataset", "path": "rows.jsonl", "reward": "mine:f", **keys})
     assert ["task.success_at_least" in line and str(words) in line for line in lines] == ([] if words is None else [True])
+
+
+@pytest.mark.parametrize(
+    ("router", "refused"),
+    [
+        ({"kind": "debate"}, True),
+        ({"answer": "majority"}, True),
+        ({"kind": "debate", "judge": "judge"}, False),
+        ({"kind": "blind"}, False),
+    ],
+)
+def test_a_dataset_says_what_its_team_votes_over(folder: Path, router: dict[str, Any], refused: bool) -> None:
+    task = {"name": "dataset", "path": "rows.jsonl", "reward": "mine:f"}
+    assert [line.startswith("task.answer: is not given") for line in found(folder, task, router)] == [True] * refused
+    assert found(folder, task | {"answer": "mine:g"}, router) == found(folder, {"name": "column_sum"}, router) == []
