@@ -190,7 +190,8 @@ def test_a_stage_that_teaches_nothing_warns_at_once_and_two_end_the_run(
     assert isinstance(rows[-1], StageRow) and rows[-1].evaluation is not None  # the last stage is evaluated as the last one
     reasons = {(row.agent, row.reason) for row in rows if isinstance(row, UpdateRow)}
     assert len(reasons) > 1 and all(
-        reason == f"nothing to learn from: in 8 of 8 new groups all episodes earned {agent} the same" for agent, reason in reasons
+        reason == f"nothing to learn from: in 8 of 8 new groups all episodes earned agent {agent} the same"
+        for agent, reason in reasons
     )
     assert make(nothing, stages=5, stop_after_idle_stages=0).train(resume=True).stages == 5
 

@@ -207,6 +207,10 @@ class HubRepo:
 
 def repo_name(name: str) -> str:
     """A hub id as user/name; the hub has more rules, and says so itself."""
+    if Path(name).is_dir() and not HUB_ID.fullmatch(name):
+        raise UserError(
+            f"'{name[:200]}' is a folder, and a repository of the hub is user/name; commands take a team of a folder by its path"
+        )
     if not HUB_ID.fullmatch(name) or ".." in name or "--" in name or name.endswith(".git"):
         raise UserError(f"'{name[:200]}' is not a repository of the hub; give it as user/name")
     return name

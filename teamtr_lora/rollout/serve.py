@@ -214,7 +214,8 @@ def _greeting(base: str, models: list[str], options: ServeOptions, key: str, on_
     body = json.dumps({"model": (models or [base])[0], "messages": [{"role": "user", "content": "Hello"}]})
     authorization = f' -H "Authorization: Bearer ${variable}"' if key else ""
     lines = [
-        f"serving {', '.join([base, *models])} at {options.url}/v1 (ready when it says: Application startup complete)",
+        f"serving {', '.join([base, *models])} at {options.url}/v1",
+        "  ready, after a minute or more, when it says: Application startup complete",
         f"  curl {options.url}/v1/chat/completions -H 'Content-Type: application/json'{authorization} -d {shlex.quote(body)}",
         f'  python: openai.OpenAI(base_url="{options.url}/v1", api_key='
         + (f'os.environ["{variable}"])' if key else '"none")')

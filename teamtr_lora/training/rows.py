@@ -106,7 +106,7 @@ def _nothing_to_learn(agent: str, messages: int, advantages: GroupAdvantages) ->
         return f"nothing to learn from: {agent} said nothing"
     equal, groups = advantages.zero_variance_groups, advantages.groups
     left = "" if equal == groups else ", too few are left"
-    return f"nothing to learn from: in {equal} of {groups} new groups all episodes earned {agent} the same{left}"
+    return f"nothing to learn from: in {equal} of {groups} new groups all episodes earned agent {agent} the same{left}"
 
 
 def _kl(reading: CandidateReading | None) -> dict[str, KLReading]:

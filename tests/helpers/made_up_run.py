@@ -124,7 +124,7 @@ def _update(
         content_hash="0" * 64,
         reason={"accepted": "", "shrunk": "the whole step was out of region: KL bound 0.0310 above 0.02",
                 "rejected": "no gain: -0.0041 ± 0.0037 on held-out items",
-                "skipped": "nothing to learn from: in 8 of 8 new groups all episodes earned it the same"}[decision],
+                "skipped": "nothing to learn from: in 8 of 8 new groups all episodes earned agent it the same"}[decision],
         team_versions=dict.fromkeys(AGENTS, "v0000-000000000000"), delta=delta,
         alpha={"accepted": 1.0, "shrunk": round(draw.uniform(0.2, 0.9), 2)}.get(decision), alphas_tried=[] if skipped else [1.0],
         out_of_region=False, kl={} if skipped else {"exact": reading, "k3": reading, "k1": reading},

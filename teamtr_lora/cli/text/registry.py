@@ -52,7 +52,8 @@ def print_described(found: dict[str, Any]) -> None:
         f"metric {name}": f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for name, value in found["metrics"].items()
     }
     for step in found.get("lineage", []):
-        lines[f"replaced {step['agent']}"] = f"{step['old']} by {step['new']}: {step['how']}"
+        old, new = (step[side].partition("-")[2] or step[side] for side in ("old", "new"))  # numbers are a run's or a registry's
+        lines[f"replaced {step['agent']}"] = f"{old} by {new}: {step['how']}"
     shown = {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in lines.items()}
     _columns([[key, "-" if value in (None, "") else str(value)] for key, value in shown.items()])
 

@@ -39,6 +39,7 @@ def test_who_may_not_is_told_in_one_line(
     for words in (["alice/nothing"], ["alice/secret", "--revision", "nowhere"]):
         assert "not on the hub" in said("pull", *words, "--registry", tmp_path / "b")
     assert "user/name" in said("pull", "../team", "--registry", tmp_path / "b")
+    assert "commands take a team of a folder by its path" in said("pull", tmp_path, "--registry", tmp_path / "b")
     assert files(tmp_path / "b") == {} if (tmp_path / "b").exists() else True
     assert main([str(word) for word in upload]) == 0 and len(hub.commits(REPO)) == 1
 
