@@ -51,11 +51,11 @@ class Episode:
         return sum(self.rewards)
 
     def as_answered(self) -> Episode:
-        """What a task scores: the same episode with the team's answer as its last message (itself, where it is that)."""
+        """What a task scores: the same episode with the team's answer as its last message (itself, where it is that already)."""
         if self.answer_turn is None or self.answer_turn == len(self.messages) - 1:
             return self
         others = [message for place, message in enumerate(self.messages) if place != self.answer_turn]
-        return replace(self, messages=[*others, self.messages[self.answer_turn]])
+        return replace(self, messages=[*others, self.messages[self.answer_turn]], answer_turn=len(others))
 
     def discounted_return(self, discount: float, agent: str | None = None) -> float:
         """R of eq:group_adv: the discounted return over messages; of `agent` alone where the task says who earned what."""

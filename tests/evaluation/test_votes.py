@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from teamtr_lora.evaluation.outcome import Attempt, judge
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.tasks.benchmarks.math_answer import canonical
 from teamtr_lora.tasks.benchmarks.math_tasks import MathTask
@@ -74,3 +75,11 @@ def test_categories_come_with_the_rows() -> None:
     assert Blocksworld(3).categories(Blocksworld(3).items("test")[0]) == {"blocks": "3"}
     assert ZebraTask("zebra", 2, 3).categories(ZebraTask("zebra", 2, 3).items("test")[0]) == {"size": "2x3"}
     assert SmallTask("products").categories(SmallTask("products").items("test")[0]) == {}
+
+
+def test_the_vote_of_a_team_that_has_voted_is_that_of_the_message_that_answers() -> None:
+    """Whoever asks: scoring and evaluation each put the answer last."""
+    item = Item("i", "?", {"answer": "42"})
+    episode = play(SmallTask("products"), item, ("42", "nobody knows", "7"))
+    episode.item, episode.answer_turn = item, 0
+    assert judge(Attempt.of(episode), SmallTask("products")).vote == "42"

@@ -92,7 +92,8 @@ def test_role_play_ends_when_the_instructor_says_so_and_the_assistant_answers() 
 
 def test_a_task_scores_the_answer_as_the_last_message_and_the_episode_stays_as_it_was() -> None:
     episode = Episode("i", 0, "p", 0, messages=[said("a", "1"), said("b", "2"), said("c", "3")], answer_turn=0)
-    assert [m.text for m in episode.as_answered().messages] == ["2", "3", "1"]
+    answered = episode.as_answered()
+    assert [m.text for m in answered.messages] == ["2", "3", "1"] and answered.as_answered() is answered
     assert [m.text for m in episode.messages] == ["1", "2", "3"]
     episode.answer_turn = 2
     assert episode.as_answered() is episode
