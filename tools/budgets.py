@@ -74,7 +74,8 @@ class Budget:
             cells.train(recipe, until, [enough])
 
     def _over(self, run: Path, recipe: Recipe) -> bool:
-        return self.spent(run) or cells.finished(run, recipe)
+        ended = len(_updates(run)) >= recipe.training.stages if self.trl else cells.finished(run, recipe)
+        return self.spent(run) or ended
 
     def spent(self, run: Path) -> bool:
         used = self.used(run)

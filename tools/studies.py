@@ -148,6 +148,8 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
     alone = (*hearing, *anew, f"team.agents={json.dumps(one)}")
     # two held-out groups tell how far TRL's step went: measuring more would take as long as the step
     grpo = (*alone, "training.learning_rate=2e-5", "trust_region.holdout=0.07")
+    # as many messages as an agent of the recipe's team, and a rate that falls: half of the team's, as nothing shortens its steps
+    grpo_falling = (*grpo, *falling, f"training.learning_rate={shipped['training']['learning_rate'] / 2:g}")
     in_turn = (*hearing, f"team.agents={json.dumps(three)}")
     in_turn_anew = (  # few long updates: 1,024 episodes of new items each
         *in_turn, *anew, "training.matched=stage", "rollout.items_per_stage=384", "training.learning_rate=auto",
@@ -163,9 +165,10 @@ def on_gsm8k(args: argparse.Namespace) -> dict[str, list[Variant]]:
     arms = {"falling": falling} | {f"falling-{name}": (*falling, *methods[name]) for name in ("naive", "no-region")} | methods
     arms |= {"resampled": resampled, "in-turn": in_turn, "in-turn-anew": in_turn_anew, "alone": alone}
     chosen = [Variant(name, GSM8K, (*common, *own), spent.work) for name, own in arms.items()]
+    trained_by_trl = {"grpo": grpo, "grpo-falling": grpo_falling}
     few = (*common, *falling, "training.stages=5")  # whose rate falls to a fifth
     return {
-        "gsm8k": [*chosen, Variant("grpo", GSM8K, (*common, *grpo), by_trl.work)],
+        "gsm8k": [*chosen, *(Variant(name, GSM8K, (*common, *own), by_trl.work) for name, own in trained_by_trl.items())],
         "gsm8k-oracle": [Variant("teamtr", GSM8K, few, read_by_an_oracle)],
     }
 
