@@ -5,12 +5,12 @@
     python tools/bench_trl.py --shape 1.7b-1024 --trl default,liger --out bench-1024
     python tools/bench_trl.py --base random:qwen3-1.7b --prompts 32 --message-tokens 256 --engine vllm
 
-Both sides stay loaded in processes of their own and take turns, an update each, so that what the machine does meanwhile happens
-to both. --trl names TRL's settings to try: default, liger (its fused loss), or a number of rows per micro-batch; each is a pair
-with ours, and a pair that --out has already is not run again. Each side learns from --prompts groups of --group episodes in
---passes passes. Ours plays a quarter more groups, on which the gate judges the update; their sampling and the gate are in its
-time, and so is storing and publishing what it accepts. Rewards are drawn from the text, so that every group has something to
-learn from; with random weights the numbers are about speed alone.
+Both sides stay loaded in processes of their own and take turns, an update each, so that what the machine does meanwhile
+happens to both. --trl names TRL's settings to try: default, liger (its fused loss), or a number of rows per micro-batch; each
+is a pair with ours, and a pair that --out has already is not run again. Each side learns from --prompts groups of --group
+episodes in --passes passes. Ours plays a quarter more groups, on which the gate judges the update; their sampling and the gate
+are in its time, and so is publishing what it accepts and copying it for the disk. Rewards are drawn from the text, so that
+every group has something to learn from; with random weights the numbers are about speed alone.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def write_inputs(args: argparse.Namespace, folder: Path) -> None:
         "evaluation": {"every_stages": 0, "items": 8},
         "diagnostics": {"save_episodes": "none"},
     }
-    recipe["training"]["stages"] = rounds
+    recipe["training"]["stages"] = rounds + 1  # which begins, and waits for a turn that it does not get
     (folder / "recipe.yaml").write_text(json.dumps(recipe))
 
 
@@ -85,16 +85,21 @@ def wait_for_turn(word: str) -> None:
 
 
 class Turns:
-    """Waits for the other side, then says how long an update took. Mixed into a TrainerCallback."""
+    """Says how long the last update took, until the next could begin, then waits for the other side. Mixed into a
+    TrainerCallback, which keeps an update's `phases`."""
+
+    phases: dict[str, float] | None = None
 
     def start(self) -> None:
+        if self.phases is not None:
+            self.tell(self.phases)
         wait_for_turn("READY")
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         self.started = time.perf_counter()
 
-    def done(self, phases: dict[str, float]) -> None:
+    def tell(self, phases: dict[str, float]) -> None:
         memory: dict[str, float] = {}
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -119,11 +124,8 @@ def ours(args: argparse.Namespace, folder: Path) -> None:
             if logs.get("kind") == "update":
                 if logs["decision"] == "skipped":
                     raise RuntimeError(f"ours skipped an update ({logs['reason']}), which takes no time: give a larger --group")
-                self.phases = {name: value for name, value in logs["seconds"].items() if isinstance(value, float)}
-                self.phases[ACCEPTED] = float(logs["alpha"] is not None)
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.done(self.phases)
+                took = {name: value for name, value in logs["seconds"].items() if isinstance(value, float)}
+                self.phases = took | {ACCEPTED: float(logs["alpha"] is not None)}
 
     recipe = load_recipe(folder / "recipe.yaml", [f"output_dir={folder / 'run'}", *args.settings])
     with TeamTRTrainer.from_recipe(recipe, callbacks=[Callback()]) as trainer:
@@ -158,7 +160,7 @@ def trl(args: argparse.Namespace, folder: Path, how: str) -> None:
         def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
             if state.global_step % args.passes == 0:
                 whole = time.perf_counter() - self.started
-                self.done({"rollout": spent["rollout"], "optimize": whole - spent["rollout"]})
+                self.phases = {"rollout": spent["rollout"], "optimize": whole - spent["rollout"]}
 
     class Timed(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -178,7 +180,7 @@ def trl(args: argparse.Namespace, folder: Path, how: str) -> None:
         num_generations=args.group,
         num_iterations=args.passes,
         max_completion_length=args.message_tokens,
-        max_steps=args.passes * (args.repeats + UPDATES_TO_WARM_UP),
+        max_steps=args.passes * (args.repeats + UPDATES_TO_WARM_UP + 1),
         learning_rate=args.learning_rate,
         lr_scheduler_type="constant",
         beta=0.0,
@@ -237,11 +239,10 @@ class Side:
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
 
-    def update(self, last: bool) -> dict[str, float]:
+    def update(self) -> dict[str, float]:
         self.go()
         result = json.loads(self.wait("RESULT "))
-        if not last:
-            self.wait("READY")
+        self.wait("READY")
         return dict(result)
 
 
@@ -286,7 +287,7 @@ def pair(args: argparse.Namespace, command: list[str], how: str, keep: Callable[
             side.wait("READY")
         for number in range(rounds):
             for side in sides:
-                took = side.update(last=number == rounds - 1)
+                took = side.update()
                 say(f"{side.name}: {json.dumps({k: round(v, 3) for k, v in took.items()})}")
                 if number >= UPDATES_TO_WARM_UP:
                     results[side.name].append(took)
