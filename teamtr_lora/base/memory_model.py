@@ -24,6 +24,7 @@ ENOUGH_WORK = 2**25  # tokens times hidden size of a micro-batch: with half of i
 MARGIN = 1.2  # what the allocator takes, at most, for what the model counts; so do float32 sums of a noisy base
 UPDATE_PARTS = ("policy kept", "activations", "KL head chunk", "gate")
 HEAD_COPIES = 8  # chunk-sized float32 arrays alive at once where the head's KL is computed from logits
+STORED_BYTES = {"4bit": 0.56, "8bit": 1.06}  # of a base's value, with its block scales
 ADAPTED = 7  # linear modules of a decoder layer, each with an inner activation as wide as the rank, or three times where fused
 
 
@@ -74,6 +75,11 @@ def training_path(device: str, value: int, *, quantized: bool, dora: bool, compi
     if device == "cpu" or value > 2 or quantized or dora:
         return "peft"
     return "compiled" if compiled else "fused"
+
+
+def stored_bytes(facts: BaseFacts, quantization: str, value: int) -> int:
+    """Of a base's weights as they stand in memory."""
+    return int(facts.parameters * STORED_BYTES.get(quantization, value))
 
 
 def kept_per_token(facts: BaseFacts, path: TrainingPath, value: int, rank: int) -> int:

@@ -33,8 +33,9 @@ class VllmSection(Section):
     kv_cache_gib: int | None = Field(
         default=None,
         ge=1,
-        description="Memory for the KV cache, in GiB; null: 1 on a CPU, on a GPU what memory_share leaves. Engines that start "
-        "at the same time on one GPU need a number: measuring what is free, each would count what the others take.",
+        description="Memory for the KV cache, in GiB; null: 1 on a CPU, on a GPU what memory_share leaves. A number takes the "
+        "place of memory_share. Engines that start at the same time on one GPU need one: measuring what is free, each would "
+        "count what the others take.",
     )
     tensor_parallel: int = Field(
         default=1,
@@ -135,9 +136,13 @@ class RolloutSection(Section):
             raise PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": _TRUNCATION, "fix": fix})
         return value
 
-    def engine_bytes(self, total: int | None) -> int:
-        """What an engine with its own copy of the base takes of a GPU that has `total` bytes; on a CPU that is None."""
-        return int(self.vllm.memory_share * (total or 0)) if ENGINES[self.engine].memory == "copy" else 0
+    def engine_bytes(self, total: int | None, base: int) -> int:
+        """What an engine with its own copy of a base of `base` bytes takes of a GPU that has `total`; on a CPU that is None."""
+        if total is None or ENGINES[self.engine].memory != "copy":
+            return 0
+        if self.vllm.kv_cache_gib is None:
+            return int(self.vllm.memory_share * total)
+        return base // self.vllm.tensor_parallel + self.vllm.kv_cache_gib * 2**30
 
 
 def split_problem(base: BaseSection, team: TeamSection, rollout: RolloutSection) -> tuple[str, str] | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase, base_facts, load_base, resolve_device, resolve_dtype
 from teamtr_lora.base.memory import memory_phase, phase_of
+from teamtr_lora.base.memory_model import stored_bytes
 from teamtr_lora.base.sharding import splits
 from teamtr_lora.base.source import beside, is_small, resolve
 from teamtr_lora.base.versions import AdapterVersion, read_version
@@ -200,7 +201,8 @@ def _is_split(base: BaseSection, rollout: RolloutSection, shard: str, source: st
     device = resolve_device(base.device)
     total = None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
     facts, value = base_facts(resolve(source, base.revision)), resolve_dtype(base.precision, device).itemsize
-    return splits(shard, facts, over=over, value=value, device_bytes=total, engine_bytes=rollout.engine_bytes(total))
+    taken = rollout.engine_bytes(total, stored_bytes(facts, base.quantization, value))
+    return splits(shard, facts, over=over, value=value, device_bytes=total, engine_bytes=taken)
 
 
 def load_versions(playable: PlayableTeam, versions: Mapping[str, AdapterVersion], root: Path) -> None:

@@ -21,6 +21,7 @@ from teamtr_lora.base.memory_model import (
     UPDATE_PARTS,
     UpdateShape,
     choose_tokens,
+    stored_bytes,
     update_memory,
     update_peak,
     update_shape,
@@ -35,7 +36,6 @@ from teamtr_lora.study.shares import Share, make_share
 from teamtr_lora.team import Team, build_team
 
 SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
-STORED_BYTES = {"4bit": 0.56, "8bit": 1.06}  # a value, with its block scales
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
     sampled = episodes * messages * longest
     transcript = min(team.context_tokens, prompt + messages * (longest + _turn_tokens(team)))
     total = None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
-    taken = rollout.engine_bytes(total)
+    taken = rollout.engine_bytes(total, stored_bytes(facts, recipe.base.quantization, dtype.itemsize))
     split = splits(recipe.training.shard, facts, over=processes, value=dtype.itemsize, device_bytes=total, engine_bytes=taken)
     memory = _standing_memory(recipe, facts, adapters, transcript, dtype, device, processes, split)
     learned = learned_items(recipe, agents)
@@ -189,14 +189,14 @@ def _standing_memory(
     played = max(rollout.items_per_stage * rollout.episodes_per_item, recipe.evaluation.items)
     rows = min(rollout.requests_per_batch, -(-played // processes))
     moments = OPTIMIZERS[training.optimizer].state_bytes
-    stored = facts.parameters * STORED_BYTES.get(recipe.base.quantization, value)
+    stored = stored_bytes(facts, recipe.base.quantization, value)
     return {
         "libraries" if device.type == "cpu" else "CUDA context": _libraries(device),
-        "base": split_bytes(facts, value, processes) if split else int(stored),
+        "base": split_bytes(facts, value, processes) if split else stored,
         "adapters": 4 * sum(adapters.values()),
         # every agent's moments, and while one updates: its weights before and after, their moments before, gradients
         "optimizer": moments * sum(adapters.values()) + (4 * 3 + moments) * max(adapters.values()),
-        **_sampling_memory(recipe, int(stored), rows * transcript * _cached_values(facts) * value, device),
+        **_sampling_memory(recipe, stored, rows * transcript * _cached_values(facts) * value, device),
     }
 
 
@@ -227,8 +227,7 @@ def _sampling_memory(recipe: Recipe, base: int, cache: int, device: torch.device
     if device.type == "cpu":
         return {"KV cache": (vllm.kv_cache_gib or 1) * 2**30, "vLLM's base": base}
     total = torch.cuda.get_device_properties(device).total_memory
-    share = recipe.rollout.engine_bytes(total) if vllm.kv_cache_gib is None else base + vllm.kv_cache_gib * 2**30
-    return {"KV cache": 0, "vLLM's share": share}
+    return {"KV cache": 0, "vLLM's share": recipe.rollout.engine_bytes(total, base)}
 
 
 def _peak(memory: dict[str, int], *, engine: str, offload: str, margin: float = 1.0) -> int:

@@ -311,9 +311,17 @@ def test_import_pulls_in_no_heavy_library() -> None:
 
 
 def test_an_engine_with_its_own_base_takes_its_share_of_a_gpu() -> None:
-    taken = {engine: rollout_of(engine).engine_bytes(1001) for engine in ("transformers", "vllm", "vllm_server")}
+    taken = {engine: rollout_of(engine).engine_bytes(1001, 64) for engine in ("transformers", "vllm", "vllm_server")}
     assert taken == {"transformers": 0, "vllm": 250, "vllm_server": 0}
-    assert rollout_of("vllm").engine_bytes(None) == 0, "a CPU has no such share"
+    assert rollout_of("vllm").engine_bytes(None, 64) == 0, "a CPU has no such share"
+
+
+def test_an_engine_whose_cache_has_a_size_takes_that_and_its_base_and_asks_for_no_share() -> None:
+    rollout = RolloutSection.model_validate(
+        {"engine": "vllm", "vllm": {"kv_cache_gib": 6, "tensor_parallel": 2, "offload": "never"}}
+    )
+    assert rollout.engine_bytes(80 * 2**30, 3 * 2**30) == 7.5 * 2**30
+    assert rollout.engine_bytes(None, 3 * 2**30) == 0
 
 
 def rollout_of(engine: str) -> RolloutSection:

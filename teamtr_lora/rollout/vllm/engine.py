@@ -11,8 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from teamtr_lora.base.bank import AdapterBank
-from teamtr_lora.base.frozen_base import FrozenBase
+from teamtr_lora.base.frozen_base import FrozenBase, base_facts
+from teamtr_lora.base.memory_model import stored_bytes
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.sampler import Completion, Published, Request, SamplerBase
 from teamtr_lora.rollout.vllm.gpu_lending import SharedMemory
@@ -40,9 +43,11 @@ class VllmSampler(SamplerBase):
         self._message_tokens = 0.0  # of a usual message, by those that finished
         self._parts: EngineParts | None = start_engine(base, bank, rollout, context_tokens=context_tokens, lora=lora)
         offload = rollout.vllm.offload if self._parts.engine.model_config.enable_sleep_mode else "never"
-        self.memory = SharedMemory(
-            self._parts.engine, base.device, offload, share=rollout.vllm.memory_share, before_sleep=self._drain
-        )
+        taken = 0
+        if base.device.type == "cuda":
+            stored = stored_bytes(base_facts(base.folder), base.quantization, base.dtype.itemsize)
+            taken = rollout.engine_bytes(torch.cuda.get_device_properties(base.device).total_memory, stored)
+        self.memory = SharedMemory(self._parts.engine, base.device, offload, taken=taken, before_sleep=self._drain)
 
     @property
     def parts(self) -> EngineParts:

@@ -26,12 +26,12 @@ class SharedMemory:
         device: torch.device,
         offload: Literal["auto", "never", "always"],
         *,
-        share: float = 0.0,
+        taken: int = 0,
         before_sleep: Callable[[], None],
     ) -> None:
         self._engine, self._device, self._before_sleep = engine, device, before_sleep
         self._offload = offload if device.type == "cuda" else "never"
-        self._share = share  # of the GPU that the engine has
+        self._taken = taken  # bytes that the engine has
         self._needed: int | None = None
         self.asleep = False
 
@@ -56,9 +56,7 @@ class SharedMemory:
     @property
     def lendable(self) -> int:
         """Bytes that a sleeping engine leaves to the trainer; 0 where it never sleeps."""
-        if self._offload == "never":
-            return 0
-        return int(self._share * torch.cuda.get_device_properties(self._device).total_memory)
+        return 0 if self._offload == "never" else self._taken
 
     def wake(self) -> None:
         if self.asleep:

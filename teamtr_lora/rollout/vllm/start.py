@@ -137,7 +137,8 @@ def _start(base: FrozenBase, bank: AdapterBank, rollout: RolloutSection, context
             engine = LLMEngine.from_engine_args(EngineArgs(**options))
     except (ValueError, RuntimeError, AssertionError) as error:
         text = " ".join(str(error).split()) or f"{type(error).__name__}, without a word"
-        hint = "; change rollout.vllm.memory_share" if "memory" in text else ""
+        size = "memory_share" if rollout.vllm.kv_cache_gib is None else "kv_cache_gib"
+        hint = f"; change rollout.vllm.{size}" if "memory" in text else ""
         raise UserError(f"rollout.engine = vllm: the engine did not start: {text[:400]}{hint}") from error
     parts = EngineParts(engine, PublicQueue(engine), FolderAdapters(engine) if lora else Adapters(), made_group=made_group)
     try:
@@ -209,14 +210,19 @@ def lora_options(slots: int, rank: int) -> dict[str, Any]:
     return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": room}
 
 
+NO_SHARE = 0.01  # vLLM takes no 0
+
+
 def _gpu_options(rollout: RolloutSection, patches: list[Patch]) -> dict[str, Any]:
     global _engines_slept
     # without the patch nothing tells what a closed engine has left, so any engine before this one counts
     left = memory_left() if any(patch.name == "close_memory" for patch in patches) else _engines_slept
     sleeps = _can_sleep(rollout.vllm.offload, left)
     _engines_slept = _engines_slept or sleeps
-    own = {} if rollout.vllm.kv_cache_gib is None else {"kv_cache_memory_bytes": rollout.vllm.kv_cache_gib * 2**30}
-    return {"enable_sleep_mode": sleeps, "enforce_eager": not rollout.vllm.cuda_graphs, **own}
+    options: dict[str, Any] = {"enable_sleep_mode": sleeps, "enforce_eager": not rollout.vllm.cuda_graphs}
+    if rollout.vllm.kv_cache_gib is not None:  # vLLM then asks for a share only to see whether so much is free when it starts
+        options |= {"kv_cache_memory_bytes": rollout.vllm.kv_cache_gib * 2**30, "gpu_memory_utilization": NO_SHARE}
+    return options
 
 
 def _can_sleep(offload: Literal["auto", "never", "always"], left: bool) -> bool:

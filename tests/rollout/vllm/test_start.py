@@ -160,6 +160,17 @@ def test_only_the_first_gpu_of_the_process_is_taken(monkeypatch: pytest.MonkeyPa
         vllm_start.start_engine(base, object(), RolloutSection(), context_tokens=64, lora=True)  # type: ignore[arg-type]
 
 
+def test_a_cache_of_a_given_size_asks_for_no_share_of_what_is_free() -> None:
+    """vLLM refuses to start where its share is not free, also where nothing is taken by it."""
+    rollout = RolloutSection.model_validate(
+        {"engine": "vllm", "vllm": {"kv_cache_gib": 12, "memory_share": 0.9, "offload": "never"}}
+    )
+    options = vllm_start._gpu_options(rollout, [])
+    assert options["kv_cache_memory_bytes"] == 12 * GIB and options["gpu_memory_utilization"] < 0.02
+    shared = RolloutSection.model_validate({"engine": "vllm", "vllm": {"offload": "never"}})
+    assert not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(vllm_start._gpu_options(shared, []))
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_engine_that_is_split_is_vllms_own(monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
     """Its workers are processes of their own, which no patch reaches."""
