@@ -57,7 +57,8 @@ def test_a_first_pass_has_no_kl_and_is_what_later_passes_measure_from() -> None:
 def test_reading_has_the_same_values_from_one_head_product() -> None:
     head, current, hidden, target = case(torch.float64)
     how = {"temperature": 0.9, "chunk_tokens": 7}
-    first, kept = score_with_statistics(current, head, target, **how)
+    with FlopCounterMode(display=False) as without_kl:
+        first, kept = score_with_statistics(current, head, target, **how)
     with FlopCounterMode(display=False) as scoring:
         scored, _ = score_with_statistics(hidden, head, target, current=kept, **how)
     with FlopCounterMode(display=False) as reading:
@@ -65,6 +66,7 @@ def test_reading_has_the_same_values_from_one_head_product() -> None:
     assert torch.equal(read.logp_N, scored.logp_N) and read.kl_N is not None and torch.equal(read.kl_N, scored.kl_N)
     assert not read.logp_N.requires_grad and not read.kl_N.requires_grad
     assert 0 < 2 * reading.get_total_flops() == scoring.get_total_flops()
+    assert scoring.get_total_flops() == without_kl.get_total_flops(), "the exact KL takes no product of its own"
     alone = read_with_statistics(current, head, target, **how)
     assert alone.kl_N is None and torch.equal(alone.logp_N, first.logp_N)
 
