@@ -172,6 +172,9 @@ def run_cells(jobs: Sequence[tuple[Variant, int]], args: argparse.Namespace, com
     if args.workers == 1:
         return [run_cell(variant, seed, args.out, until) for variant, seed in jobs]
     cells = [run_cell(variant, seed, args.out, 0.0) for variant, seed in jobs]  # what is there already
+    for cell in cells:
+        if cell.error:  # hours before the table says so
+            print(f"{cell.variant}, seed {cell.seed}: {cell.error}", file=sys.stderr, flush=True)
     missing = [place for place, cell in enumerate(cells) if cell.measures is None and cell.error is None]
     with ThreadPoolExecutor(args.workers) as pool:
         errors = list(pool.map(lambda place: in_a_process(cells[place], until, command), missing))

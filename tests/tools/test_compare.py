@@ -130,11 +130,16 @@ def test_what_ran_out_of_time_or_was_interrupted_goes_on_where_it_stopped(
     assert hashes(tmp_path / "shrink" / "seed-1") == hashes(done[1] / "shrink" / "seed-1")
 
 
-def test_workers_are_processes_of_their_own(compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_processes_of_their_own(
+    compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(subprocess, "Popen", ForkedPython)
     one = [*SMALL, "diagnostics.probe_every_stages=0"]
-    varied = ["--vary", FILL, "--vary", "too-fine: trust_region.delta=1e-13"]
+    varied = ["--vary", FILL, "--vary", "too-fine: trust_region.delta=1e-13", "--vary", "misspelt: trust_region.stepp=fill"]
     assert compare.main([RECIPE, *one, *varied, "--seeds", "0", "--workers", "2", "--out", str(tmp_path)]) == 1
+    first, *later = capsys.readouterr().err.splitlines()
+    assert first.startswith("misspelt, seed 0: ") and "trust_region.stepp" in first, "a recipe's mistake is told before any run"
+    assert not any("misspelt" in line for line in later) and not (tmp_path / "misspelt").exists()
     report = report_of(tmp_path)
     assert report["fill"]["seeds"] == [0] and report["fill"]["measures"]["accepted"]["mean"] >= 0
     assert "trust_region.delta" in report["too-fine"]["errors"]["0"], "the worker's own words"
