@@ -7,6 +7,7 @@ sandbox, whoever wrote them.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
@@ -132,6 +133,16 @@ class AutoLogi(BenchTask):
 
     def answer(self, text: str) -> str | None:
         return answer_in(text)
+
+    def vote(self, episode: Episode) -> str | None:
+        """The value that the answer writes out, spelled in one way."""
+        written = super().vote(episode)
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                return json.dumps(parse(written), sort_keys=True) if written else None
+            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+                continue
+        return written
 
     def message_correct(self, item: Item, message: Message) -> bool:
         return bool(self.verdict(item, message.text))

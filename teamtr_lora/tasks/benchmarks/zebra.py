@@ -50,11 +50,15 @@ def cells_right(header: list[str], rows: list[list[str]], text: str) -> tuple[in
     for number, row in enumerate(rows, 1):
         house = table.get(f"House {number}") if isinstance(table, dict) else None
         for column, truth in zip(header[1:], row[1:], strict=True):
-            said = house.get(column) if isinstance(house, dict) else None
-            said = said[0] if isinstance(said, list) and said else said
-            said = str(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else said
-            right += isinstance(said, str) and said.strip().lower() == truth.strip().lower()
+            right += _cell(house.get(column) if isinstance(house, dict) else None) == truth.strip().lower()
     return right, len(rows) * (len(header) - 1)
+
+
+def _cell(said: Any) -> Any:
+    """What a cell is compared by: the first of a list, a number as text, without case and surrounding space."""
+    said = said[0] if isinstance(said, list) and said else said
+    said = str(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else said
+    return said.strip().lower() if isinstance(said, str) else said
 
 
 class ZebraData(Form):
@@ -110,8 +114,14 @@ class ZebraTask(BenchTask):
         """The table, spelled in one way."""
         found = last_json(text)
         table = found.get("solution") if isinstance(found, dict) else None
+        if not isinstance(table, dict):
+            return None
+        houses = {
+            name: {column: _cell(said) for column, said in house.items()} if isinstance(house, dict) else house
+            for name, house in table.items()
+        }
         try:
-            return json.dumps(table, sort_keys=True).lower() if isinstance(table, dict) else None
+            return json.dumps(houses, sort_keys=True).lower()
         except RecursionError:
             return None
 

@@ -132,6 +132,11 @@ class Countdown(Task):
     def answer(self, text: str) -> str | None:
         return expression_in(text)
 
+    def vote(self, episode: Episode) -> str | None:
+        """However it is spaced; what has no value is no answer."""
+        expression = super().vote(episode)
+        return "".join(expression.split()) if expression and value_of(expression) else None
+
     def message_correct(self, item: Item, message: Message) -> bool:
         return self._right(item, message.text)
 
