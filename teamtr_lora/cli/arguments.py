@@ -20,7 +20,9 @@ _REGISTRY = Path("adapters")
 # What of a user's own Python a command runs, for its help.
 RUNS_CODE = "It runs the Python files that task.reward, task.answer, task.callable and team.router.callable name."
 RUNS_ITEMS_ONLY = "Of Python files that a recipe names it runs that of task.callable, which makes the items, and no other."
-RUNS_ROUTER_ONLY = "Of Python files that the team's recipe names it runs that of team.router.callable, and no other."
+RUNS_ROUTER_ONLY = (
+    "Of Python files that the team's recipe names it runs those of team.router.callable and, where the team votes, task.answer."
+)
 RUNS_MORE_TO_CALIBRATE = f"{RUNS_ITEMS_ONLY[:-1]}; with --calibrate it trains for a stage and runs the others as train does."
 T = TypeVar("T", bound=Any)
 

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from teamtr_lora.rollout.adapter_upload import Receive, Scope, Send, send_json
 from teamtr_lora.rollout.inner_request import InnerRequest, again, events, gone, whole_body
 from teamtr_lora.rollout.sampler import Request, SamplingParams, derive_seed
 from teamtr_lora.rollout.server_client import completion_body
-from teamtr_lora.tasks import AskedTask, Item
+from teamtr_lora.tasks import AskedTask, Item, Task
 from teamtr_lora.team import Episode, Message, Team, Transcript, build_team
 
 TEAM = "TEAMTR_LORA_TEAM"  # environment variable: what `served_team` made
@@ -127,6 +128,7 @@ class TeamModel:
         try:
             ask = self._checked(asked)
             team = await asyncio.to_thread(self._ready)
+            await asyncio.to_thread(lambda: self._reader)
             reply.stream, reply.usage_at_end = ask.stream, ask.usage_at_end
             await self._play(team, scope, ask, reply)
         except _RefusedError as refused:
@@ -135,7 +137,7 @@ class TeamModel:
             await reply.fail(400, _refused(str(error)).body)
 
     async def _play(self, team: Team, scope: Scope, ask: _Ask, reply: _Reply) -> None:
-        reader = self._recipe.task.reader()
+        reader = self._reader
         episode = Episode(item_id="question", group=0, prompt=ask.question, seed=ask.seed, item=Item("question", ask.question))
         transcript = team.protocol.begin(ask.question)
         while requests := _next_requests(team, transcript, episode, ask):
@@ -155,6 +157,10 @@ class TeamModel:
                     message.cancel()
         episode.answer_turn = team.answer_turn(episode, AskedTask(reader).vote)
         await reply.finish(reader.team_answer(episode), episode)
+
+    @cached_property
+    def _reader(self) -> Task:
+        return self._recipe.task.voting_reader(self._recipe_folder, votes=self._recipe.team.router.votes)
 
     def _ready(self) -> Team:
         """The team's protocol, made when it is first asked."""

@@ -17,7 +17,7 @@ from teamtr_lora.common.settings import CallablePath, Text, nearest
 from teamtr_lora.tasks.machinery.bench import BenchTask
 from teamtr_lora.tasks.machinery.forms import content_text
 from teamtr_lora.tasks.machinery.rewards import Rewards
-from teamtr_lora.tasks.machinery.task import Item
+from teamtr_lora.tasks.machinery.task import Item, Task
 from teamtr_lora.tasks.machinery.task_settings import ItemSource
 from teamtr_lora.team import Episode
 
@@ -115,6 +115,16 @@ class DatasetSettings(ItemSource):
         functions = [load_callable(name, key="task.reward", folder=folder) for name in names]
         return self._build(folder, functions, partial(read_answer, reader) if reader else None)
 
+    def reader(self, folder: Path | None = None) -> Task:
+        if folder is None or self.answer is None:
+            return Task()
+        try:
+            function = load_callable(self.answer, key="task.answer", folder=folder)
+        except UserError as error:  # a team from elsewhere comes without its files
+            logger.warning("%s", error)
+            return Task()
+        return AnswerReader(partial(read_answer, function))
+
     def for_items(self, folder: Path) -> DatasetTask:
         return self._build(folder, [], (lambda text: None) if self.answer else None)  # nothing is scored: no file is run
 
@@ -137,6 +147,16 @@ class DatasetSettings(ItemSource):
         if test is not None:
             task.settle_overlap(self.on_overlap)
         return task
+
+
+class AnswerReader(Task):
+    """A user's function that finds the answer in a message, without items and rewards."""
+
+    def __init__(self, read: Callable[[str], str | None]) -> None:
+        self._read = read
+
+    def answer(self, text: str) -> str | None:
+        return self._read(text)
 
 
 def read_answer(reader: Callable[[str], Any], text: str, key: str = "task.answer") -> str | None:

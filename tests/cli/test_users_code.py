@@ -73,7 +73,7 @@ def test_a_plan_still_finds_a_missing_reward(folder: Path, capsys: pytest.Captur
         ("baseline", "task.reward, task.answer, task.callable and team.router.callable"),
         ("plan", "that of task.callable"),
         ("tasks", "that of task.callable"),
-        ("ask", "that of team.router.callable"),
+        ("ask", "those of team.router.callable and, where the team votes, task.answer"),
     ],
 )
 def test_help_says_which_files_are_run(command: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,18 @@ def test_where_no_answer_can_be_read_the_answering_message_is_the_answer() -> No
     assert Task().team_answer(said()) == ""
 
 
+def test_a_dataset_team_that_votes_is_read_by_the_users_function_where_its_file_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "finds.py").write_text("def number(text):\n    return text.split()[-1] if text else None\n")
+    settings = BY_NAME["dataset"](name="dataset", path="x.jsonl", reward="m:f", answer="finds:number")
+    reader = settings.voting_reader(tmp_path, votes=True)
+    assert reader.reads_answers and reader.vote(said("so 12")) == "12"
+    assert not settings.voting_reader(tmp_path, votes=False).reads_answers and not caplog.text, "nobody votes: no file is run"
+    assert not settings.voting_reader(tmp_path / "elsewhere", votes=True).reads_answers
+    assert "what its first agent says is the answer" in caplog.text and "finds" in caplog.text
+
+
 def test_the_shipped_team_answers(capsys: pytest.CaptureFixture[str]) -> None:
     episode = ask_team(REFERENCE, "347+285", temperature=0)
     assert episode.answer == "632"

@@ -6,6 +6,7 @@ documentation (they are the JSON schema's text), so each one names its unit.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
@@ -17,6 +18,8 @@ from teamtr_lora.common.settings import DataFile, OnThisMachine, Section, Text, 
 from teamtr_lora.tasks.machinery.bench import BenchTask
 from teamtr_lora.tasks.machinery.data_files import read_hub, read_rows
 from teamtr_lora.tasks.machinery.task import Task
+
+logger = logging.getLogger(__name__)
 
 
 class TaskSettings(Section):
@@ -55,10 +58,20 @@ class TaskSettings(Section):
         """One line about the task of that name."""
         return cls.about.get(name) or " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
 
-    def reader(self) -> Task:
+    def reader(self, folder: Path | None = None) -> Task:
         """A task that reads the answer out of what a team says, for questions of the user's own; where that needs more than the
-        messages, the message that answers is the answer."""
+        messages, the message that answers is the answer. `folder`: the recipe's, where its own function may be run for that."""
         return self.make(Path()) if self.reads_alone else Task()
+
+    def voting_reader(self, folder: Path, *, votes: bool) -> Task:
+        """The reader of a team that may vote: then it needs one, and a function of the recipe's is run."""
+        found = self.reader(folder if votes else None)
+        if votes and not found.reads_answers:
+            logger.warning(
+                "the team votes, but nothing here reads answers of %s out of messages: what its first agent says is the answer",
+                self.name,
+            )
+        return found
 
     def make(self, folder: Path) -> Task:
         """The task with its verifier, before it has read any items. `folder` is the recipe's: files are looked up beside it."""
