@@ -181,6 +181,8 @@ def _settings(stored: StoredTeam, task: Task, items: list[Item], options: EvalOp
         "items_per_chunk": max(1, chunk * len(items) // episodes),
         "code": code_hashes(recipe),
         "base_sha256": base_hash(recipe),
+        # what is written of an answer; earlier ones of teams that vote had the votes of other messages
+        **({"votes": "of the answer"} if recipe.team.router.votes else {}),
     }
 
 
@@ -253,7 +255,7 @@ def ask_team(
             max_message_tokens=rollout.max_message_tokens,
             purpose=f"ask/{seed}",
         )
-        reader = recipe.task.reader()
+        reader = recipe.task.voting_reader(recipe.folder, votes=recipe.team.router.votes)
         episode = playable.play(AskedTask(reader), plan)[0]
         episode.answer = reader.team_answer(episode)
         return episode

@@ -66,8 +66,7 @@ def _files(recipe: Recipe) -> Iterator[Problem]:
 def _votes(recipe: Recipe) -> Iterator[Problem]:
     """A dataset is told what a message's answer is; the built-in tasks know, and say so themselves."""
     router, task = recipe.team.router, recipe.task
-    votes = router.answer == "majority" or (router.kind == "debate" and router.judge is None)
-    if votes and isinstance(task, DatasetSettings) and task.answer is None:
+    if router.votes and isinstance(task, DatasetSettings) and task.answer is None:
         wrong = "is not given, so there is nothing to vote over"
         fix = "name the function that finds the answer in a message as module:function, or take another router"
         yield Problem("task.answer", MISSING, wrong, fix)

@@ -99,6 +99,11 @@ class RouterSection(Section):
         "package that TEAMTR_LORA_TRUST names.",
     )
 
+    @property
+    def votes(self) -> bool:
+        """Whether the team's answer is what most agents state."""
+        return self.answer == "majority" or (self.kind == "debate" and self.judge is None)
+
     @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> Self:
         mistakes: list[Mistake] = []
@@ -113,6 +118,9 @@ class RouterSection(Section):
                 f"does nothing where router.kind is {self.kind}",
                 "leave it out, or take router.kind=debate to vote unheard",
             )
+            mistakes.append((("answer",), self.answer, wrong, fix))
+        if self.answer == "majority" and self.kind == "debate" and self.judge is not None:
+            wrong, fix = "does nothing where a judge decides", "leave it out, or set router.judge=null"
             mistakes.append((("answer",), self.answer, wrong, fix))
         refuse("router", mistakes)
         return self

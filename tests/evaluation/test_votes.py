@@ -7,11 +7,13 @@ import pytest
 
 from teamtr_lora.evaluation.outcome import Attempt, judge
 from teamtr_lora.tasks import Item, Task
+from teamtr_lora.tasks.benchmarks.autologi import AutoLogi
 from teamtr_lora.tasks.benchmarks.math_answer import canonical
 from teamtr_lora.tasks.benchmarks.math_tasks import MathTask
 from teamtr_lora.tasks.benchmarks.planbench import Blocksworld
 from teamtr_lora.tasks.benchmarks.zebra import ZebraTask
 from teamtr_lora.tasks.generated.column_sum import ColumnSum
+from teamtr_lora.tasks.generated.countdown import Countdown
 from teamtr_lora.tasks.generated.small import SmallTask
 from teamtr_lora.tasks.machinery.score import play
 
@@ -75,6 +77,17 @@ def test_categories_come_with_the_rows() -> None:
     assert Blocksworld(3).categories(Blocksworld(3).items("test")[0]) == {"blocks": "3"}
     assert ZebraTask("zebra", 2, 3).categories(ZebraTask("zebra", 2, 3).items("test")[0]) == {"size": "2x3"}
     assert SmallTask("products").categories(SmallTask("products").items("test")[0]) == {}
+
+
+def test_equal_answers_vote_together_however_they_are_laid_out() -> None:
+    item = Item("i", "?", {})
+    assert vote(Countdown(), item, "(4 + 1) * 3") == vote(Countdown(), item, "(4+1)*3") != vote(Countdown(), item, "3+4+1")
+    assert vote(Countdown(), item, "3+/4") is None
+    table = {"b": [1, 2], "a": "x"}
+    spelled = [json.dumps(table), json.dumps(table, indent=1), repr(table)]
+    assert len({vote(AutoLogi(), item, f"```json\n{text}\n```") for text in spelled}) == 1
+    names = [json.dumps({"solution": {"House 1": {"Name": name}}}) for name in ("Bob", [" bob"], ["Bob", "Al"])]
+    assert len({vote(ZebraTask("zebra"), item, text) for text in names}) == 1
 
 
 def test_the_vote_of_a_team_that_has_voted_is_that_of_the_message_that_answers() -> None:

@@ -102,6 +102,10 @@ ONE_PROBLEM: list[tuple[dict[str, Any], str]] = [
     ),
     ({"team": {"agents": AGENTS, "router": {"kind": "sequence"}}}, "is empty, but router.kind is sequence"),
     ({"team": {"agents": AGENTS, "router": {"kind": "blind", "answer": "majority"}}}, "take router.kind=debate to vote unheard"),
+    (
+        {"team": {"agents": AGENTS, "router": {"kind": "debate", "answer": "majority", "judge": "a"}}},
+        "team.router.answer = 'majority': does nothing where a judge decides",
+    ),
     ({"team": {"agents": AGENTS, "recombine": True}}, "messages that others heard cannot be put beside other ones"),
     ({"team": {"agents": AGENTS, "router": {"kind": "robin"}}}, "did you mean 'round_robin'?"),
     (
