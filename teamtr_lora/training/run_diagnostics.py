@@ -77,7 +77,7 @@ class RunDiagnostics:
             return
         seed, shift = self._seed(row.stage, row.agent), None
         if rollout.fresh:
-            own = contexts(rollout.episodes, self._context.task)
+            own = contexts(rollout.episodes, self._context.task, self._context.playable.team.router.round_messages)
             if row.update == 1:
                 self._contexts.begin(row.stage, own)
             else:

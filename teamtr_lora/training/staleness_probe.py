@@ -72,14 +72,16 @@ class StageProbe:
         weights = self._weights(agent)
         first = not self._changed(agent)
         gap = self._gap(agent, seed) if outcome.accepted else None
-        shift = shift_between(contexts(self._start, self._task), contexts(self._now, self._task), seed) or Excess(0.0, 0.0)
+        at_once = self._playable.team.router.round_messages
+        start, now = (contexts(played, self._task, at_once) for played in (self._start, self._now))
+        shift = shift_between(start, now, seed) or Excess(0.0, 0.0)
         far = first and outcome.accepted and self._config.diagnostics.token_shift_ranks > 0
         return ProbeReading(
             episodes=self._played,
             tokens=sum(e.tokens for e in self._now) if self._played else 0,
             gap=gap,
             context_shift=ExcessReading(
-                value=shift.value, null=shift.null, coupled=coupled_difference(self._start, self._now, self._task)
+                value=shift.value, null=shift.null, coupled=coupled_difference(self._start, self._now, self._task, at_once)
             ),
             weights={name: value if math.isfinite(value) else 0.0 for name, value in asdict(weight_degeneracy(weights)).items()},
             token_shift=self._token_shift(agent, outcome) if far else None,

@@ -37,16 +37,17 @@ class Contexts:
     group: list[int]
 
 
-def contexts(episodes: Sequence[Episode], task: Task) -> Contexts:
-    """What each message was an answer to: its turn, its writer, the answer before it, and how long the text was."""
+def contexts(episodes: Sequence[Episode], task: Task, round_messages: int = 1) -> Contexts:
+    """What each message was an answer to: its turn, its writer, the last answer that it could hear, and how long the text was.
+    `round_messages`: so many are heard at once, when the last of them has been said."""
     keys, group = [], []
     for episode in episodes:
-        before: str | None = None
-        for message in episode.messages:
+        for place, message in enumerate(episode.messages):
+            heard = place - place % round_messages
+            answer = task.answer(episode.messages[heard - 1].text) if heard else None
+            before = answer if answer is None else answer[:LONGEST_ANSWER]
             keys.append(ContextKey(message.turn, message.agent, before, length_bin(len(message.prompt_ids))))
             group.append(episode.group)
-            answer = task.answer(message.text)
-            before = answer if answer is None else answer[:LONGEST_ANSWER]
     return Contexts(keys, group)
 
 
@@ -58,11 +59,11 @@ def shift_between(stale: Contexts, fresh: Contexts, seed: int) -> Excess | None:
     return context_shift(keys[0], stale.group, keys[1], fresh.group, splits=SHIFT_SPLITS, seed=seed)
 
 
-def coupled_difference(one: Sequence[Episode], other: Sequence[Episode], task: Task) -> float:
+def coupled_difference(one: Sequence[Episode], other: Sequence[Episode], task: Task, round_messages: int = 1) -> float:
     """The share of contexts with another key in the other's play of the same seats; a context that only one reached differs."""
     differ = total = 0
     for first, second in zip(one, other, strict=True):
-        ours, theirs = contexts([first], task).keys, contexts([second], task).keys
+        ours, theirs = (contexts([played], task, round_messages).keys for played in (first, second))
         total += max(len(ours), len(theirs))
         differ += abs(len(ours) - len(theirs)) + sum(a != b for a, b in zip(ours, theirs, strict=False))
     return differ / total if total else 0.0

@@ -269,6 +269,10 @@ def test_contexts_are_kept_for_a_resumed_run(tmp_path: Path, episodes: Any, high
     own = contexts(episodes, high_tokens)
     assert len(own.keys) == sum(len(e.messages) for e in episodes)
     assert own.keys[0].answer is None and own.keys[1].answer == high_tokens.answer(episodes[0].messages[0].text)
+    per_round = len(episodes[0].messages)
+    unheard = contexts(episodes, high_tokens, per_round)
+    assert {key.answer for key in unheard.keys} == {None}, "nobody heard the others of a blind round"
+    assert unheard.keys[per_round - 1].turn == per_round - 1 and per_round > 1
     StageContexts(tmp_path / "c.json").begin(4, own)
     again = StageContexts(tmp_path / "c.json")
     other = contexts(episodes[::-1], high_tokens)
