@@ -252,15 +252,24 @@ function episodeBox(episode, i, group, file, shade) {
   return el("div", { class: "episode" },
     el("header", {}, el("span", {}, el("span", { class: "mark " + (episode.success ? "accepted" : "rejected") }),
       el("b", {}, `reward ${+number(episode.reward, 3)}`), rank ? `  ${rank}` : ""), el("span", {}, advantage)),
-    episode.messages.map((message) => messageBox(message, episode, file, shade)));
+    episode.messages.map((message, place) => messageBox(message, place, episode, file, shade)));
 }
 
-function messageBox(message, episode, file, shade) {
-  const cut = message.finish === "length" ? "cut off" : "", updated = message.agent === file.agent;
+// A reward for the whole episode is the last message's in a transcript; where the team answers with another one, it is that one's.
+function rewardOf(place, episode) {
+  const rewards = episode.messages.map((message) => message.reward), last = rewards.length - 1, answer = episode.answer_turn;
+  if (answer !== null && answer !== undefined && answer < last && rewards.slice(0, last).every((reward) => !reward))
+    [rewards[answer], rewards[last]] = [rewards[last], rewards[answer]];
+  return rewards[place];
+}
+
+function messageBox(message, place, episode, file, shade) {
+  const cut = message.finish === "length" ? "cut off" : "", updated = message.agent === file.agent, reward = rewardOf(place, episode);
   const advantage = updated && episode.advantage !== undefined ? `advantage ${signed(episode.advantage)}` : "";
   return el("div", { class: "message" + (updated ? " updated" : "") },
     el("div", { class: "who" }, el("b", {}, message.agent), el("span", {}, message.version), el("span", {}, `${message.tokens} tokens`),
-      el("span", {}, cut || message.finish), message.reward === undefined ? "" : el("span", {}, `reward ${+number(message.reward, 3)}`),
+      place === episode.answer_turn && place < episode.messages.length - 1 ? el("span", {}, "the team's answer") : "",
+      el("span", {}, cut || message.finish), reward === undefined ? "" : el("span", {}, `reward ${+number(reward, 3)}`),
       advantage ? el("span", {}, advantage) : ""),
     el("div", { class: "text" }, tokens(message, shade)),
     message.feedback ? el("div", { class: "feedback" }, message.feedback) : "");

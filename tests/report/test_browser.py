@@ -87,6 +87,11 @@ def test_markup_in_transcripts_shows_as_text(tab: Tab, tmp_path: Path) -> None:
     tab.wait("document.querySelector('.group') !== null")
     assert MARKUP in tab.run("document.querySelector('.message .text').textContent")
     assert tab.run("document.querySelectorAll('main img, main script').length") == 0 and not tab.problems
+    voted = "{answer_turn: 0, messages: [{reward: 0, pieces: []}, {reward: 0, pieces: []}, {reward: 1, pieces: []}]}"
+    shown = f"[0, 1, 2].map(place => messageBox({voted}.messages[place], place, {voted}, {{}}, 'none').textContent)"
+    first, *others = tab.run(shown)
+    assert "the team's answer" in first and "reward 1" in first, "the reward stands at the message that answers"
+    assert all("reward 0" in other and "answer" not in other for other in others)
     check_print(tab)
 
 
