@@ -33,7 +33,7 @@ from teamtr_lora.recipe import AgentSection, Recipe, ScriptSettings
 from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.study.expected_time import ExpectedTime, Speeds, expected_time
 from teamtr_lora.study.shares import Share, make_share
-from teamtr_lora.team import Team, build_team
+from teamtr_lora.team import Router, Team, build_team
 
 SAMPLE_ITEMS = 16  # prompts rendered to learn how long a transcript is
 
@@ -86,7 +86,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
     episodes, messages = played * rollout.episodes_per_item, team.router.max_messages
     longest = min(rollout.max_message_tokens, team.context_tokens)
     sampled = episodes * messages * longest
-    transcript = min(team.context_tokens, prompt + messages * (longest + _turn_tokens(team)))
+    transcript = min(team.context_tokens, prompt + _messages_of_a_context(team.router) * (longest + _turn_tokens(team)))
     total = None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
     taken = rollout.engine_bytes(total, stored_bytes(facts, recipe.base.quantization, dtype.itemsize))
     split = splits(recipe.training.shard, facts, over=processes, value=dtype.itemsize, device_bytes=total, engine_bytes=taken)
@@ -171,6 +171,11 @@ def _adapter_parameters(agent: AgentSection, facts: BaseFacts) -> int:
     chosen = targeted(lora.targets, facts.linears)
     magnitudes = sum(m.out_features for m in chosen) if lora.dora else 0
     return sum(lora.rank * (m.in_features + m.out_features) for m in chosen) + magnitudes
+
+
+def _messages_of_a_context(router: Router) -> int:
+    """At most: those of all rounds that were heard before the last message, and that one."""
+    return (router.max_messages - 1) // router.round_messages * router.round_messages + 1
 
 
 def _standing_memory(

@@ -212,6 +212,21 @@ def test_nano_recipes_can_be_planned(task: str) -> None:
     assert make_plan(combined("nano", task)).memory_total_bytes < 4e9
 
 
+@pytest.mark.parametrize(
+    ("router", "messages"),
+    [({}, 3), ({"kind": "debate"}, 1), ({"kind": "debate", "rounds": 2}, 4), ({"kind": "debate", "judge": "judge"}, 3)],
+)
+def test_a_context_has_the_messages_that_its_agent_can_hear(router: dict[str, Any], messages: int) -> None:
+    """The cache of keys and values is as long as the longest one."""
+    caches = {}
+    for tokens in (32, 64):
+        settings = [f"rollout.max_message_tokens={tokens}", *(f"team.router.{key}={value}" for key, value in router.items())]
+        caches[tokens] = make_plan(combined("nano", "arithmetic", *settings)).memory_bytes["KV cache"]
+    one = make_plan(combined("nano", "arithmetic", "team.router.kind=debate", "rollout.max_message_tokens=64"))
+    other = make_plan(combined("nano", "arithmetic", "team.router.kind=debate", "rollout.max_message_tokens=32"))
+    assert caches[64] - caches[32] == messages * (one.memory_bytes["KV cache"] - other.memory_bytes["KV cache"]) > 0
+
+
 def test_a_plan_counts_the_items_that_there_are_and_knows_the_context(tmp_path: Path) -> None:
     rows = [{"problem": f"What is {n}?", "answer": str(n)} for n in range(80)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
