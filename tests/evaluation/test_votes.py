@@ -84,8 +84,9 @@ def test_equal_answers_vote_together_however_they_are_laid_out() -> None:
     assert vote(Countdown(), item, "(4 + 1) * 3") == vote(Countdown(), item, "(4+1)*3") != vote(Countdown(), item, "3+4+1")
     assert vote(Countdown(), item, "3+/4") is None
     table = {"b": [1, 2], "a": "x"}
-    spelled = [json.dumps(table), json.dumps(table, indent=1), repr(table)]
-    assert len({vote(AutoLogi(), item, f"```json\n{text}\n```") for text in spelled}) == 1
+    for spelled in ([json.dumps(table), json.dumps(table, indent=1)], [repr(table), repr(table).replace(" ", "")]):
+        assert len({vote(AutoLogi(), item, f"```json\n{text}\n```") for text in spelled}) == 1
+    assert vote(AutoLogi(), item, "[" * 9000 + "]" * 9000) is not None, "no depth of brackets stops an evaluation"
     names = [json.dumps({"solution": {"House 1": {"Name": name}}}) for name in ("Bob", [" bob"], ["Bob", "Al"])]
     assert len({vote(ZebraTask("zebra"), item, text) for text in names}) == 1
 

@@ -7,7 +7,6 @@ sandbox, whoever wrote them.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import random
@@ -135,14 +134,13 @@ class AutoLogi(BenchTask):
         return answer_in(text)
 
     def vote(self, episode: Episode) -> str | None:
-        """The value that the answer writes out, spelled in one way."""
+        """The value that the answer writes out, spelled in one way; of what is no JSON, the text without white space. Python's
+        own reader of values is for the sandbox: a text can bring it down."""
         written = super().vote(episode)
-        for parse in (json.loads, ast.literal_eval):
-            try:
-                return json.dumps(parse(written), sort_keys=True) if written else None
-            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-                continue
-        return written
+        try:
+            return json.dumps(json.loads(written), sort_keys=True) if written else None
+        except (ValueError, RecursionError):
+            return "".join(written.split()) if written else None
 
     def message_correct(self, item: Item, message: Message) -> bool:
         return bool(self.verdict(item, message.text))
