@@ -125,6 +125,20 @@ def test_other_settings_are_another_evaluation(recipe: Path, tmp_path: Path) -> 
         evaluate_team(recipe, EvalOptions(k=1, limit=3, out=out))
 
 
+def test_an_evaluation_of_a_team_that_votes_is_not_one_from_before_its_votes_were_right(recipe: Path, tmp_path: Path) -> None:
+    voting = ["team.router.kind=debate", "team.router.answer=majority", 'team.agents=[{"name": "a"}, {"name": "b"}]']
+    for name, more in (("turns", voting[2:]), ("votes", voting)):
+        out = tmp_path / name
+        options = EvalOptions(k=1, limit=3, out=out, reuse=True, more=((), ["team.protocol.view=per_agent", *more]))
+        evaluate_team(recipe, options)
+        settings = json.loads((out / "settings.json").read_text())
+        assert ("votes" in settings) == (name == "votes"), "others are read as before"
+        if settings.pop("votes", None):
+            (out / "settings.json").write_text(json.dumps(settings))
+            with pytest.raises(UserError, match="holds another evaluation"):
+                evaluate_team(recipe, options)
+
+
 def test_one_process_at_a_time(recipe: Path, tmp_path: Path) -> None:
     option = EvalOptions(k=1, limit=3, out=tmp_path / "mine")
     result = evaluate_team(recipe, option)
