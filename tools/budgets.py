@@ -18,6 +18,7 @@ from typing import Any
 import cells
 
 from teamtr_lora.base.versions import AdapterVersion, version_number
+from teamtr_lora.baselines.single import single_agent_recipe
 from teamtr_lora.baselines.trl_baseline import train_baseline
 from teamtr_lora.common.files import dump_json, write_atomic
 from teamtr_lora.common.paired import paired_test
@@ -74,8 +75,9 @@ class Budget:
             cells.train(recipe, until, [enough])
 
     def _over(self, run: Path, recipe: Recipe) -> bool:
-        ended = len(_updates(run)) >= recipe.training.stages if self.trl else cells.finished(run, recipe)
-        return self.spent(run) or ended
+        if self.trl and len(_updates(run)) >= single_agent_recipe(recipe).training.stages:  # one update each
+            return True
+        return self.spent(run) or (not self.trl and cells.finished(run, recipe))
 
     def spent(self, run: Path) -> bool:
         used = self.used(run)
