@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from teamtr_lora.algorithm.clustered import clustered_mean
 from teamtr_lora.algorithm.fixed_point import MORE_ROOM, FixedPointSum, unit_exponent
 from teamtr_lora.algorithm.gradient_signal import signal_share
-from teamtr_lora.algorithm.step_size import NOTHING, OVERSHOOT, TOLERATED, probed_rate, remaining_rate
+from teamtr_lora.algorithm.step_size import Pace
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.algorithm.variants.gain import ROUNDING
@@ -23,9 +22,8 @@ from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.scoring import CurrentPolicy, Scorer, by_token, tokens_of, unknown
 
-MOST_PROBES = 4  # of one update; each takes one step and half a pass to measure it
 ENOUGH_MESSAGES = 64  # of a minibatch, for the sign of a mean over them
-MOST_OVERFLOWS = 8  # of one update; each halves the factor by which the loss is scaled
+MOST_OVERFLOWS = 8  # of one step; each halves the factor by which the loss is scaled
 
 
 @dataclass
@@ -95,71 +93,59 @@ def in_sample_bound(kl_M: Tensor, group_M: Tensor, weight_M: Tensor, confidence:
 def optimize(
     learner: Learner, minibatches: list[Minibatch], *, radius: float, beta: float, rate: float, probe: bool
 ) -> OptimizeReport:
-    """Steps until the epochs are done or the trust region says stop. The pass that makes a gradient also measures the KL, so a
-    kind of region that stops at its radius never takes a step from outside.
-
-    With an automatic learning rate `rate` is that of the first step, and the pass after it says how long the others are, so that
-    they end at the region's edge. A first step that went much too far by itself is taken back: beyond the edge, or so far that it
-    harms the very episodes that it was fitted to, as a wide region allows. With `probe`, `rate` is only where to start, and a
-    first step that was much too short is taken back too.
-    """
+    """Steps until the epochs are done or the trust region says stop. The pass that makes a gradient also measures the steps
+    before it, so a kind of region that stops at its radius never takes a step from outside. `probe`: `rate` is only where to
+    start."""
     region, training = learner.region, learner.config.training
-    automatic = training.learning_rate == "auto" and region.gates
     steps = [minibatch for _ in range(training.inner_epochs) for minibatch in minibatches]
+    automatic = training.learning_rate == "auto" and region.gates
+    pace = Pace(rate, radius, len(steps), automatic=automatic, probe=probe)
     report = OptimizeReport(beta=region.penalty(beta), learning_rate=rate, planned=len(steps))
-    rates: list[float] = []
-    # a pass measures the steps before it, so a single step is measured by a further pass where it is to be probed
-    passes = [*steps, steps[0]] if probe and len(steps) == 1 else steps
-    overflows, read = 0, 0  # `read`: the steps that the penalty has been adapted to
-    while len(rates) < len(passes) and overflows < MOST_OVERFLOWS:
-        seen = accumulate(learner, passes[len(rates)], report.beta)
-        outside = region.stops(seen.kl, radius)
-        if automatic and len(rates) == 1 and report.probes < MOST_PROBES:
-            wanted = probed_rate(rate, seen.kl_bound, radius, len(steps))
-            harms = passes[1] is steps[0] and seen.gain <= 0 and seen.kl_bound > NOTHING * radius
-            if harms or report.overshot:
-                wanted, report.overshot = min(wanted, rate / OVERSHOOT if harms else rate), True
-            if harms or wanted * len(steps) * TOLERATED < rate or probe and not 1 / TOLERATED < wanted / rate < TOLERATED:
-                learner.optimizer.zero_grad(set_to_none=True)  # the pass that measured the step has made a gradient there
-                learner.start_again()
-                rate, rates, read = wanted, [], 0
-                report.probes += 1
-                continue
-        if rates:  # before the first step the KL is 0 and says nothing
+    passes = [*steps, steps[0]] if probe and len(steps) == 1 else steps  # a single step is probed by a further pass
+    while len(pace.taken) < len(passes):
+        minibatch, taken = passes[len(pace.taken)], len(pace.taken)
+        seen = accumulate(learner, minibatch, report.beta)
+        if pace.takes_back(seen.kl_bound, harms=minibatch is steps[0] and seen.gain <= 0):
+            learner.optimizer.zero_grad(set_to_none=True)  # the pass that measured the step has made a gradient there
+            learner.start_again()
+            continue
+        if taken:  # before the first step the KL is 0 and says nothing
             report.kl, report.clip_rate = seen.kl, seen.clip_rate
         elif report.gradient_signal is None:
             report.gradient_signal = seen.signal
-        if read < len(rates) < len(steps):  # after the last step the gate's reading says what the next update's penalty is
-            read = len(rates)
+        if 0 < taken < len(steps):  # after the last step the gate's reading says what the next update's penalty is
             report.beta = region.next_penalty(report.beta, seen.kl, radius)
-            if automatic:
-                left = remaining_rate(rates, seen.kl_bound, radius, len(steps))
-                rate = min(left, rate) if report.overshot else left
-        if outside or rate == 0 or len(rates) == len(steps):
-            report.stopped_early = len(rates) < len(steps)
+            pace.after(seen.kl_bound)
+        if region.stops(seen.kl, radius) or pace.rate == 0 or taken == len(steps):
+            report.stopped_early = taken < len(steps)
             learner.optimizer.zero_grad(set_to_none=True)
             break
-        norm = _step(learner, rate)
-        if math.isfinite(norm):
-            report.gradient_norm = norm
-            rates.append(rate)
-        else:  # no step was taken: a KL of 0 after it would say that the learning rate is too small
-            overflows += 1
-    report.steps, report.learning_rate = len(rates), fmean(rates) if rates else rate
+        norm = _step(learner, minibatch, report.beta, pace.rate)
+        if not math.isfinite(norm):
+            break
+        report.gradient_norm = norm
+        pace.taken.append(pace.rate)
+    report.steps, report.probes, report.overshot, report.learning_rate = len(pace.taken), pace.probes, pace.overshot, pace.mean
     return report
 
 
-def _step(learner: Learner, rate: float) -> float:
-    """One step of the optimizer along the accumulated gradient, whose norm is returned; none where that is not finite."""
+def _step(learner: Learner, minibatch: Minibatch, beta: float, rate: float) -> float:
+    """One step of the optimizer along the accumulated gradient, whose norm is returned. Where a scaled loss overflowed, the
+    gradient is made again with a smaller scale; a norm that is not finite in the end is of no step."""
     optimizer, scaler = learner.optimizer, learner.scaler
     for group in optimizer.param_groups:
         group["lr"] = rate
-    scaler.unscale_(optimizer)
-    norm = float(torch.nn.utils.clip_grad_norm_(learner.parameters, learner.config.training.max_grad_norm))
-    if math.isfinite(norm):
-        scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad(set_to_none=True)
+    for overflows in range(MOST_OVERFLOWS):
+        if overflows:
+            accumulate(learner, minibatch, beta)
+        scaler.unscale_(optimizer)
+        norm = float(torch.nn.utils.clip_grad_norm_(learner.parameters, learner.config.training.max_grad_norm))
+        if math.isfinite(norm):
+            scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        if math.isfinite(norm):
+            break
     return norm
 
 

@@ -12,6 +12,7 @@ import torch
 
 from teamtr_lora.algorithm.clustered import clustered_mean
 from teamtr_lora.algorithm.fixed_point import unit_exponent
+from teamtr_lora.algorithm.step_size import MOST_PROBES
 from teamtr_lora.algorithm.surrogate import surrogate_terms
 from teamtr_lora.algorithm.token_kl import message_kl
 from teamtr_lora.algorithm.variants.chosen import Variants
@@ -20,7 +21,6 @@ from teamtr_lora.team import agent_sequences
 from teamtr_lora.training import optimize as optimize_module
 from teamtr_lora.training.batches import message_batch
 from teamtr_lora.training.optimize import (
-    MOST_PROBES,
     InSample,
     Learner,
     Minibatch,
@@ -293,9 +293,9 @@ def rates(monkeypatch) -> list[float]:
     """The learning rate of every optimizer step, also of those that are taken back."""
     found: list[float] = []
 
-    def step(learner: Learner, rate: float) -> float:
+    def step(learner: Learner, minibatch: Minibatch, beta: float, rate: float) -> float:
         found.append(rate)
-        return _step(learner, rate)
+        return _step(learner, minibatch, beta, rate)
 
     monkeypatch.setattr("teamtr_lora.training.optimize._step", step)
     return found
