@@ -4,7 +4,16 @@ import math
 
 import pytest
 
-from teamtr_lora.algorithm.step_size import AIMED_SHARE, MOST_CHANGE, MOST_GROWTH, next_rate, probed_rate, remaining_rate
+from teamtr_lora.algorithm.step_size import (
+    AIMED_SHARE,
+    MOST_CHANGE,
+    MOST_GROWTH,
+    MOST_PROBES,
+    Pace,
+    next_rate,
+    probed_rate,
+    remaining_rate,
+)
 
 
 def moved(rate: float, steps: int, scale: float = 3.0) -> float:
@@ -75,3 +84,37 @@ def test_updates_settle_at_the_edge_from_anywhere() -> None:
         for _ in range(16):
             rate = next_rate(rate, math.sqrt(0.01 / moved(rate, 4)), taken=4, planned=4)
         assert moved(rate, 4) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("planned", [1, 3, 8])
+@pytest.mark.parametrize("rate", [1e-7, 1e-4, 3e-3, 1.0])
+def test_a_pace_fills_the_region_wherever_it_begins(rate: float, planned: int) -> None:
+    """A whole update of it, against a KL that is exactly quadratic."""
+    radius = 0.02
+    pace = Pace(rate, radius, planned, automatic=True, probe=True)
+    while len(pace.taken) < planned or planned == 1 and len(pace.taken) == 1:
+        kl = moved(sum(pace.taken), 1)
+        if pace.takes_back(kl, harms=False):
+            continue
+        if len(pace.taken) == planned:
+            break
+        if pace.taken:
+            pace.after(kl)
+        pace.taken.append(pace.rate)
+    near = 0.5 if planned == 1 else 1.0  # a single step is left where it is off by less than a factor of two
+    assert near / 2 * AIMED_SHARE * radius < moved(sum(pace.taken), 1) < 1.0001 * AIMED_SHARE * radius / near**2
+    assert pace.mean == pytest.approx(sum(pace.taken) / planned) and pace.probes <= MOST_PROBES and not pace.overshot
+
+
+def test_a_first_step_is_taken_back_so_often_only_and_a_fixed_rate_never() -> None:
+    pace = Pace(1.0, 0.02, 3, automatic=True, probe=False)
+    for probes in range(MOST_PROBES):
+        pace.taken.append(pace.rate)
+        assert pace.takes_back(math.inf, harms=False) and pace.rate == pytest.approx(0.01 ** (probes + 1)) and not pace.taken
+    pace.taken.append(pace.rate)
+    assert not pace.takes_back(math.inf, harms=False)
+    fixed = Pace(1.0, 0.02, 3, automatic=False, probe=True)
+    fixed.taken.append(1.0)
+    assert not fixed.takes_back(math.inf, harms=True)
+    fixed.after(math.inf)
+    assert fixed.rate == fixed.mean == 1.0
