@@ -35,7 +35,7 @@ from teamtr_lora.team import Episode, Message, agent_sequences
 from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.floor import measure_floors, perturbed_kl
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.scoring import Scorer, unweighted_batch
+from teamtr_lora.training.scoring import Scorer
 
 AGENT = "agent"
 PRECISIONS = ("fp32", "fp16", "bf16")
@@ -156,9 +156,9 @@ def read_passes(playable: PlayableTeam, episodes: list[Episode], precision: str)
         floors = measure_floors(scorer, bank, AGENT, episodes, region=region)
         sequences = agent_sequences(episodes, AGENT)
         if not tf32:
-            as_trained = unweighted_batch(scorer, sequences, in_training=True)
+            as_trained = scorer.batch(sequences, segments=scorer.takes_segments)
             yield PassReading(precision, "training", floors["training"], scan(scorer, bank, as_trained, training_pass(scorer)))
-        batch = unweighted_batch(scorer, sequences)
+        batch = scorer.batch(sequences)
         name = "gate tf32" if tf32 else "gate fp32"
         yield PassReading(precision, name, floors["gate"], scan(scorer, bank, batch, gate_pass(scorer)))
 

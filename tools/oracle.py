@@ -20,7 +20,6 @@ from teamtr_lora.algorithm.trust_region import StepDecision
 from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.tasks import DataOrder
 from teamtr_lora.team import Episode, agent_sequences
-from teamtr_lora.training.batches import message_batch
 from teamtr_lora.training.gate import Judge, gate_pass, read_candidate
 from teamtr_lora.training.run import TrainingRun
 from teamtr_lora.training.scoring import keep_current
@@ -102,14 +101,8 @@ class Oracle(TrainerCallback):  # type: ignore[misc]
         config, bank, estimator = run.config, run.playable.bank, run.config.trust_region.estimator
         left = bank.snapshot(agent)
         advantages = episode_advantages(self._episodes, agent, config.training, updater.discount)
-        batch = message_batch(
-            agent_sequences(self._episodes, agent),
-            advantages.clipped_E.tolist(),
-            tokens_per_microbatch=updater.scorer.tokens_per_microbatch,
-            device=updater.scorer.device,
-            mask_truncated=config.rollout.truncated_messages == "mask",
-            pack_width=updater.scorer.pack_width,
-        )
+        sequences, masked = agent_sequences(self._episodes, agent), config.rollout.truncated_messages == "mask"
+        batch = updater.scorer.batch(sequences, advantages.clipped_E.tolist(), mask_truncated=masked)
         with gate_pass(updater.scorer):
             bank.restore(agent, judge.before)
             current = keep_current(updater.scorer, batch)

@@ -37,7 +37,7 @@ from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import PlayableTeam, open_team
 from teamtr_lora.tasks import DataOrder
 from teamtr_lora.team import Episode, agent_sequences
-from teamtr_lora.training.batches import MessageBatch, message_batch
+from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate
 from teamtr_lora.training.scoring import CurrentPolicy, Scorer, keep_current
 from teamtr_lora.training.update import AgentUpdater, episode_advantages
@@ -125,14 +125,9 @@ class Lab:
         """The agent's messages with what they earned beside the others of their group, and the untrained policy there."""
         discount = message_discount(self._config.training.discount, self._playable.team.router.max_messages)
         earned = self._config.training.model_copy(update={"advantage": "leave_one_out"})
-        batch = message_batch(
-            agent_sequences(episodes, self._agent),
-            episode_advantages(episodes, self._agent, earned, discount).clipped_E.tolist(),
-            tokens_per_microbatch=scorer.tokens_per_microbatch,
-            device=scorer.device,
-            pack_width=scorer.pack_width,
-            segments=scorer.has_tf32 and scorer.quick,
-        )
+        advantages = episode_advantages(episodes, self._agent, earned, discount).clipped_E.tolist()
+        sequences = agent_sequences(episodes, self._agent)
+        batch = scorer.batch(sequences, advantages, segments=scorer.has_tf32 and scorer.quick)
         with self._playable.training_memory(), gate_pass(scorer, tf32=scorer.has_tf32):
             return batch, keep_current(scorer, batch)
 

@@ -89,10 +89,6 @@ class Ranks:
             yield turn == self.rank
             self.gather(None)
 
-    def share(self, costs: Sequence[float]) -> list[int]:
-        """Which of the parts, by what they cost, are this rank's."""
-        return [part for part, owner in enumerate(deal(costs, self.size)) if owner == self.rank]
-
     def idle_share(self) -> float:
         """The share of the time since it was last asked that a rank has waited for others, as a mean over the ranks."""
         now = time.monotonic()

@@ -60,12 +60,10 @@ class Session:
     def batches(self, scorer: Scorer, probe: Probe, agent: str, *, with_context: bool = True) -> list[MessageBatch]:
         """The minibatches that `agent`'s successor learns from, and last the held-out half. `with_context`: what is learned from
         has tokens of the contexts themselves too."""
-        swap, limit = self.recipe.swap, scorer.tokens_per_microbatch
+        swap = self.recipe.swap
         fit, held = probe.halves(agent, swap.probe_contexts, self.recipe.seed)
         chunks = in_chunks(fit, swap.contexts_per_step)
-        return [probe_batch(scorer, chunk, limit, with_context=with_context) for chunk in chunks] + [
-            probe_batch(scorer, held, limit)
-        ]
+        return [*(probe_batch(scorer, chunk, with_context=with_context) for chunk in chunks), probe_batch(scorer, held)]
 
     def score(self, name: str, playable: PlayableTeam, recipe: Recipe, *, stand_in: tuple[str, str] | None = None) -> TeamScore:
         """The team on the held-out items, under the name of this measurement; `stand_in` is `score_team`'s."""

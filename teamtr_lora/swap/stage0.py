@@ -30,7 +30,7 @@ from teamtr_lora.team import SequenceSpan, TokenSequence
 from teamtr_lora.training.batches import MessageBatch, Microbatch
 from teamtr_lora.training.gate import gate_pass
 from teamtr_lora.training.optimizers import build_loss_scaler, flatten_state, restore_state
-from teamtr_lora.training.scoring import Scorer, unweighted_batch
+from teamtr_lora.training.scoring import Scorer
 
 MAX_GRAD_NORM = 1.0
 # A check that is this much below the best so far counts as progress; after PATIENCE checks without, the rate is halved.
@@ -255,12 +255,10 @@ def _weights(batch: MessageBatch, reduction: str) -> Tensor:
     return torch.where(own_M, 1.0, context) / messages
 
 
-def probe_batch(
-    scorer: Scorer, contexts: Sequence[TokenSequence], tokens_per_microbatch: int, *, with_context: bool = False
-) -> MessageBatch:
+def probe_batch(scorer: Scorer, contexts: Sequence[TokenSequence], *, with_context: bool = False) -> MessageBatch:
     """`with_context`: the last tokens of each context are scored too, as a message with the turn IN_CONTEXT."""
     chosen = [_with_context(context) for context in contexts] if with_context else contexts
-    return unweighted_batch(scorer, chosen, tokens_per_microbatch)
+    return scorer.batch(chosen)
 
 
 def _with_context(context: TokenSequence) -> TokenSequence:

@@ -19,7 +19,7 @@ from teamtr_lora.recipe import TrustRegionSection
 from teamtr_lora.team import Episode, agent_sequences
 from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.scoring import Scorer, by_token, keep_current, tokens_of, unknown, unweighted_batch
+from teamtr_lora.training.scoring import Scorer, by_token, keep_current, tokens_of, unknown
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def measure_floors(
     if not chosen:
         return {}
     sequences, reduction = agent_sequences(chosen, agent), region.reduction
-    batch, as_trained = unweighted_batch(scorer, sequences), unweighted_batch(scorer, sequences, in_training=True)
+    batch, as_trained = scorer.batch(sequences), scorer.batch(sequences, segments=scorer.takes_segments)
     bank.activate(agent)
     with gate_pass(scorer, tf32=False):
         strict = perturbed_kl(scorer, bank, agent, batch, reduction)

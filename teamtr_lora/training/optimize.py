@@ -236,7 +236,7 @@ class _Gradient:
     def __init__(self, learner: Learner, batch: MessageBatch, room: int) -> None:
         self._parameters, self._ranks = learner.parameters, learner.scorer.ranks
         self._device, self._addends = learner.scorer.device, len(batch.microbatches)
-        self._begins, self._room = 0 in learner.scorer.share(batch), room
+        self._begins, self._room = learner.scorer.owners(batch)[0] == self._ranks.rank, room
         self._sum: FixedPointSum | None = None
         # by micro-batch: the square of its gradient's length, and of its share of the messages
         self._squares = torch.zeros(self._addends, 2, dtype=torch.float64, device=self._device)

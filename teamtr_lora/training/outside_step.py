@@ -9,7 +9,6 @@ from teamtr_lora.base.bank import Snapshot
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.team import Episode, agent_sequences
-from teamtr_lora.training.batches import message_batch
 from teamtr_lora.training.gate import CandidateReading, gate_pass, read_candidate
 from teamtr_lora.training.optimize import OptimizeReport
 from teamtr_lora.training.scoring import Scorer, keep_current
@@ -54,13 +53,8 @@ class OutsideStep:
     def _read(self, episodes: list[Episode], advantage_E: list[float]) -> CandidateReading:
         bank, agent, scorer = self._playable.bank, self._agent, self._scorer
         kept = Variants.of(self._config).reuse.judging_items(self._config.rollout.items_per_stage)
-        batch = message_batch(
-            [sequence for sequence in agent_sequences(episodes, agent) if sequence.episode.group < kept],
-            advantage_E,
-            tokens_per_microbatch=scorer.tokens_per_microbatch,
-            device=scorer.device,
-            pack_width=scorer.pack_width,
-        )
+        judging = [sequence for sequence in agent_sequences(episodes, agent) if sequence.episode.group < kept]
+        batch = scorer.batch(judging, advantage_E)
         after = bank.snapshot(agent)
         with gate_pass(scorer):
             try:

@@ -79,15 +79,36 @@ class Scorer:
             ranks=playable.ranks,
         )
 
-    def share(self, batch: MessageBatch) -> list[int]:
-        """The micro-batches, by number, that this process computes: the same ones in every pass over the batch."""
-        return self.ranks.share([part.rows.ids_B_T.numel() for part in batch.microbatches])
+    def batch(
+        self,
+        sequences: Sequence[TokenSequence],
+        advantage_E: Sequence[float] | None = None,
+        weight_E: Sequence[float] | None = None,
+        *,
+        mask_truncated: bool = False,
+        segments: bool = False,
+    ) -> MessageBatch:
+        """Messages as passes of this scorer take them. `segments`: for those that take rows that lie end to end."""
+        return message_batch(
+            sequences,
+            advantage_E,
+            weight_E=weight_E,
+            tokens_per_microbatch=self.tokens_per_microbatch,
+            device=self.device,
+            mask_truncated=mask_truncated,
+            pack_width=self.pack_width,
+            segments=segments,
+        )
+
+    def owners(self, batch: MessageBatch) -> list[int]:
+        """The process that computes each micro-batch, the same one in every pass over the batch."""
+        return deal([part.rows.ids_B_T.numel() for part in batch.microbatches], self.ranks.size)
 
     def passes(self, batch: MessageBatch, among: Collection[int] | None = None) -> Iterator[int]:
-        """The same, to go through, or those of them that are `among` some. Each pass over a base that is split over processes is
-        one of all of them: those with fewer micro-batches than another follow with passes that count for nothing, with a backward
-        pass where the others make one."""
-        owners = deal([part.rows.ids_B_T.numel() for part in batch.microbatches], self.ranks.size)
+        """The micro-batches, by number, that this process computes, or those of them that are `among` some. Each pass over a base
+        that is split over processes is one of all of them: those with fewer micro-batches than another follow with passes that
+        count for nothing, with a backward pass where the others make one."""
+        owners = self.owners(batch)
         asked = range(len(owners)) if among is None else among
         counts = Counter(owners[place] for place in asked)
         yield from (place for place in asked if owners[place] == self.ranks.rank)
@@ -193,20 +214,6 @@ class Scorer:
     def log_probabilities(self, hidden_ND: Tensor) -> Tensor:
         """[N, V], all at once: for a few tokens only."""
         return torch.log_softmax(head_logits(hidden_ND, self._head) / self._temperature, dim=-1)
-
-
-def unweighted_batch(
-    scorer: Scorer, sequences: Sequence[TokenSequence], tokens_per_microbatch: int | None = None, *, in_training: bool = False
-) -> MessageBatch:
-    """Messages to be read, not learned from; `in_training`: by training passes."""
-    return message_batch(
-        sequences,
-        None,
-        tokens_per_microbatch=tokens_per_microbatch or scorer.tokens_per_microbatch,
-        device=scorer.device,
-        pack_width=scorer.pack_width,
-        segments=in_training and scorer.takes_segments,
-    )
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from teamtr_lora.training.batches import MessageBatch
 from teamtr_lora.training.fisher import fisher_reading
 from teamtr_lora.training.gate import gate_pass
 from teamtr_lora.training.run_context import RunContext
-from teamtr_lora.training.scoring import message_log_ratios, unweighted_batch
+from teamtr_lora.training.scoring import message_log_ratios
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
 from teamtr_lora.training.update_diagnostics import contexts, coupled_difference, shift_between
 
@@ -105,7 +105,7 @@ class StageProbe:
 
     def _ratios(self, agent: str, episodes: list[Episode], before: Snapshot) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
         """Log ratios of the agent's messages with their episodes, and summed by episode."""
-        bank, batch = self._playable.bank, unweighted_batch(self._scorer, agent_sequences(episodes, agent))
+        bank, batch = self._playable.bank, self._scorer.batch(agent_sequences(episodes, agent))
         bank.activate(agent)
         with gate_pass(self._scorer):
             log_M, episode_M = message_log_ratios(self._scorer, bank, agent, batch, before), batch.episode_M.numpy()
@@ -166,7 +166,7 @@ class StageProbe:
             if spoken and tokens < SHIFT_TOKENS:
                 chosen.append(episode)
                 tokens += spoken
-        return unweighted_batch(self._scorer, agent_sequences(chosen, agent))
+        return self._scorer.batch(agent_sequences(chosen, agent))
 
     def _fisher(self, agent: str, outcome: UpdateOutcome, seed: int) -> FisherReading | None:
         messages = self._config.diagnostics.fisher_messages

@@ -29,20 +29,13 @@ from teamtr_lora.rollout.credit import recredited
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.runs.run_state import Dials
 from teamtr_lora.team import Episode, TokenSequence, agent_sequences
-from teamtr_lora.training.batches import MessageBatch, first_of_groups, judging_weights, message_batch
+from teamtr_lora.training.batches import MessageBatch, first_of_groups, judging_weights
 from teamtr_lora.training.dials import after_update, in_the_next_stage
 from teamtr_lora.training.gate import CandidateReading, Judge
 from teamtr_lora.training.optimize import InSample, Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
 from teamtr_lora.training.optimizers import build_loss_scaler, build_optimizer
 from teamtr_lora.training.phase_clock import PhaseClock
-from teamtr_lora.training.scoring import (
-    Scorer,
-    keep_current,
-    message_log_ratios,
-    sampler_gap,
-    unweighted_batch,
-    weight_by_sampler,
-)
+from teamtr_lora.training.scoring import Scorer, keep_current, message_log_ratios, sampler_gap, weight_by_sampler
 from teamtr_lora.training.window import Material, PlayedEpisodes
 
 logger = logging.getLogger(__name__)
@@ -226,16 +219,9 @@ class AgentUpdater:
         self, sequences: list[TokenSequence], groups: set[int], advantage_E: np.ndarray, weight_E: np.ndarray,
         *, segments: bool, masked: bool = True,
     ) -> MessageBatch:  # fmt: skip
-        return message_batch(
-            [sequence for sequence in sequences if sequence.episode.group in groups],
-            advantage_E.tolist(),
-            weight_E=weight_E.tolist(),
-            tokens_per_microbatch=self.scorer.tokens_per_microbatch,
-            device=self.scorer.device,
-            mask_truncated=masked and self._config.rollout.truncated_messages == "mask",
-            pack_width=self.scorer.pack_width,
-            segments=segments,
-        )
+        chosen = [sequence for sequence in sequences if sequence.episode.group in groups]
+        masked = masked and self._config.rollout.truncated_messages == "mask"
+        return self.scorer.batch(chosen, advantage_E.tolist(), weight_E.tolist(), mask_truncated=masked, segments=segments)
 
     @contextmanager
     def _learning(self, agent: str, put_back: Callable[[], None]) -> Iterator[Learner]:
@@ -313,7 +299,7 @@ class AgentUpdater:
             if material.kept_E[s.position] and (spans := [x for x in s.spans if (s.position, x.message.turn) not in seen])
         ]
         if rest:
-            batch = unweighted_batch(self.scorer, rest, in_training=True)
+            batch = self.scorer.batch(rest, segments=self.scorer.takes_segments)
             with self.scorer.training(agent):
                 log_M = message_log_ratios(self.scorer, self._playable.bank, agent, batch, before)
             np.add.at(log_E, batch.episode_M.numpy(), log_M)

@@ -40,9 +40,10 @@ def test_held_out_kl_is_that_of_whole_distributions(trained: Path, played: tuple
     playable, probe = played
     recipe = read_run(trained).recipe
     scorer = scorer_for(playable, recipe)
+    scorer.tokens_per_microbatch = 200  # of several micro-batches
     _, held = probe.halves("left", 10, 0)
     playable.bank.activate("left")
-    batch = probe_batch(scorer, held, 200)
+    batch = probe_batch(scorer, held)
     half = Half([batch], [Teacher(teacher_states(scorer, batch))])
 
     def logp(adapter: str, ids: list[int], start: int) -> torch.Tensor:
@@ -68,10 +69,11 @@ def test_the_loss_scale_of_half_precision_goes_on_where_it_was(trained: Path, pl
     playable, probe = played
     recipe = read_run(trained).recipe
     scorer = scorer_for(playable, recipe)
+    scorer.tokens_per_microbatch = 200
     playable.bank.activate("left")
     halves = []
     for contexts in probe.halves("left", 10, 0):
-        batch = probe_batch(scorer, contexts, 200)
+        batch = probe_batch(scorer, contexts)
         halves.append(Half([batch], [Teacher(teacher_states(scorer, batch))]))
     start = playable.bank.snapshot("candidate")
 
@@ -100,8 +102,9 @@ def test_a_mean_inside_is_not_enough_to_begin_with(trained: Path, played: tuple[
     playable, probe = played
     recipe = read_run(trained).recipe
     scorer = scorer_for(playable, recipe)
+    scorer.tokens_per_microbatch = 200
     playable.bank.activate("left")
-    batches = [probe_batch(scorer, contexts, 200) for contexts in probe.halves("left", 10, 0)]
+    batches = [probe_batch(scorer, contexts) for contexts in probe.halves("left", 10, 0)]
     halves = [Half([batch], [Teacher(teacher_states(scorer, batch))]) for batch in batches]
 
     def begun(delta: float) -> tuple[bool, bool]:
@@ -122,7 +125,7 @@ def test_halves_share_no_item_and_chunks_lose_no_context(trained: Path, played: 
     assert len(fit) + len(held) == 10
     assert not {c.episode.item_id for c in fit} & {c.episode.item_id for c in held}
     assert sorted(id(c) for chunk in in_chunks(fit, 2) for c in chunk) == sorted(map(id, fit))
-    batch = probe_batch(scorer_for(playable, read_run(trained).recipe), fit, 200, with_context=True)
+    batch = probe_batch(scorer_for(playable, read_run(trained).recipe), fit, with_context=True)
     weights = _weights(batch, "message_sum")
     own = torch.tensor([m.turn >= 0 for m in batch.messages])
     tokens = torch.tensor([float(len(m.token_ids)) for m in batch.messages])

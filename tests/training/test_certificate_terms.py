@@ -17,7 +17,7 @@ from teamtr_lora.team import agent_sequences
 from teamtr_lora.training.batches import judging_weights
 from teamtr_lora.training.certificate_terms import certificate_terms
 from teamtr_lora.training.gate import gate_pass, read_candidate
-from teamtr_lora.training.scoring import keep_current, unweighted_batch
+from teamtr_lora.training.scoring import keep_current
 from teamtr_lora.training.update import AgentUpdater, Judging
 from teamtr_lora.training.window import Material, PlayedEpisodes
 
@@ -138,7 +138,7 @@ def _terms_of(
     scorer = AgentUpdater(playable, settings).scorer
     groups = groups or {e.group for e in episodes}
     held = [sequence for sequence in agent_sequences(episodes, agent) if sequence.episode.group in groups]
-    batch = unweighted_batch(scorer, held, 8192)
+    batch = scorer.batch(held)
     bank.activate(agent)
     with gate_pass(scorer):
         current = keep_current(scorer, batch)

@@ -21,7 +21,7 @@ from teamtr_lora.study.diagnose import _of_stages
 from teamtr_lora.tasks import DataOrder, Item, Task
 from teamtr_lora.training.fisher import fisher_reading
 from teamtr_lora.training.run import TrainingRun
-from teamtr_lora.training.scoring import Scorer, message_log_ratios, unweighted_batch
+from teamtr_lora.training.scoring import Scorer, message_log_ratios
 from teamtr_lora.training.stage import train
 from teamtr_lora.training.staleness_probe import surrogate_by_group
 from teamtr_lora.training.update_diagnostics import StageContexts, contexts, coupled_difference, shift_between
@@ -125,7 +125,7 @@ def test_an_agent_that_has_not_spoken_to_the_probe(probed: TrainingRun, play: An
     """It weighs nothing, and has nothing to be stale."""
     bank, scorer = probed.playable.bank, probed.updater.scorer
     episodes = play(probed.playable)
-    log_M = message_log_ratios(scorer, bank, "one", batch := unweighted_batch(scorer, []), bank.snapshot("one"))
+    log_M = message_log_ratios(scorer, bank, "one", batch := scorer.batch([]), bank.snapshot("one"))
     assert trajectory_log_weights(log_M, batch.episode_M.numpy(), len(episodes)).tolist() == [0.0] * len(episodes)
     assert not surrogate_by_group(log_M, batch.episode_M.numpy(), episodes).any()
 

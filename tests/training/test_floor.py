@@ -12,7 +12,7 @@ from teamtr_lora.team import agent_sequences
 from teamtr_lora.training import floor
 from teamtr_lora.training.floor import check_floors, measure_floors
 from teamtr_lora.training.gate import gate_pass
-from teamtr_lora.training.scoring import Scorer, keep_current, unweighted_batch
+from teamtr_lora.training.scoring import Scorer, keep_current
 
 
 def floors_of(playable, episodes, agent: str = "left", reduction: str = "message_sum") -> dict[str, float]:
@@ -43,8 +43,9 @@ def test_a_bf16_training_pass_is_far_noisier_than_its_gate(make_team, episodes, 
 def test_the_floor_is_the_noise_that_a_small_step_really_meets(make_team, episodes, move) -> None:
     """In bf16 a fresh adapter moved by a true KL near 1e-6 reads near 1e-4: a floor far below that would promise too much."""
     playable = make_team(precision="bf16")
-    scorer, chosen = Scorer(playable.base, playable.bank, temperature=1.0, head_chunk_tokens=64), episodes[:6]
-    batch = unweighted_batch(scorer, agent_sequences(chosen, "left"), 2000)
+    how, chosen = {"temperature": 1.0, "head_chunk_tokens": 64, "tokens_per_microbatch": 2000}, episodes[:6]
+    scorer = Scorer(playable.base, playable.bank, **how)
+    batch = scorer.batch(agent_sequences(chosen, "left"))
 
     def read() -> float:
         before = playable.bank.snapshot("left")
