@@ -130,9 +130,9 @@ class BaselineRun:
         self.state, self.events = state, events
         self.agent = playable.team.names[0]
         self._meter = OutsideStep(playable, recipe, self.agent)
+        per_stage, stages = recipe.rollout.items_per_stage, recipe.training.stages
+        task.check_team(playable.team, seed=recipe.seed, per_stage=per_stage, stages=stages)
         self._order = DataOrder(task.items("train"), recipe.seed)
-        per_stage = recipe.rollout.items_per_stage
-        task.check_items(playable.team, seed=recipe.seed, per_stage=per_stage, stages=recipe.training.stages)
         self._clock = started
         self._lent = ExitStack()  # memory that the sampler lends while TRL learns
         self._rollout = Rollout(episodes=[], versions={}, seconds=0.0)
@@ -140,8 +140,6 @@ class BaselineRun:
         self._longest = 1
         self.trl_logs: dict[str, float] = {}
         self.rates: list[float] = []  # of the update's steps
-        task.check_agents(playable.team.names, playable.team.router.max_messages)
-        task.check_router(playable.team.router)
 
     def train(self, algorithm: Algorithm) -> None:
         """From wherever the last commit left off to the last stage."""
@@ -277,8 +275,8 @@ class BaselineRun:
         self.run_dir.write_episodes(f"stage-{stage:04d}-update-1-{self.agent}", episodes, self.recipe.diagnostics.save_episodes)
         self.events.state.global_step = stage
         self.events.log(row.model_dump())
-        every, last = self.recipe.evaluation.every_stages, stage >= self.recipe.training.stages
-        evaluation = self._evaluate() if last or (every and stage % every == 0) else None
+        due = self.recipe.evaluation.due(stage, self.recipe.training.stages)
+        evaluation = self._evaluate() if due else None
         self.state.step = step
         self._commit(stage, evaluation)
         bank.model.train()

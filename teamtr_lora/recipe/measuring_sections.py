@@ -27,6 +27,10 @@ class EvaluationSection(Section):
         default=None, ge=0, description="Sampling temperature; null takes the rollout's, 0 is greedy."
     )
 
+    def due(self, stage: int, stages: int) -> bool:
+        """Whether the team is measured after this stage; always after the last."""
+        return stage >= stages or (self.every_stages > 0 and stage % self.every_stages == 0)
+
     def sampled_at(self, rollout: RolloutSection) -> float:
         """The temperature of an evaluation."""
         return rollout.temperature if self.temperature is None else self.temperature

@@ -96,7 +96,7 @@ def expected_time(
     section, stages = recipe.evaluation, recipe.training.stages
     played = math.ceil(section.items / share.processes) if share else section.items
     evaluation = speeds.rollout_seconds * messages * played * section.samples_in_training
-    after = {stage for stage in range(1, stages) if section.every_stages and stage % section.every_stages == 0} | {stages}
+    after = [stage for stage in range(1, stages + 1) if section.due(stage, stages)]
     stage = rolled + updated
     return ExpectedTime(
         source=speeds.source,

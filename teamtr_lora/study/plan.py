@@ -146,10 +146,8 @@ def _of_the_task(recipe: Recipe, team: Team) -> tuple[int, Recipe]:
     if isinstance(recipe.task, ScriptSettings):
         return len(team.protocol.begin("").prompt_for(team.names[0])), recipe
     task = recipe.task.for_items(recipe.folder)
-    task.check_agents(team.names, team.router.max_messages)
-    task.check_router(team.router)
     per_stage, stages = recipe.rollout.items_per_stage, recipe.training.stages
-    task.check_items(team, seed=recipe.seed, per_stage=per_stage, stages=stages)
+    task.check_team(team, seed=recipe.seed, per_stage=per_stage, stages=stages)
     items = task.first_items("train", SAMPLE_ITEMS)
     tokens = max(len(team.protocol.begin(item.prompt).prompt_for(team.names[0])) for item in items)
     size = task.items("test").size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -72,10 +72,7 @@ def fisher_reading(
     gained = per_episode * float((advantage_M * np.expm1(log_ratio_M)).mean())
     values = FisherReading(
         messages=len(episode_M),
-        damping=model.damping,
-        slope=model.slope,
-        slope_in_sample=model.slope_in_sample,
-        smallest_eigenvalue=model.smallest_eigenvalue,
+        **asdict(model),
         smoothness=max(0.0, 2 * (linear - gained) / float(step @ step)),
         step_kl=0.5 * float((along_M**2).mean()),
         measured_kl=measured_kl,

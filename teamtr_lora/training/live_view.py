@@ -83,8 +83,8 @@ class LiveView(TrainerCallback):
 
     def _left(self, args: Any, state: Any) -> float:
         """Seconds, by what updates and the last evaluation took."""
-        stages, every = args.training.stages, args.evaluation.every_stages
-        due = sum(stage == stages or bool(every and stage % every == 0) for stage in range(int(state.epoch) + 1, stages + 1))
+        stages = args.training.stages
+        due = sum(args.evaluation.due(stage, stages) for stage in range(int(state.epoch) + 1, stages + 1))
         done = max(1, state.global_step - self._done_at_start)
         return self._updating / done * (state.max_steps - state.global_step) + self._evaluation * due
 

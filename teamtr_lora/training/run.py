@@ -24,7 +24,6 @@ from teamtr_lora.team import Episode
 from teamtr_lora.training.floor import check_floors, least_radius, measure_floors
 from teamtr_lora.training.idle_stage import idle_warning
 from teamtr_lora.training.microbatch_size import update_bytes
-from teamtr_lora.training.optimizers import restore_state
 from teamtr_lora.training.recording import Recorder
 from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.run_diagnostics import RunDiagnostics
@@ -39,7 +38,9 @@ class TrainingRun:
     def __init__(self, context: RunContext) -> None:
         self.context, self.config, self.events = context, context.config, context.events
         self.playable, self.task, self.run_dir = context.playable, context.task, context.run_dir
-        self.ranks = context.playable.ranks
+        self.ranks, config = context.playable.ranks, context.config
+        per_stage, stages = config.rollout.items_per_stage, config.training.stages
+        self.task.check_team(self.playable.team, seed=config.seed, per_stage=per_stage, stages=stages)
         self.variants = Variants.of(context.config)
         self.state = RunState()
         self.updater = AgentUpdater(self.playable, self.config)
@@ -50,8 +51,6 @@ class TrainingRun:
         self._saver = Saver(self.run_dir, self.playable.bank, writes=self.ranks.first)
         self._storing = 0.0  # seconds that storing the last update took, which the next row counts: its own is written before
         self._clock = time.monotonic() if context.started is None else context.started
-        self.task.check_agents(self.agents, self.playable.team.router.max_messages)
-        self.task.check_router(self.playable.team.router)
 
     @property
     def agents(self) -> list[str]:
@@ -71,16 +70,8 @@ class TrainingRun:
             logger.warning("rollout.engine = %s: the resumed run may draw other tokens than one that never stopped", engine.name)
         load_versions(self.playable, self.state.versions, self.run_dir.adapters)
         with self.run_dir.checkpoints.understood():
-            for agent, (tensors, scalars) in optimizers.items():
-                restore_state(self.updater.optimizers[agent], tensors, scalars)
-        self.updater.dials.update(self.state.dials)
+            self.updater.resume(self.state, optimizers)
         self.rollouts.window.resume(self.state.rollouts)
-        self.updater.scorer.tf32, self.updater.scorer.float32_sum = self.state.gate_tf32, self.state.training_float32_sum
-        if self.updater.scaler.is_enabled() and self.state.loss_scaler:  # a rebased team has none yet
-            self.updater.scaler.load_state_dict(self.state.loss_scaler)
-        chosen_by_us = self.config.training.tokens_per_microbatch == "auto"
-        if self.state.tokens_per_microbatch and chosen_by_us:  # free memory may differ today: the run goes on with its own size
-            self.updater.scorer.tokens_per_microbatch = self.state.tokens_per_microbatch
         self._take_up_threads()
         self.ranks.check_equal((self.state.step, self.state.versions), "its checkpoint")
         if self.ranks.first:
@@ -192,8 +183,8 @@ class TrainingRun:
         """Closes the stage: evaluation where due, the stage's row, the next stage's radii and place in the data."""
         self.variants.publishing.catch_up(self.playable)
         self._end_if_idle(stage)
-        every, last = self.config.evaluation.every_stages, stage >= self.config.training.stages or self.stopping
-        evaluation = self._evaluate()[0] if last or (every and stage % every == 0) else None
+        due = self.stopping or self.config.evaluation.due(stage, self.config.training.stages)
+        evaluation = self._evaluate()[0] if due else None
         if evaluation:
             self.state.accuracy_after, self.state.reward_after = evaluation["avg_at_k"], evaluation["mean_reward"]
         self.updater.end_stage()
@@ -232,10 +223,8 @@ class TrainingRun:
         state = self.state
         state.step += 1
         state.versions = self.playable.adapter_versions()
-        state.dials, state.rollouts = dict(self.updater.dials), self.rollouts.window.records()
-        state.gate_tf32, state.training_float32_sum = self.updater.scorer.tf32, self.updater.scorer.float32_sum
-        state.loss_scaler = self.updater.scaler.state_dict()
-        state.tokens_per_microbatch = self.updater.scorer.tokens_per_microbatch
+        state.rollouts = self.rollouts.window.records()
+        self.updater.store(state)
         state.threads = torch.get_num_threads() if self.playable.base.device.type == "cpu" else 0
         state.metrics_bytes = self.run_dir.metrics.size
         state.seconds += self._since_checkpoint()

@@ -17,7 +17,7 @@ from teamtr_lora.runs.run_state import RunState
 from teamtr_lora.tasks import Item
 from teamtr_lora.training.run_context import RunContext
 from teamtr_lora.training.stage_rollouts import Rollout
-from teamtr_lora.training.staleness_probe import StageProbe, StageStart, probe_plan
+from teamtr_lora.training.staleness_probe import StageProbe, probe_plan
 from teamtr_lora.training.update import AgentUpdater, UpdateOutcome
 from teamtr_lora.training.update_diagnostics import StageContexts, contexts, shift_between, update_diagnostics
 
@@ -56,7 +56,7 @@ class RunDiagnostics:
         context, adapters = self._context, self._context.run_dir.adapters
         with versions_in_place(context.playable, state.stage_versions, adapters) if state.update else nullcontext():
             start = context.playable.play(context.task, plan)
-        return StageProbe(context, self._updater, plan, StageStart(state.stage_versions, start))
+        return StageProbe(context, self._updater, plan, state.stage_versions, start)
 
     def after_update(self, state: RunState, agent: str, stage: int, outcome: UpdateOutcome) -> None:
         """Measures the update in a probed stage. Call where forward passes may run."""

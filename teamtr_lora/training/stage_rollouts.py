@@ -38,9 +38,6 @@ class StageRollouts:
         self._fresh, agents = variants.resampling.always_fresh, len(context.agents)
         self._room = variants.reuse.window(agents) if self._fresh else int(agents > 1)
         self.window = EpisodeWindow(context.run_dir.rollouts, self._room, writes=context.playable.ranks.first)
-        config = context.config
-        per_stage, stages = config.rollout.items_per_stage, config.training.stages
-        context.task.check_items(context.playable.team, seed=config.seed, per_stage=per_stage, stages=stages)
 
     def items(self, state: RunState) -> list[Item]:
         """The stage's items; every rollout of the stage plays the same ones anew, or its share of them."""

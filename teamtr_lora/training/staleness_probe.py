@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -36,22 +36,21 @@ SHIFT_TOKENS = 128  # token positions behind a token shift: whole vocabularies o
 FAR = 10.0  # times delta: the KL of the out-of-region step that is shown
 
 
-@dataclass(frozen=True)
-class StageStart:
-    """The team that began a stage, and the probe's episodes that it played."""
-
-    versions: Mapping[str, AdapterVersion]
-    episodes: list[Episode]
-
-
 class StageProbe:
-    """The probe of one stage."""
+    """The probe of one stage, which the team of `versions` began. `start`: the probe's episodes that it played."""
 
-    def __init__(self, context: RunContext, updater: AgentUpdater, plan: PlayPlan, start: StageStart) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        updater: AgentUpdater,
+        plan: PlayPlan,
+        versions: Mapping[str, AdapterVersion],
+        start: list[Episode],
+    ) -> None:
         self._playable, self._task, self._config = context.playable, context.task, context.config
         self._adapters, self._scorer, self._discount = context.run_dir.adapters, updater.scorer, updater.discount
         self._publishing = Variants.of(context.config).publishing
-        self._plan, self._versions, self._start = plan, start.versions, start.episodes
+        self._plan, self._versions, self._start = plan, versions, start
         self._log_weights: dict[str, np.ndarray] = {}  # by agent that has changed since: its part of each start episode's weight
         self._now: list[Episode] = []
         self._before: Snapshot = {}
@@ -124,14 +123,7 @@ class StageProbe:
                 break
         stale_G, fresh_G = sides
         found = stale_gap(stale_G, fresh_G, seed=seed)
-        return GapReading(
-            value=found.value,
-            null=found.null,
-            signed=found.signed,
-            standard_error=found.standard_error,
-            stale=float(stale_G.mean()),
-            fresh=float(fresh_G.mean()),
-        )
+        return GapReading(**asdict(found), stale=float(stale_G.mean()), fresh=float(fresh_G.mean()))
 
     def _token_shift(self, agent: str, outcome: UpdateOutcome) -> dict[str, TokenShiftReading]:
         bank, ranks = self._playable.bank, self._config.diagnostics.token_shift_ranks

@@ -27,13 +27,14 @@ from teamtr_lora.base.versions import AdapterVersion
 from teamtr_lora.recipe import TeamTRConfig, TrainingSection
 from teamtr_lora.rollout.credit import recredited
 from teamtr_lora.rollout.playable import PlayableTeam
-from teamtr_lora.runs.run_state import Dials
+from teamtr_lora.runs.checkpoint import Optimizers
+from teamtr_lora.runs.run_state import Dials, RunState
 from teamtr_lora.team import Episode, TokenSequence, agent_sequences
 from teamtr_lora.training.batches import MessageBatch, first_of_groups, judging_weights
 from teamtr_lora.training.dials import after_update, in_the_next_stage
 from teamtr_lora.training.gate import CandidateReading, Judge
 from teamtr_lora.training.optimize import InSample, Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
-from teamtr_lora.training.optimizers import build_loss_scaler, build_optimizer
+from teamtr_lora.training.optimizers import build_loss_scaler, build_optimizer, restore_state
 from teamtr_lora.training.phase_clock import PhaseClock
 from teamtr_lora.training.scoring import Scorer, keep_current, message_log_ratios, sampler_gap, weight_by_sampler
 from teamtr_lora.training.window import Material, PlayedEpisodes
@@ -110,6 +111,24 @@ class AgentUpdater:
             agent: build_optimizer(config.training, list(playable.bank.parameters(agent).values())) for agent in agents
         }
         self.scaler = build_loss_scaler(base.device, half_precision=base.dtype == torch.float16)
+
+    def store(self, state: RunState) -> None:
+        """Puts there what the next update goes on from, but for the optimizers' moments."""
+        scorer = self.scorer
+        state.dials, state.loss_scaler = dict(self.dials), self.scaler.state_dict()
+        state.gate_tf32, state.training_float32_sum = scorer.tf32, scorer.float32_sum
+        state.tokens_per_microbatch = scorer.tokens_per_microbatch
+
+    def resume(self, state: RunState, optimizers: Optimizers) -> None:
+        for agent, (tensors, scalars) in optimizers.items():
+            restore_state(self.optimizers[agent], tensors, scalars)
+        self.dials.update(state.dials)
+        self.scorer.tf32, self.scorer.float32_sum = state.gate_tf32, state.training_float32_sum
+        if self.scaler.is_enabled() and state.loss_scaler:  # a rebased team has none yet
+            self.scaler.load_state_dict(state.loss_scaler)
+        chosen_by_us = self._config.training.tokens_per_microbatch == "auto"
+        if state.tokens_per_microbatch and chosen_by_us:  # free memory may differ today: the run goes on with its own size
+            self.scorer.tokens_per_microbatch = state.tokens_per_microbatch
 
     def update(self, agent: str, material: Material, split_seed: int, stage: int = 1) -> UpdateOutcome:
         """Maximises the surrogate for `agent` on `material`, and keeps as much of the step as the trust region allows. `stage`:

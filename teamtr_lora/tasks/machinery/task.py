@@ -243,8 +243,14 @@ class Task:
     def check_playable(self) -> None:
         """Raises UserError if the task needs a responder and has none. Recorded messages can be scored without one."""
 
+    def check_team(self, team: Team, *, seed: int, per_stage: int, stages: int) -> None:
+        """Raises UserError where the team cannot play this task, or cannot learn from it."""
+        self.check_agents(team.names, team.router.max_messages)
+        self.check_router(team.router)
+        self.check_items(team, seed=seed, per_stage=per_stage, stages=stages)
+
     def check_agents(self, agents: Sequence[str], max_messages: int) -> None:
-        """Raises UserError when the team cannot play this task."""
+        """Raises UserError when these agents cannot play this task."""
         self.check_playable()
 
     def check_items(self, team: Team, *, seed: int, per_stage: int, stages: int) -> None:
