@@ -90,7 +90,7 @@ def perturbed_kl(
             bank.restore(agent, {name: tensor + size * noise[name] for name, tensor in before.items()})
             found = unknown(batch)
             for place in scorer.passes(batch):
-                kl_N = scorer.read(batch.microbatches[place], current.kept[place]).kl_N
+                kl_N = scorer.read(batch.microbatches[place], current.states[place]).kl_N
                 assert kl_N is not None
                 found[place] = kl_N
             kl_N = by_token(scorer.ranks, batch, found).double()

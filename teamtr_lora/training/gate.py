@@ -65,7 +65,7 @@ def read_candidate(
     Every micro-batch is scored by one rank; means are over all tokens and messages, in one order."""
     logp, kls = unknown(batch), unknown(batch)
     for place in scorer.passes(batch):
-        scores = scorer.read(batch.microbatches[place], current.kept[place])
+        scores = scorer.read(batch.microbatches[place], current.states[place])
         assert scores.kl_N is not None
         logp[place], kls[place] = scores.logp_N, scores.kl_N
     kl_N, logp_N, logp_cur_N = (by_token(scorer.ranks, batch, values) for values in (kls, logp, current.logp))

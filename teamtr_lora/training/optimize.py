@@ -168,12 +168,12 @@ def accumulate(
     for place in scorer.passes(batch, among):
         part = batch.microbatches[place]
         if first:
-            scores, current.kept[place] = scorer.score_and_keep(part)
+            scores, current.states[place] = scorer.score_and_keep(part)
             current.logp[place] = scores.logp_N.detach()
         elif gradient is None:
-            scores = scorer.read(part, current.kept[place])
+            scores = scorer.read(part, current.states[place])
         else:
-            scores, _ = scorer.score_and_keep(part, current.kept[place])
+            scores, _ = scorer.score_and_keep(part, current.states[place])
         logp_cur, kl_N = current.logp[place], torch.zeros_like(scores.logp_N) if first else scores.kl_N
         assert kl_N is not None
         logp[place], kls[place] = scores.logp_N.detach(), kl_N.detach()

@@ -28,9 +28,9 @@ class Recorder:
     def update(self, state: RunState, stage: int, place: int, rollout: Rollout, outcome: UpdateOutcome) -> None:
         """One update: its row, its episodes, and `state` moved on to the next update."""
         row = update_row(outcome, rollout, stage=stage, update=place + 1)
-        if outcome.kept is not None and outcome.judging is not None:
+        if outcome.accepted_reading is not None and outcome.judging is not None:
             row.certificate = certificate_terms(
-                outcome.kept, outcome.judging, rollout.episodes, config=self._context.config, gamma=self._discount
+                outcome.accepted_reading, outcome.judging, rollout.episodes, config=self._context.config, gamma=self._discount
             )
         if len(log_weight_E := outcome.material.reused_episode_log_weights()):
             row.importance = asdict(weight_degeneracy(log_weight_E))

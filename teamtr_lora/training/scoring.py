@@ -221,7 +221,7 @@ class CurrentPolicy:
     """The policy being replaced, kept once per update, a value a micro-batch: what the exact KL needs, and log-probabilities for
     the ratios. Empty tensors for the micro-batches that another process computes."""
 
-    kept: list[Kept]
+    states: list[Kept]
     logp: list[Tensor]
 
 
@@ -234,7 +234,7 @@ def unknown(batch: MessageBatch) -> list[Any]:
 def keep_current(scorer: Scorer, batch: MessageBatch) -> CurrentPolicy:
     current = CurrentPolicy(unknown(batch), unknown(batch))
     for place in scorer.passes(batch):
-        scores, current.kept[place] = scorer.score_and_keep(batch.microbatches[place])
+        scores, current.states[place] = scorer.score_and_keep(batch.microbatches[place])
         current.logp[place] = scores.logp_N
     return current
 

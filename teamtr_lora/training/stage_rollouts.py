@@ -66,13 +66,13 @@ class StageRollouts:
         newest = PlayedEpisodes(rollout.episodes) if rollout.fresh else self.window.newest[1]
         if not self._fresh:  # after a stage's last update its episodes are done with
             again = self._variants.resampling.weighted and place + 1 < len(self._context.agents)
-            return Material(newest=newest, kept_E=np.ones(len(newest.episodes), bool) if again else None)
+            return Material(newest=newest, reused_E=np.ones(len(newest.episodes), bool) if again else None)
         if not self._room:
             return Material(newest=newest)
         self.window.drop_stale(self._context.config.training.least_ess)
         earlier = list(self.window)
         useful_E = [self._teaches(newest.episodes, discount), *(np.ones(len(part.episodes), bool) for part in earlier)]
-        return Material(newest=newest, earlier=earlier, kept_E=np.concatenate(useful_E))
+        return Material(newest=newest, earlier=earlier, reused_E=np.concatenate(useful_E))
 
     def _teaches(self, episodes: list[Episode], discount: float) -> np.ndarray:
         """Whether an episode's group differs in return, for any agent, or will when the others are weighted beside whom its
@@ -91,8 +91,8 @@ class StageRollouts:
         if outcome.log_ratio_E is not None:
             material.shift(outcome.version.agent, outcome.log_ratio_E)
         if rollout.fresh and self._room:
-            kept_E = material.kept_E
-            chosen = material.newest if kept_E is None else material.newest[kept_E[: len(rollout.episodes)]]
+            reused_E = material.reused_E
+            chosen = material.newest if reused_E is None else material.newest[reused_E[: len(rollout.episodes)]]
             if chosen.episodes:
                 self.window.add(name, rollout.versions, chosen)
 

@@ -127,8 +127,8 @@ class StageProbe:
 
     def _token_shift(self, agent: str, outcome: UpdateOutcome) -> dict[str, TokenShiftReading]:
         bank, ranks = self._playable.bank, self._config.diagnostics.token_shift_ranks
-        assert outcome.kept is not None
-        kl = outcome.kept.kl["exact"].mean
+        assert outcome.accepted_reading is not None
+        kl = outcome.accepted_reading.kl["exact"].mean
         if not 0 < kl < math.inf:
             return {}
         far, after = math.sqrt(FAR * outcome.delta / kl), bank.snapshot(agent)
@@ -162,7 +162,7 @@ class StageProbe:
 
     def _fisher(self, agent: str, outcome: UpdateOutcome, seed: int) -> FisherReading | None:
         messages = self._config.diagnostics.fisher_messages
-        if not messages or outcome.kept is None:
+        if not messages or outcome.accepted_reading is None:
             return None
         return fisher_reading(
             self._scorer,
@@ -172,7 +172,7 @@ class StageProbe:
             self._now,
             messages=messages,
             discount=self._discount,
-            measured_kl=outcome.kept.message_sum_kl,
+            measured_kl=outcome.accepted_reading.message_sum_kl,
             seed=seed,
         )
 

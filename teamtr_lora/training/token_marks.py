@@ -46,13 +46,13 @@ def episode_marks(
 
 def _changes(outcome: UpdateOutcome, reduction: str) -> dict[tuple[int, int], list[float]]:
     """By a message's episode and turn: log new - log old of each token, where the gate has scored it."""
-    if outcome.kept is None or outcome.judging is None:
+    if outcome.accepted_reading is None or outcome.judging is None:
         return {}
     batch = outcome.judging.batch
     message_N = torch.cat([part.message_N.cpu() for part in batch.microbatches])
     lengths_M = message_N.bincount(minlength=len(batch.messages))
     unit_N = REDUCTIONS[reduction].of_message(1.0, lengths_M[message_N])  # what the gate has made of a token's term
-    change_N = (-outcome.kept.terms_N["k1"] / unit_N)[message_N.argsort(stable=True)]
+    change_N = (-outcome.accepted_reading.terms_N["k1"] / unit_N)[message_N.argsort(stable=True)]
     places = zip(batch.episode_M.tolist(), (message.turn for message in batch.messages), strict=True)
     by_message = change_N.split(lengths_M.tolist())
     return {place: _rounded(part.tolist()) for place, part in zip(places, by_message, strict=True)}

@@ -79,7 +79,7 @@ class UpdateOutcome:
         return self.decision in ("accepted", "shrunk")
 
     @property
-    def kept(self) -> CandidateReading | None:
+    def accepted_reading(self) -> CandidateReading | None:
         """The reading of the step that was accepted; None where none was."""
         return self.readings[self.step.accepted.alpha] if self.step.accepted else None
 
@@ -151,11 +151,11 @@ class AgentUpdater:
 
             def in_sample() -> list[InSample]:
                 with self._learning(agent, put_back) as learner:
-                    return measure_in_sample(learner, minibatches, optimized, whole=material.kept_E is not None)
+                    return measure_in_sample(learner, minibatches, optimized, whole=material.reused_E is not None)
 
             step, seen = self._decide(judge, optimized, in_sample, clock)
             gap, log_ratio_E = self._sampler_gap(judge), None
-            if step.accepted is not None and material.kept_E is not None:
+            if step.accepted is not None and material.reused_E is not None:
                 known = [(each.batch, own.log_ratio_M) for each, own in zip(minibatches, seen, strict=True)]
                 known += [(split.judging.batch, judge.readings[step.accepted.alpha].log_ratio_M)]
                 log_ratio_E = self._log_ratios(agent, material, known, before)
@@ -307,7 +307,7 @@ class AgentUpdater:
     ) -> np.ndarray:
         """Of every episode that is used again: the log of how much likelier the accepted step has made it. `known`: of these
         messages it has been measured on the way."""
-        assert material.kept_E is not None
+        assert material.reused_E is not None
         log_E, seen = np.zeros(len(material.episodes)), set()
         for batch, log_ratio_M in known:
             np.add.at(log_E, batch.episode_M.numpy(), log_ratio_M.double().numpy())
@@ -315,7 +315,7 @@ class AgentUpdater:
         rest = [
             TokenSequence(s.ids, spans, s.episode, s.position)
             for s in agent_sequences(material.episodes, agent)
-            if material.kept_E[s.position] and (spans := [x for x in s.spans if (s.position, x.message.turn) not in seen])
+            if material.reused_E[s.position] and (spans := [x for x in s.spans if (s.position, x.message.turn) not in seen])
         ]
         if rest:
             batch = self.scorer.batch(rest, segments=self.scorer.takes_segments)

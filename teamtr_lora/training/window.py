@@ -58,7 +58,7 @@ class Material:
     newest: PlayedEpisodes
     earlier: Sequence[PlayedEpisodes] = ()
     # of all episodes: later updates use it again, and need to know how much likelier this one makes it. None: none of them
-    kept_E: np.ndarray | None = None
+    reused_E: np.ndarray | None = None
 
     @cached_property
     def episodes(self) -> list[Episode]:
@@ -95,11 +95,11 @@ class EpisodeWindow:
 
     def __init__(self, store: RolloutStore, room: int, *, writes: bool = True) -> None:
         self._store, self._room, self._writes = store, room, writes
-        self._kept: list[tuple[RolloutRecord, PlayedEpisodes]] = []
+        self._rollouts: list[tuple[RolloutRecord, PlayedEpisodes]] = []
 
     def resume(self, records: Sequence[RolloutRecord]) -> None:
         """Reads the rollouts that a checkpoint names."""
-        self._kept = [
+        self._rollouts = [
             (record, PlayedEpisodes(self._store.read(record.name, record.content_hash), _arrays(record.log_ratios)))
             for record in records
         ]
@@ -108,24 +108,24 @@ class EpisodeWindow:
         """For the checkpoint."""
         return [
             replace(record, log_ratios={agent: log_E.tolist() for agent, log_E in played.log_ratio_E.items()})
-            for record, played in self._kept
+            for record, played in self._rollouts
         ]
 
     def __iter__(self) -> Iterator[PlayedEpisodes]:
-        return (played for _, played in self._kept)
+        return (played for _, played in self._rollouts)
 
     @property
     def newest(self) -> tuple[RolloutRecord, PlayedEpisodes]:
-        return self._kept[-1]
+        return self._rollouts[-1]
 
     def drop_stale(self, least_share: float) -> None:
         """Removes the rollouts that have become too unlike what today's team would play."""
-        self._kept = [kept for kept in self._kept if kept[1].effective_share >= least_share]
+        self._rollouts = [own for own in self._rollouts if own[1].effective_share >= least_share]
 
     def add(self, name: str, versions: dict[str, str], played: PlayedEpisodes) -> None:
         digest = self._store.write(name, played.episodes) if self._writes else ""
         record = RolloutRecord(name=name, content_hash=digest, versions=versions, log_ratios={})
-        self._kept = [*self._kept, (record, played)][-self._room :]
+        self._rollouts = [*self._rollouts, (record, played)][-self._room :]
 
 
 def _arrays(log_ratios: dict[str, list[float]]) -> dict[str, np.ndarray]:

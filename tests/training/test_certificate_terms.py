@@ -35,7 +35,7 @@ def test_terms_are_those_of_the_held_out_episodes(make_team: Any, config: Any, a
     updater = AgentUpdater(playable, settings)
     before = playable.bank.snapshot("left")
     outcome = updater.update("left", Material(newest=PlayedEpisodes(episodes)), 0)
-    assert outcome.accepted and outcome.kept is not None and outcome.judging is not None
+    assert outcome.accepted and outcome.accepted_reading is not None and outcome.judging is not None
     advantages = outcome.advantages.clipped_E.tolist()
     informative = {e.group for e, a in zip(episodes, advantages, strict=True) if a}
     groups = HoldOut(settings.trust_region).divide(episodes, informative, False, 0).judge
@@ -58,7 +58,7 @@ def test_terms_are_those_of_the_held_out_episodes(make_team: Any, config: Any, a
             ("raw", ratio, lambda e: e.reward),
         ):
             totals[name].append(weight * (value(episode) - np.mean([value(e) for e in mates])))
-    terms = certificate_terms(outcome.kept, outcome.judging, episodes, config=settings, gamma=updater.discount)
+    terms = certificate_terms(outcome.accepted_reading, outcome.judging, episodes, config=settings, gamma=updater.discount)
     near = {"rel": 1e-5, "abs": 1e-6}  # of float32 passes in other batches
     assert terms.surrogate == pytest.approx(np.mean(totals["discounted"]), **near)
     assert terms.surrogate_undiscounted == pytest.approx(np.mean(totals["raw"]), **near)

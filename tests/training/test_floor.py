@@ -52,7 +52,7 @@ def test_the_floor_is_the_noise_that_a_small_step_really_meets(make_team, episod
         current = keep_current(scorer, batch)
         move(playable, "left", 1e-4)
         with torch.no_grad():
-            parts = zip(batch.microbatches, current.kept, strict=True)
+            parts = zip(batch.microbatches, current.states, strict=True)
             total = sum(float(scorer.score_and_keep(part, kept)[0].kl_N.sum()) for part, kept in parts)
         playable.bank.restore("left", before)
         return total / len(chosen)

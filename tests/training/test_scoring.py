@@ -211,7 +211,7 @@ def exact_kl(playable, agent: str, episodes, current: dict, scorer: Scorer | Non
     playable.bank.restore(agent, now)
     total = torch.zeros(len(batch.messages))
     with torch.no_grad():
-        for part, kept_part in zip(batch.microbatches, kept.kept, strict=True):
+        for part, kept_part in zip(batch.microbatches, kept.states, strict=True):
             kl_N = scorer.score_and_keep(part, kept_part)[0].kl_N
             assert kl_N is not None
             total += message_kl(kl_N, part.message_N, len(batch.messages), "message_sum")
@@ -346,7 +346,7 @@ def test_a_first_pass_has_the_gradient_of_a_pass_that_knows_the_policy(make_team
             seen = accumulate(learner, minibatch, 0.3)
             gradient = {name: p.grad.clone() for name, p in playable.bank.parameters("left").items()}
         assert minibatch.current is not None and seen.kl == 0
-        found.append((gradient, minibatch.current.logp, minibatch.current.kept))
+        found.append((gradient, minibatch.current.logp, minibatch.current.states))
     for name, gradient in found[0][0].items():
         assert torch.equal(gradient, found[1][0][name]), name
     assert float(sum(g.abs().sum() for g in found[0][0].values())) > 0

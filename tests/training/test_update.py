@@ -518,8 +518,10 @@ def test_a_rejected_step_has_taught_nothing_about_the_slope(updater: Updater, ep
     assert [(own.slope, own.radius) for own in update.dials.values()] == [(0.0, 0.05), (None, 0.05)]
     monkeypatch.undo()
     accepted = update.update("left", fresh(episodes), 0)
-    assert accepted.kept is not None
-    assert update.dials["left"].slope == pytest.approx(0.5 * accepted.kept.gain.mean / math.sqrt(accepted.kept.kl["exact"].mean))
+    assert accepted.accepted_reading is not None
+    assert update.dials["left"].slope == pytest.approx(
+        0.5 * accepted.accepted_reading.gain.mean / math.sqrt(accepted.accepted_reading.kl["exact"].mean)
+    )
 
 
 def test_agents_learn_from_their_own_credit_where_the_task_gives_it(updater: Updater, episodes) -> None:
@@ -534,7 +536,7 @@ def test_agents_learn_from_their_own_credit_where_the_task_gives_it(updater: Upd
     assert torch.equal(left.advantages.clipped_E, -right.advantages.clipped_E) and left.advantages.clipped_E.abs().max() > 1
     assert left.judging is not None and left.judging.batch.advantage_M.any() and left.accepted
     terms = [
-        certificate_terms(left.kept, left.judging, played, config=update._config, gamma=update.discount)
+        certificate_terms(left.accepted_reading, left.judging, played, config=update._config, gamma=update.discount)
         for played in (episodes, [replace(episode, credit={}) for episode in episodes])
     ]
     assert terms[0] == terms[1], "the certificate is about the team's return"
@@ -588,7 +590,7 @@ def test_a_step_that_does_not_improve_in_sample_is_rejected_under_veto(
     if rule == "veto":
         assert outcome.step.readings and any(r.in_region(0.05) for r in outcome.step.readings)
         assert state_of(playable.bank.model) == before and flat(update.optimizers["left"].state_dict()) == moments
-        assert outcome.version.number == 0 and outcome.log_ratio_E is None and outcome.kept is None
+        assert outcome.version.number == 0 and outcome.log_ratio_E is None and outcome.accepted_reading is None
         assert update.dials["left"].slope == 0.0 and update.dials["left"].radius == 0.05
 
 
@@ -622,7 +624,10 @@ def test_a_step_too_long_where_it_was_fitted_is_shortened_and_measured_again(
     alpha, kept = outcome.step.readings[1].alpha, playable.bank.tensors("left")
     for name, now in kept.items():
         assert torch.allclose(now, before[name] + alpha * (after[name] - before[name]), atol=1e-7)
-    assert outcome.kept is outcome.readings[alpha] and outcome.kept.message_sum_kl < 0.4 * outcome.readings[1.0].message_sum_kl
+    assert (
+        outcome.accepted_reading is outcome.readings[alpha]
+        and outcome.accepted_reading.message_sum_kl < 0.4 * outcome.readings[1.0].message_sum_kl
+    )
     row = row_of(outcome, episodes, None)
     assert row.kl_bound_in_sample == 0.7 and not row.out_of_region and row.alphas_tried == [1.0, alpha]
     assert row.reason == "the whole step was out of region: KL bound 4.0000 above 1 on the episodes it was fitted to"
@@ -713,7 +718,7 @@ def test_the_in_sample_gain_is_of_the_step_that_is_kept(updater: Updater, episod
     assert outcome.optimized.kl == pytest.approx(sum(kls) / len(kls), rel=1e-3)
     row = row_of(outcome, episodes, None)
     assert row.surrogate_gain_in_sample == outcome.optimized.gain and row.kl_in_sample == outcome.optimized.kl
-    assert row.surrogate_gain_standard_error == outcome.kept.gain.standard_error > 0
+    assert row.surrogate_gain_standard_error == outcome.accepted_reading.gain.standard_error > 0
 
 
 @pytest.mark.parametrize("kind", ["none", "penalty_fixed", "penalty_adaptive"])

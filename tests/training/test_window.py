@@ -112,7 +112,7 @@ def test_weights_are_the_exact_ratio_of_the_teams(
 
     def check(*given: Any) -> None:
         record(*given)
-        for kept, played in run.rollouts.window._kept:
+        for kept, played in run.rollouts.window._rollouts:
             assert {len(log_E) for log_E in played.log_ratio_E.values()} == {len(played.episodes)} and played.episodes
             if run.state.counts["updates"] < 3 * stages:
                 continue
@@ -143,7 +143,7 @@ def test_weights_are_the_exact_ratio_of_the_teams(
     rows = updates_of(run)
     assert sum(row.alpha is not None for row in rows) >= 2
     if name == "masked":
-        truncated = sum(m.truncated for _, p in run.rollouts.window._kept for e in p.episodes for m in e.messages)
+        truncated = sum(m.truncated for _, p in run.rollouts.window._rollouts for e in p.episodes for m in e.messages)
         assert truncated > 0, "weights count masked messages too"
     if SETTINGS[name].get("resampling") == "importance":
         assert rows[1].importance is not None and rows[0].importance is None
@@ -327,7 +327,7 @@ def test_rollouts_that_became_unlike_todays_team_drop_out(start: Start, tmp_path
         window.add(name, {}, PlayedEpisodes([SimpleNamespace()] * 4, {"one": np.array(log_weight)}))  # type: ignore[list-item]
     for name, log_weight in weights.items():
         w = np.exp(log_weight)
-        (played,) = [p for r, p in window._kept if r.name == name]
+        (played,) = [p for r, p in window._rollouts if r.name == name]
         assert played.effective_share == pytest.approx(w.sum() ** 2 / (w**2).sum() / 4)
     window.drop_stale(0.8)
     assert [record.name for record in window.records()] == ["same", "near"]
@@ -396,7 +396,7 @@ def test_updates_of_recombined_episodes_learn_from_the_others_of_today(start: St
     run = start(tmp_path, reuse="window", team=BLIND, advantage="no_norm", advantage_clip=1e9, discount=0.5, **HALF, **FREE)
     train(run)
     changed = 0
-    for _, played in run.rollouts.window._kept:
+    for _, played in run.rollouts.window._rollouts:
         log_weight_E, beside_E = (np.exp(log_E) for log_E in played.message_and_worth_log_weights("one"))
         assert np.allclose(log_weight_E, np.exp(played.log_ratio_E.get("one", 0.0)))
         found_E = part_advantages(played, "one", run.config.training, run.updater.discount).unclipped_E.numpy()
