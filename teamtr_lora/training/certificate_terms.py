@@ -12,9 +12,8 @@ from teamtr_lora.algorithm.clustered import ClusteredMean, mean_with_known_zeros
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.runs.metrics import CertificateTerms
 from teamtr_lora.team import Episode
-from teamtr_lora.training.gate import CandidateReading
+from teamtr_lora.training.gate import CandidateReading, Judging
 from teamtr_lora.training.rows import finite
-from teamtr_lora.training.update import Judging
 
 
 def certificate_terms(

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,7 +105,18 @@ def _discounted(kl_M: Tensor, batch: MessageBatch, discount: float) -> float:
     return float((weighted * batch.weight_M).sum() / weight_E.sum())
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True)
+class Judging:
+    """What the candidate was judged on: held-out messages, their groups, and how much each episode counts."""
+
+    batch: MessageBatch
+    groups: set[int]
+    mixed: set[int]  # those of the newest rollout that differ in return
+    weight_E: np.ndarray
+    read_E: np.ndarray  # whether the episode was read
+
+
+@dataclass
 class Judge:
     """Measures current + alpha (candidate - current) of one agent on held-out messages, and leaves the agent at the accepted
     length."""
@@ -114,8 +126,7 @@ class Judge:
     config: TeamTRConfig
     discount: float
     agent: str
-    batch: MessageBatch
-    mixed: Collection[int]
+    judging: Judging
     before: Snapshot
     candidate: Snapshot
     readings: dict[float, CandidateReading] = field(default_factory=dict)  # by alpha: everything that was measured
@@ -125,7 +136,7 @@ class Judge:
         """Measures the lengths that the trust region asks for."""
         with gate_pass(self.scorer):
             self.bank.restore(self.agent, self.before)
-            self.current = keep_current(self.scorer, self.batch)
+            self.current = keep_current(self.scorer, self.judging.batch)
             step = region.choose(self._measure, radius)
             if step.accepted is not None:  # a longer one may have been tried after it
                 self.bank.interpolate(self.agent, self.before, self.candidate, step.accepted.alpha)
@@ -140,8 +151,9 @@ class Judge:
 
     def _measure(self, alpha: float) -> GateReading:
         assert self.current is not None
+        batch = self.judging.batch
         self.bank.interpolate(self.agent, self.before, self.candidate, alpha)
-        found = read_candidate(self.scorer, self.batch, self.current, self.config, self.discount, self.mixed)
+        found = read_candidate(self.scorer, batch, self.current, self.config, self.discount, self.judging.mixed)
         self.readings[alpha] = found
         reading = GateReading(alpha, found.kl[self.config.trust_region.estimator], found.gain)
         return self.scorer.ranks.broadcast(reading)  # one rank decides which lengths are tried, and which is taken

@@ -32,7 +32,7 @@ from teamtr_lora.runs.run_state import Dials, RunState
 from teamtr_lora.team import Episode, TokenSequence, agent_sequences
 from teamtr_lora.training.batches import MessageBatch, first_of_groups, judging_weights
 from teamtr_lora.training.dials import after_update, in_the_next_stage
-from teamtr_lora.training.gate import CandidateReading, Judge
+from teamtr_lora.training.gate import CandidateReading, Judge, Judging
 from teamtr_lora.training.optimize import InSample, Learner, Minibatch, OptimizeReport, measure_in_sample, optimize
 from teamtr_lora.training.optimizers import build_loss_scaler, build_optimizer, restore_state
 from teamtr_lora.training.phase_clock import PhaseClock
@@ -44,17 +44,6 @@ logger = logging.getLogger(__name__)
 FITTED_TRIES = 6  # lengths that are measured on the messages that the step was fitted to; mostly the first is in region
 
 Decision = Literal["accepted", "shrunk", "rejected", "skipped"]
-
-
-@dataclass(frozen=True)
-class Judging:
-    """What the candidate was judged on: held-out messages, their groups, and how much each episode counts."""
-
-    batch: MessageBatch
-    groups: set[int]
-    mixed: set[int]  # those of the newest rollout that differ in return
-    weight_E: np.ndarray
-    read_E: np.ndarray  # whether the episode was read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +136,9 @@ class AgentUpdater:
             with self._learning(agent, put_back) as learner:
                 optimized = self._optimize(agent, learner, minibatches, stage)
             clock.lap("optimize")
-            judge = self._judge(agent, split.judging, before, bank.snapshot(agent))
+            judge = Judge(
+                self.scorer, bank, self._config, self.discount, agent, split.judging, before, candidate=bank.snapshot(agent)
+            )
 
             def in_sample() -> list[InSample]:
                 with self._learning(agent, put_back) as learner:
@@ -265,19 +256,6 @@ class AgentUpdater:
         rate = dials.rate or training.rate_in(stage)
         return optimize(learner, minibatches, radius=dials.radius, beta=dials.beta, rate=rate, probe=probe)
 
-    def _judge(self, agent: str, judging: Judging, before: Snapshot, candidate: Snapshot) -> Judge:
-        return Judge(
-            scorer=self.scorer,
-            bank=self._playable.bank,
-            config=self._config,
-            discount=self.discount,
-            agent=agent,
-            batch=judging.batch,
-            mixed=judging.mixed,
-            before=before,
-            candidate=candidate,
-        )
-
     def _decide(
         self, judge: Judge, optimized: OptimizeReport, in_sample: Callable[[], list[InSample]], clock: PhaseClock
     ) -> tuple[StepDecision, list[InSample]]:
@@ -337,7 +315,7 @@ class AgentUpdater:
         policies."""
         assert judge.current is not None
         agent, reduction = judge.agent, self._config.trust_region.reduction
-        gap = sampler_gap(self.scorer.ranks, judge.batch, judge.current, reduction)
+        gap = sampler_gap(self.scorer.ranks, judge.judging.batch, judge.current, reduction)
         radius = self.dials[agent].radius
         if gap["message_kl"] > radius:
             logger.warning(

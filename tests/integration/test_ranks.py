@@ -59,7 +59,7 @@ def work(environment: dict[str, str], argv: list[str], errors: Path | None, lot:
         from teamtr_lora.training import optimize
 
         argv, step = argv[:-1], optimize._step
-        optimize._step = lambda learner, rate: step(learner, 1.01 * rate)
+        optimize._step = lambda *given: step(*given[:-1], 1.01 * given[-1])
     if argv[0] == "baseline":  # TRL imports vLLM where it finds it, which takes longer than all of this
         importlib.import_module("trl.import_utils").is_vllm_available = lambda *_, **__: False  # type: ignore[attr-defined]
     dealing.LOT_EPISODES = lot

@@ -16,9 +16,9 @@ from teamtr_lora.runs.metrics import CertificateTerms
 from teamtr_lora.team import agent_sequences
 from teamtr_lora.training.batches import judging_weights
 from teamtr_lora.training.certificate_terms import certificate_terms
-from teamtr_lora.training.gate import gate_pass, read_candidate
+from teamtr_lora.training.gate import Judging, gate_pass, read_candidate
 from teamtr_lora.training.scoring import keep_current
-from teamtr_lora.training.update import AgentUpdater, Judging
+from teamtr_lora.training.update import AgentUpdater
 from teamtr_lora.training.window import Material, PlayedEpisodes
 
 

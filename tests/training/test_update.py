@@ -502,7 +502,7 @@ def test_an_interrupted_update_leaves_no_trace(updater: Updater, episodes, state
         assert state_of(playable.bank.model) != before, "the interrupt must come after a step to prove anything"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(update, "_judge", interrupt)
+    monkeypatch.setattr(update, "_decide", interrupt)
     with pytest.raises(KeyboardInterrupt):
         update.update("left", fresh(episodes), 0)
     assert state_of(playable.bank.model) == before
@@ -518,10 +518,8 @@ def test_a_rejected_step_has_taught_nothing_about_the_slope(updater: Updater, ep
     assert [(own.slope, own.radius) for own in update.dials.values()] == [(0.0, 0.05), (None, 0.05)]
     monkeypatch.undo()
     accepted = update.update("left", fresh(episodes), 0)
-    assert accepted.accepted_reading is not None
-    assert update.dials["left"].slope == pytest.approx(
-        0.5 * accepted.accepted_reading.gain.mean / math.sqrt(accepted.accepted_reading.kl["exact"].mean)
-    )
+    assert (reading := accepted.accepted_reading) is not None
+    assert update.dials["left"].slope == pytest.approx(0.5 * reading.gain.mean / math.sqrt(reading.kl["exact"].mean))
 
 
 def test_agents_learn_from_their_own_credit_where_the_task_gives_it(updater: Updater, episodes) -> None:
@@ -740,7 +738,7 @@ def test_each_agent_has_a_learning_rate_of_its_own_that_follows_the_gate(updater
     factor = kept.alpha * math.sqrt(0.05 / kept.kl.bound) * first.optimized.steps / 2
     assert update.dials["left"].rate == pytest.approx(first.optimized.learning_rate * min(max(factor, 0.5), 2.0))
     expected, rates = update.dials["left"].rate, []
-    monkeypatch.setattr("teamtr_lora.training.optimize._step", lambda learner, rate: rates.append(rate) or _step(learner, rate))
+    monkeypatch.setattr("teamtr_lora.training.optimize._step", lambda *given: rates.append(given[-1]) or _step(*given))
     second = update.update("left", fresh(episodes), 1)
     assert rates[0] == expected and second.optimized.learning_rate == statistics.fmean(rates[second.optimized.probes :])
     assert row_of(second, episodes, None).learning_rate == second.optimized.learning_rate
