@@ -24,7 +24,7 @@ from nano_text import COLUMN_NAMES, REFERENCE_NAMES, Author
 from transformers import AutoTokenizer
 
 from teamtr_lora.common.settings import SAFE_NAME
-from teamtr_lora.evaluation.evaluate import evaluate
+from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.rollout.playable import open_team
 from teamtr_lora.tasks import Item, Task
@@ -130,15 +130,8 @@ def accuracy(cell: Cell, device: str) -> float:
     playable = open_team(recipe.base, recipe.team, recipe.rollout, seed=recipe.seed, folder=recipe.folder)
     try:
         task = cell.task or recipe.task.build(recipe.folder)
-        played = evaluate(
-            playable,
-            task,
-            items=cell.items,
-            k=1,
-            temperature=recipe.rollout.temperature,
-            max_message_tokens=recipe.rollout.max_message_tokens,
-            seed=recipe.seed,
-        )
+        plan = plan_in_training(task, recipe, cell.items, k=1)
+        played = summarise(playable.play(task, plan), task, plan)
     finally:
         playable.close()
     return played.avg_at_k

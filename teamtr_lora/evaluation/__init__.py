@@ -1,7 +1,7 @@
 """Evaluation of a team on held-out items.
 
 Modules:
-    evaluate    plays a team and says how good it is
+    evaluate    the plan by which a team is measured, and how good it is
     inference   who answers: the team, or an inference-time baseline
     inference_baselines  those baselines by name, and their settings
     outcome     what the statistics need of one answer

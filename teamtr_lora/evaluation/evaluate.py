@@ -1,4 +1,4 @@
-"""Plays a team on held-out items and says how good it is, with standard errors."""
+"""The plan by which a team plays held-out items, and how good it then is, with standard errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from teamtr_lora.evaluation.outcome import Attempt, Outcome, judge
 from teamtr_lora.evaluation.statistics import avg_at_k, item_pass_at_k, pass_at_k, standard_error
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.collector import PlayPlan
-from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.tasks.machinery.task import Split
 from teamtr_lora.team import Episode
@@ -58,27 +57,13 @@ def evaluation_items(task: Task, split: Split, count: int) -> list[Item]:
     return items
 
 
-def evaluate(
-    playable: PlayableTeam, task: Task, *, items: int, k: int, temperature: float, max_message_tokens: int, seed: int
-) -> Evaluation:
-    """On held-out items. Seeds depend on the item and the sample alone: two teams are compared on common random numbers."""
-    plan = PlayPlan(
-        evaluation_items(task, "test", items),
-        episodes_per_item=k,
-        temperature=temperature,
-        max_message_tokens=max_message_tokens,
-        purpose=evaluation_purpose(seed, "test"),
-        learned_from=False,
-    )
-    return summarise(playable.play(task, plan), task, split="test", k=k, temperature=temperature)
-
-
-def plan_in_training(task: Task, config: TeamTRConfig, items: int | None = None) -> PlayPlan:
-    """How a team is measured while it trains. Teams that play the same plan get the same items and seeds."""
+def plan_in_training(task: Task, config: TeamTRConfig, items: int | None = None, k: int | None = None) -> PlayPlan:
+    """How a team is measured while it trains; `items` and `k`, samples an item: other than there. Seeds depend on the item and
+    the sample alone: teams are compared on common random numbers."""
     section, rollout = config.evaluation, config.rollout
     return PlayPlan(
         evaluation_items(task, "test", items or section.items),
-        episodes_per_item=section.samples_in_training,
+        episodes_per_item=k or section.samples_in_training,
         temperature=section.sampled_at(rollout),
         max_message_tokens=rollout.max_message_tokens,
         purpose=evaluation_purpose(config.seed, "test"),
@@ -90,8 +75,10 @@ def evaluation_purpose(seed: int, split: str) -> str:
     return f"{seed}/evaluation/{split}"
 
 
-def summarise(episodes: list[Episode], task: Task, *, split: str, k: int, temperature: float) -> Evaluation:
-    return summarise_outcomes([judge(Attempt.of(e), task) for e in episodes], split=split, k=k, temperature=temperature)
+def summarise(episodes: list[Episode], task: Task, plan: PlayPlan) -> Evaluation:
+    """Of the episodes of `plan_in_training`."""
+    outcomes = [judge(Attempt.of(e), task) for e in episodes]
+    return summarise_outcomes(outcomes, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
 
 
 def by_item(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:

@@ -27,8 +27,7 @@ def recorded(episodes: list[Episode], task: Task, plan: PlayPlan, discount: floa
         by_item[episode.group].append(episode)
     means = [sum(e.discounted_return(discount) for e in group) / len(group) for group in by_item.values()]
     problems = "".join(problem_digest(item_of(group[0])) for group in by_item.values())
-    evaluation = summarise(episodes, task, split="test", k=plan.episodes_per_item, temperature=plan.temperature)
-    return evaluation.as_dict() | {
+    return summarise(episodes, task, plan).as_dict() | {
         "mean_return": sum(means) / len(means),
         "mean_return_standard_error": standard_error(means),
         "by_item": [sum(e.success for e in group) / len(group) for group in by_item.values()],

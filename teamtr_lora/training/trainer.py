@@ -23,7 +23,7 @@ from teamtr_lora.common.program import in_a_script
 from teamtr_lora.common.ranks import process_ranks
 from teamtr_lora.common.settings import nearest
 from teamtr_lora.evaluation.contents import code_hashes, data_hashes
-from teamtr_lora.evaluation.evaluate import Evaluation, evaluate
+from teamtr_lora.evaluation.evaluate import Evaluation, plan_in_training, summarise
 from teamtr_lora.recipe import Recipe, RecipeError, TeamTRConfig, problems
 from teamtr_lora.recipe.elsewhere import NAMES
 from teamtr_lora.recipe.named import missing_trackers
@@ -337,19 +337,11 @@ class TeamTRTrainer:
         for name, count in (("items", items), ("k", k)):
             if count is not None and count < 1:
                 raise UserError(f"{name} = {count}: must be at least 1")
-        section, rollout = self.recipe.evaluation, self.recipe.rollout
         with in_their_words(self.recipe), fits(self.recipe):
             playable = self.open()
             playable.publish_all()  # within the stage of a joint update the sampler has the team that began it
-            return evaluate(
-                playable,
-                self.task,
-                items=items or section.items,
-                k=k or section.samples_in_training,
-                temperature=section.sampled_at(rollout),
-                max_message_tokens=rollout.max_message_tokens,
-                seed=self.recipe.seed,
-            )
+            plan = plan_in_training(self.task, self.recipe, items, k)
+            return summarise(playable.play(self.task, plan), self.task, plan)
 
     def _summary(self, run: TrainingRun) -> TrainSummary:
         state = run.state

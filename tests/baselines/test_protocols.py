@@ -12,7 +12,7 @@ import pytest
 
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.commands import opened
-from teamtr_lora.evaluation.evaluate import evaluate
+from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.rollout.collector import PlayPlan
@@ -131,7 +131,8 @@ def test_trains_and_evaluates(name: str, tmp_path: Path) -> None:
                 assert episode["reward"] == float(stated == right(episode["prompt"])), "training sees the team's answer"
     with opened(find_team(tmp_path / "run")) as (stored, playable):
         task = stored.task.build(stored.folder)
-        again = evaluate(playable, task, items=4, k=1, temperature=1.0, max_message_tokens=12, seed=0)
+        plan = plan_in_training(task, stored, 4, k=1)
+        again = summarise(playable.play(task, plan), task, plan)
     assert again.avg_at_k == summary.accuracy_after and again.episodes == 4
 
 

@@ -18,7 +18,7 @@ from teamtr_lora.baselines.trl_baseline import BaselineRun, train_baseline
 from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.commands import opened
-from teamtr_lora.evaluation.evaluate import evaluate
+from teamtr_lora.evaluation.evaluate import plan_in_training, summarise
 from teamtr_lora.recipe import Recipe, load_recipe
 from teamtr_lora.registry.stored import find_team
 from teamtr_lora.runs.metrics import TIME_FIELDS, StageRow, UpdateRow, read_rows
@@ -99,7 +99,8 @@ def test_eval_reads_the_run_and_finds_the_same(done: tuple[TrainSummary, Path]) 
     summary, run_dir = done
     with opened(find_team(run_dir)) as (recipe, playable):
         task = recipe.task.build(recipe.folder)
-        again = evaluate(playable, task, items=6, k=1, temperature=1.0, max_message_tokens=12, seed=0)
+        plan = plan_in_training(task, recipe, 6, k=1)
+        again = summarise(playable.play(task, plan), task, plan)
     assert again.avg_at_k == summary.accuracy_after
     assert [agent.role for agent in recipe.team.agents] == ["ones; tens"]
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.evaluation.evaluate import Evaluation, Measure, evaluate, evaluation_items, summarise
-from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection
+from teamtr_lora.evaluation.evaluate import Evaluation, Measure, evaluation_items, plan_in_training, summarise
+from teamtr_lora.recipe import BaseSection, RolloutSection, TeamSection, TeamTRConfig
+from teamtr_lora.rollout.collector import PlayPlan
 from teamtr_lora.rollout.playable import open_team
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.tasks.generated.column_sum import ColumnSum
@@ -28,6 +29,10 @@ def episode(group: int, *texts: str, reward: float | None = None, agents: str = 
     return made
 
 
+def plan(k: int, temperature: float = 1.0) -> PlayPlan:
+    return PlayPlan([ITEM], episodes_per_item=k, temperature=temperature, max_message_tokens=2, purpose="by hand")
+
+
 def own(result: Evaluation, agent: str) -> Measure:
     found = result.agents[agent]
     assert found is not None
@@ -40,7 +45,7 @@ RIGHT, ONES, TENS, NONE = ("=12", "=4"), ("=12", "=5"), ("=1", "=4"), ("=1", "=1
 def test_all_the_numbers_of_a_small_evaluation() -> None:
     groups = [[RIGHT, RIGHT], [RIGHT, ONES], [NONE, TENS], [TENS, TENS]]
     episodes = [episode(g, *texts) for g, group in enumerate(groups) for texts in group]
-    result = summarise(episodes, ColumnSum(2), split="test", k=2, temperature=0.5)
+    result = summarise(episodes, ColumnSum(2), plan(2, 0.5))
     shares = [1.0, 0.5, 0.0, 0.0]
     se = lambda values: float(np.std(values, ddof=1) / np.sqrt(len(values)))  # noqa: E731
     assert (result.items, result.k, result.episodes, result.split, result.temperature) == (4, 2, 8, "test", 0.5)
@@ -60,7 +65,7 @@ def test_all_the_numbers_of_a_small_evaluation() -> None:
 def test_a_team_can_be_right_without_all_its_agents() -> None:
     """Success comes from the reward, coordination from each agent's own last message: here they part."""
     episodes = [episode(0, *RIGHT, reward=1.0), episode(0, *ONES, reward=1.0), episode(1, *RIGHT, reward=0.0), episode(1, *NONE)]
-    result = summarise(episodes, ColumnSum(2), split="test", k=1, temperature=1.0)
+    result = summarise(episodes, ColumnSum(2), plan(1))
     assert result.avg_at_k == 0.5
     assert result.coordination is not None and result.coordination.value == pytest.approx((0.5 + 0.5) / 2)
     given = result.coordination_given_success
@@ -68,7 +73,7 @@ def test_a_team_can_be_right_without_all_its_agents() -> None:
 
 
 def test_an_agents_last_message_is_its_answer() -> None:
-    result = summarise([episode(0, "=1", "=4", "=12", "=4")], ColumnSum(2), split="test", k=1, temperature=1.0)
+    result = summarise([episode(0, "=1", "=4", "=12", "=4")], ColumnSum(2), plan(1))
     assert own(result, "a").value == 1.0 and result.coordination is not None and result.coordination.value == 1.0
     assert result.standard_error is None
 
@@ -76,13 +81,13 @@ def test_an_agents_last_message_is_its_answer() -> None:
 def test_an_agent_that_gives_several_parts_of_the_answer_must_have_all_right() -> None:
     """One agent in place of a team: its last message is only the last column."""
     for texts, right in ((RIGHT, 1.0), (TENS, 0.0), (ONES, 0.0), (("=1", "=4", "=12", "=4"), 1.0), (("=1", "=4", "=12"), 1.0)):
-        result = summarise([episode(0, *texts, agents="a")], ColumnSum(2), split="test", k=1, temperature=1.0)
+        result = summarise([episode(0, *texts, agents="a")], ColumnSum(2), plan(1))
         assert result.coordination is not None and result.coordination.value == right
         assert own(result, "a").value == result.avg_at_k == right
 
 
 def test_an_agent_that_never_spoke_is_not_judged() -> None:
-    result = summarise([episode(0, "=12"), episode(1, *RIGHT)], ColumnSum(2), split="test", k=1, temperature=1.0)
+    result = summarise([episode(0, "=12"), episode(1, *RIGHT)], ColumnSum(2), plan(1))
     assert own(result, "a").value == 1.0
     assert own(result, "b").value == 1.0 and own(result, "b").standard_error is None, "judged where it spoke"
 
@@ -110,7 +115,7 @@ def test_no_judgement_of_messages_no_coordination(data: dict[str, str]) -> None:
     """Also where the item has an answer: what of a message is to be compared with it is not known."""
     said = [Message("a", 0, [1], [2], [0.0], "v", "stop", "hi")]
     made = Episode("x", 0, "q", 0, Item("x", "q", data), said, rewards=[1.0], success=True)
-    result = summarise([made], Silent(), split="test", k=1, temperature=1.0)
+    result = summarise([made], Silent(), plan(1))
     assert result.agents == {"a": None} and result.coordination is None and result.coordination_given_success is None
     assert result.avg_at_k == 1.0
 
@@ -146,7 +151,8 @@ def test_evaluation_is_repeatable_and_a_longer_one_contains_the_shorter(tiny_bas
     task = Letters()
 
     def run(items: int, k: int, seed: int = 0) -> tuple[float, list[list[list[int]]]]:
-        result = evaluate(playable, task, items=items, k=k, temperature=1.0, max_message_tokens=6, seed=seed)
+        plan = plan_in_training(task, TeamTRConfig(seed=seed, max_message_tokens=6), items, k)
+        result = summarise(playable.play(task, plan), task, plan)
         assert result.episodes == items * k and 0 <= result.avg_at_k <= result.pass_at_k <= 1
         return result.avg_at_k, task.seen
 
