@@ -68,7 +68,7 @@ class Session:
     def score(self, name: str, playable: PlayableTeam, recipe: Recipe, *, stand_in: tuple[str, str] | None = None) -> TeamScore:
         """The team on the held-out items, under the name of this measurement; `stand_in` is `score_team`'s."""
         if (known := self.work.get(name)) is not None:
-            return TeamScore(**known)
+            return TeamScore(known["evaluation"])
         progress = self.listener.phase(f"measuring the team: {name}")
         score = score_team(playable, self.task, recipe, self.items, stand_in=stand_in, progress=progress)
         self.work.put(name, asdict(score))

@@ -19,14 +19,25 @@ from teamtr_lora.tasks import Task
 class TeamScore:
     """A team on the held-out items. Items and seeds are the same for every team, so that two teams are compared item by item."""
 
-    accuracy: float
-    standard_error: float | None
-    by_item: list[float]
     evaluation: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.evaluation["avg_at_k"])
+
+    @property
+    def standard_error(self) -> float | None:
+        error: float | None = self.evaluation["standard_error"]
+        return error
 
     @property
     def sampled_tokens(self) -> int:
         return int(self.evaluation["sampled_tokens"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """All but the items one by one."""
+        evaluation = {key: value for key, value in self.evaluation.items() if key != "by_item"}
+        return {"accuracy": self.accuracy, "standard_error": self.standard_error, "evaluation": evaluation}
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class Shock:
 
 
 def shock(before: TeamScore, after: TeamScore) -> Shock:
-    lost = [a - b for a, b in zip(before.by_item, after.by_item, strict=True)]
+    lost = [a - b for a, b in zip(before.evaluation["by_item"], after.evaluation["by_item"], strict=True)]
     return Shock(sum(lost) / len(lost), standard_error(lost))
 
 
@@ -51,5 +62,4 @@ def score_team(
         playable.publish(playable.bank.commit(stand_in[1]))
     episodes = playable.play(task, plan, progress, stand_in=dict([stand_in]) if stand_in else None)
     discount = message_discount(recipe.training.discount, playable.team.router.max_messages)
-    evaluation = recorded(episodes, task, plan, discount)
-    return TeamScore(evaluation["avg_at_k"], evaluation["standard_error"], evaluation["by_item"], evaluation)
+    return TeamScore(recorded(episodes, task, plan, discount))

@@ -61,11 +61,8 @@ class RebaseOptions(_Options):
 class _Report:
     def as_dict(self) -> dict[str, Any]:
         """For printing: all but the items one by one."""
-        report = asdict(self)  # type: ignore[call-overload]
-        for key in ("before", "direct", "aligned"):
-            if report[key]:
-                del report[key]["by_item"]
-        return dict(report)
+        scores = {name: getattr(self, name) for name in ("before", "direct", "aligned")}
+        return asdict(self) | {name: score.as_dict() for name, score in scores.items() if score}  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)

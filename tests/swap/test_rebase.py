@@ -71,6 +71,7 @@ def test_a_team_moves_to_a_base_of_another_width(
     assert main(["rebase", str(trained), "--to", str(wide_base), "--out", str(out), *RADIUS, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert files(trained) == old, "the old team is left as it is"
+    assert '"by_item"' not in json.dumps(report)
     checks = {c["check"]: c for c in report["checks"]}
     assert checks["head width"]["verdict"] == "note" and "ids from 272 on" in checks["head width"]["fix"]
     assert checks["token ids"]["verdict"] == "ok" and int(checks["token ids"]["old"].split()[0]) >= 1000

@@ -62,6 +62,7 @@ def test_a_fresh_adapter_learns_the_old_policy_and_takes_its_place(run: Path, ca
 
     stage = next(row for row in reversed(read_rows(run)) if isinstance(row, StageRow))
     assert stage.evaluation is not None
+    assert '"by_item"' not in json.dumps(report) and len(stage.evaluation["by_item"]) == stage.evaluation["items"] > 1
     assert report["before"]["evaluation"]["mean_reward"] == stage.evaluation["mean_reward"], "the same items and seeds"
     assert report["shock_direct"]["lost"] == pytest.approx(report["before"]["accuracy"] - report["direct"]["accuracy"])
     assert report["shock_aligned"]["lost"] == pytest.approx(report["before"]["accuracy"] - report["aligned"]["accuracy"])
