@@ -14,5 +14,6 @@ Modules:
     consoles    where the program prints
     ranks       the processes that work on one run together
     quantities  times and counts as people read them
+    flat        nested mappings as one
     paired      intervals of means over items, and paired tests
 """

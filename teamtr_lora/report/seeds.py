@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from teamtr_lora.common.flat import flat
 from teamtr_lora.common.paired import PairedTest, paired_test
 from teamtr_lora.report.run_data import RunData
 
@@ -16,7 +17,7 @@ T975 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
     2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-ASIDE = ("seed", "output_dir", "tracking")  # what does not make two runs different
+ASIDE = {"seed", "output_dir", "tracking"}  # what does not make two runs different
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def kinds_of(runs: Sequence[RunData]) -> list[Kind]:
     """In the order in which they were given, each named by what sets it apart from the others."""
     alike: dict[str, tuple[dict[str, Any], list[RunData]]] = {}
     for run in runs:
-        settings = _flat(run)
+        settings = _settings(run)
         alike.setdefault(repr(sorted(settings.items())), (settings, []))[1].append(run)
     kinds = list(alike.values())
     varied = [key for key in kinds[0][0] if len({repr(settings.get(key)) for settings, _ in kinds}) > 1]
@@ -54,18 +55,9 @@ def _label(runs: list[RunData], settings: dict[str, Any], varied: list[str]) -> 
     return f"{what or runs[0].name} ({len(runs)} seeds)"
 
 
-def _flat(run: RunData) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-
-    def walk(value: Any, key: str) -> None:
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                walk(inner, f"{key}.{name}" if key else name)
-        else:
-            found[key] = value
-
-    walk(run.stored.recipe.model_dump(mode="json"), "")
-    return {key: value for key, value in found.items() if key.partition(".")[0] not in ASIDE}
+def _settings(run: RunData) -> dict[str, Any]:
+    settings = flat(run.stored.recipe.model_dump(mode="json", exclude=ASIDE))
+    return {key: value for key, value in settings.items() if value != {}}
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:

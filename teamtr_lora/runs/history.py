@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from teamtr_lora.base.versions import AdapterVersion, version_names
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.flat import flat
 from teamtr_lora.runs.layout import REBASE, read_own_json
 from teamtr_lora.runs.metrics import StageRow, SwapRow, has_rows, read_rows
 from teamtr_lora.runs.run_state import CheckpointReader
@@ -71,7 +72,7 @@ def read_history(run: Path, versions: Mapping[str, AdapterVersion]) -> RunHistor
     return RunHistory(
         made_by={agent: _made_by(name, [step for step in lineage if step.agent == agent]) for agent, name in names.items()},
         lineage=lineage,
-        metrics=_numbers(own[-1], "") if own else {},
+        metrics=_numbers(own[-1]) if own else {},
         stale=bool(evaluations) and not own,
     )
 
@@ -82,12 +83,7 @@ def _made_by(version: str, steps: list[Replaced]) -> Origin:
     return _ORIGINS[how] if how else "train"
 
 
-def _numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers in nested mappings, by their keys joined with slashes."""
-    found: dict[str, float] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            found[f"{prefix}{name}"] = float(value)
-    return found
+    numbers = {name: float(value) for name, value in flat(values, "/").items() if type(value) in (int, float)}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}

@@ -11,6 +11,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.flat import flat
 from teamtr_lora.recipe import Recipe
 from teamtr_lora.rollout.playable import PlayableTeam
 from teamtr_lora.runs.metrics import StageRow, UpdateRow
@@ -37,7 +38,7 @@ def open_accelerator(recipe: Recipe, playable: PlayableTeam, run_dir: RunDir) ->
         )
         if trackers:
             options = {tracker: _accepted(tracker, named) for tracker in trackers}
-            accelerator.init_trackers(tracking.project, config=flat_settings(recipe.model_dump(mode="json")), init_kwargs=options)
+            accelerator.init_trackers(tracking.project, config=_settings(recipe), init_kwargs=options)
     except (ImportError, ValueError) as error:
         raise UserError(
             f"tracking.trackers = {tracking.trackers}: cannot be started ({error}); install the tracker or leave it out"
@@ -52,17 +53,11 @@ def _accepted(tracker: str, named: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in named.items() if key in taken and value is not None}
 
 
-def flat_settings(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _settings(recipe: Recipe) -> dict[str, Any]:
     """A recipe by its dotted keys, agents by their names; what is no number, text or switch becomes text."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
-            value = {item["name"]: {name: inner for name, inner in item.items() if name != "name"} for item in value}
-        if isinstance(value, dict) and value:
-            flat |= flat_settings(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-    return flat
+    data = recipe.model_dump(mode="json")
+    data["team"]["agents"] = {agent.pop("name"): agent for agent in data["team"]["agents"]}
+    return {key: value if isinstance(value, (bool, int, float, str)) else json.dumps(value) for key, value in flat(data).items()}
 
 
 def update_scalars(row: UpdateRow, estimator: str) -> dict[str, float]:

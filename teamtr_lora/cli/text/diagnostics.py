@@ -10,6 +10,7 @@ from rich.table import Table
 
 from teamtr_lora.cli.text.tables import known, print_table, table_of
 from teamtr_lora.common.consoles import Console, print_hanging
+from teamtr_lora.common.flat import flat
 from teamtr_lora.study.diagnose import RunDiagnosis
 
 TITLES = {
@@ -53,7 +54,7 @@ def print_diagnosis(found: RunDiagnosis) -> None:
     for name, title in TITLES.items():
         rows = getattr(found, name)
         if rows:
-            print_table(console, _table(title, [_flat(row) for row in rows]))
+            print_table(console, _table(title, [_readings(row) for row in rows]))
             if name in MEANINGS:
                 print_hanging(console, escape(f"  {MEANINGS[name]}"), indent=2)
     if found.token_shift:
@@ -61,7 +62,8 @@ def print_diagnosis(found: RunDiagnosis) -> None:
     for name in ("kl_spread", "clipping", "gradient", "stability", "coordination", "order", "cost"):
         values = getattr(found, name)
         if values:
-            shown = {key: value for key, value in _flat(values).items() if name != "cost" or value}  # what was never done costs 0
+            readings = _readings(values).items()
+            shown = {key: value for key, value in readings if name != "cost" or value}  # what was never done costs 0
             words = ", ".join(f"{escape(key.replace('_', ' '))} {_shown(value)}" for key, value in shown.items())
             note = f" ({MEANINGS[name]})" if name in MEANINGS else ""
             print_hanging(console, f"[bold]{name.replace('_', ' ')}[/]{note}: {words}")
@@ -96,15 +98,9 @@ def _token_shift(shift: dict[str, Any]) -> Table:
     return table
 
 
-def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested readings as columns of their own; lists stay out of tables."""
-    flat: dict[str, Any] = {}
-    for key, value in row.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key} ")
-        elif not isinstance(value, list):
-            flat[prefix + key] = value
-    return flat
+def _readings(row: dict[str, Any]) -> dict[str, Any]:
+    """Nested ones as columns of their own; lists stay out of tables."""
+    return {name: value for name, value in flat(row, " ").items() if not isinstance(value, (list, dict))}
 
 
 def _shown(value: Any) -> str:
