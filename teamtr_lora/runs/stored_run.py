@@ -52,11 +52,7 @@ class StoredRun:
 
 def read_run(path: Path) -> StoredRun:
     """The run in a directory that `train`, `rebase` or `baseline` wrote, checked; UserError says in one line what is wrong."""
-    if not is_run(path):
-        missing = f"no run here ({layout.RECIPE} is missing); give the folder that train printed{_meant(path)}"
-        raise UserError(f"{path}: {recipe_only(path) or missing}")
-    refuse_links(path, layout.OWN_NAMES)
-    recipe = load_recipe(path / layout.RECIPE)
+    recipe = _own_recipe(path, "the folder that train printed")
     origin, team = (_required(path, name) for name in (layout.ORIGIN, layout.TEAM))
     try:
         recipe = recipe.placed_in(Path(origin["recipe_folder"]))
@@ -74,11 +70,7 @@ def read_run(path: Path) -> StoredRun:
 
 def load_run_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run directory, to go on with the run: relative paths start where its first recipe was."""
-    if not is_run(path):
-        missing = f"no run here ({layout.RECIPE} is missing); give a recipe file, or the folder that train printed{_meant(path)}"
-        raise UserError(f"{path}: {recipe_only(path) or missing}")
-    refuse_links(path, layout.OWN_NAMES)
-    recipe = load_recipe(path / layout.RECIPE, overrides)
+    recipe = _own_recipe(path, "a recipe file, or the folder that train printed", overrides)
     origin = read_own_json(path / layout.ORIGIN)
     if origin is None or not isinstance(origin.get("recipe_folder"), str):
         raise UserError(f"{path / layout.ORIGIN}: damaged (it names no recipe_folder)")
@@ -102,9 +94,13 @@ def run_like(path: Path) -> str | None:
     return str(path.parent / like) if like else None
 
 
-def _meant(path: Path) -> str:
-    like = run_like(path)
-    return f"; did you mean {like!r}?" if like else ""
+def _own_recipe(path: Path, wanted: str, overrides: Sequence[str] = ()) -> Recipe:
+    if not is_run(path):
+        like = run_like(path)
+        missing = f"no run here ({layout.RECIPE} is missing); give {wanted}{f'; did you mean {like!r}?' if like else ''}"
+        raise UserError(f"{path}: {recipe_only(path) or missing}")
+    refuse_links(path, layout.OWN_NAMES)
+    return load_recipe(path / layout.RECIPE, overrides)
 
 
 def _required(path: Path, name: str) -> dict[str, Any]:
