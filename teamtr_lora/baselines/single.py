@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.settings import meant
+from teamtr_lora.common.settings import known_agent
 from teamtr_lora.recipe import AgentSection, Recipe
 from teamtr_lora.team import most_messages
 
@@ -31,9 +30,8 @@ def single_agent_recipe(recipe: Recipe, name: str | None = None) -> Recipe:
     """
     agents = recipe.team.agents
     rollouts, items = recipe.stage_budget()
-    chosen = agents[0] if name is None else next((agent for agent in agents if agent.name == name), None)
-    if chosen is None:
-        raise UserError(f"--agent {name}: the team has no such agent; {meant(str(name), [a.name for a in agents])}")
+    names = [agent.name for agent in agents]
+    chosen = agents[0 if name is None else names.index(known_agent(name, names))]
     jobs = "; ".join(dict.fromkeys(agent.role for agent in agents if agent.role))
     kind = recipe.team.router.kind
     data = recipe.model_dump()

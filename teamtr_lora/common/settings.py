@@ -130,3 +130,11 @@ def meant(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
     names = list(known)
     like = nearest(word, names)
     return f"did you mean {like!r}?" if like else otherwise or f"it has {', '.join(names) or 'none'}"
+
+
+def known_agent(agent: str, agents: Iterable[str]) -> str:
+    """The agent that --agent names; it must be one of the team's."""
+    known = list(agents)
+    if agent not in known:
+        raise UserError(f"--agent {agent}: the team has no such agent; {meant(agent, known)}")
+    return agent

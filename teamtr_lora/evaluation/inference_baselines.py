@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.settings import meant
+from teamtr_lora.common.settings import known_agent
 from teamtr_lora.evaluation.inference import STEP_BY_STEP, Played, Policy, SelfConsistency, Tree, TreeOfThoughts, answers_once
 from teamtr_lora.recipe import AgentSection, Recipe, RouterSection, TeamSection
 from teamtr_lora.registry.stored import StoredTeam
@@ -35,9 +35,8 @@ class BaselineOptions:
 
 def resolve_baseline(options: BaselineOptions, recipe: Recipe, task: Task) -> dict[str, Any]:
     """The baseline's settings in full; raises UserError where the task cannot be played by it."""
-    names = [agent.name for agent in recipe.team.agents]
-    if options.agent is not None and options.agent not in names:
-        raise UserError(f"--agent {options.agent}: the team has no such agent; {meant(options.agent, names)}")
+    if options.agent is not None:
+        known_agent(options.agent, [agent.name for agent in recipe.team.agents])
     spoken = most_messages(recipe.team)
     messages = _messages(task, options.agent or "solver", spoken)
     settings: dict[str, Any] = {"kind": options.kind, "agent": options.agent, "messages": messages}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from teamtr_lora.base.versions import WEIGHTS
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.common.settings import meant
+from teamtr_lora.common.settings import known_agent
 from teamtr_lora.registry.fit import check_lora
 from teamtr_lora.registry.hub_client import COMMIT, HubRepo, Remote
 from teamtr_lora.registry.manifest import TeamManifest, manifest_bytes, sealed
@@ -67,8 +67,8 @@ def push(
     if COMMIT.fullmatch(hub.revision):
         raise UserError(f"--revision: '{hub.revision}' is a commit; a push goes to a branch")
     registry, manifest = _stored_team(team, root)
-    if agent is not None and agent not in manifest.agents:
-        raise UserError(f"--agent: team {manifest.team!r} has no agent {agent!r}; {meant(agent, manifest.agents)}")
+    if agent is not None:
+        known_agent(agent, manifest.agents)
     parcel = team_parcel(registry, manifest, hub.name) if agent is None else agent_parcel(registry, manifest, agent, hub.name)
     result: dict[str, Any] = {"repo": hub.name, "revision": hub.revision, "team": manifest.team, "agent": agent}
     result |= {"files": parcel.sizes(), "notes": parcel.notes, "url": hub.url}

@@ -19,7 +19,7 @@ from teamtr_lora.base.source import NANO, Progress, beside, resolve
 from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash, version_folder
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.foreign_files import parse_json, read_regular, show
-from teamtr_lora.common.settings import meant
+from teamtr_lora.common.settings import known_agent
 from teamtr_lora.recipe import AgentSection, BaseSection, LoraSection, Recipe, ScriptSettings, TeamSection
 from teamtr_lora.recipe.problems import check
 from teamtr_lora.recipe.words import RecipeError
@@ -150,9 +150,7 @@ def _which_agent(current: TeamManifest | None, agent: str | None) -> str:
     if agent is None:
         listed = f"one of {', '.join(known)}" if known else "a name for it"
         raise UserError(f"--agent: say whose adapter this is: {listed}")
-    if known and agent not in known:
-        raise UserError(f"--agent {agent}: the team has no such agent; {meant(agent, known)}")
-    return safe(agent, "--agent")
+    return known_agent(agent, known) if known else safe(agent, "--agent")
 
 
 def _alone(agent: str, lora: LoraSection, source: str, revision: str | None) -> Recipe:

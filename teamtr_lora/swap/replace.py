@@ -21,9 +21,8 @@ from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.base.versions import content_hash, version_names
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
-from teamtr_lora.common.settings import meant
+from teamtr_lora.common.settings import known_agent
 from teamtr_lora.evaluation.contents import code_hashes
-from teamtr_lora.recipe import Recipe
 from teamtr_lora.registry.identity import identify_folder
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.rollout.playable import PlayableTeam, fits, load_versions, open_recipe
@@ -60,7 +59,7 @@ class _Swap(Session):
         recipe, work = options.applied(held.recipe), Work(place.work)
         super().__init__(place.where, held, recipe, work=work, items=options.items, listener=listener)
         self.place, self.options, self.registry = place, options, registry
-        self.agent = _known_agent(self.recipe, options.agent)
+        self.agent = known_agent(options.agent, [agent.name for agent in self.recipe.team.agents])
         self.candidate = _free_name([agent.name for agent in self.recipe.team.agents])
 
     # --- the two entrances
@@ -264,13 +263,6 @@ class _Swap(Session):
             seconds=time.monotonic() - self.started,
             plan=plan or [],
         )
-
-
-def _known_agent(recipe: Recipe, agent: str) -> str:
-    names = [a.name for a in recipe.team.agents]
-    if agent not in names:
-        raise UserError(f"--agent {agent}: the team has no such agent; {meant(agent, names)}")
-    return agent
 
 
 def _free_name(names: list[str]) -> str:
