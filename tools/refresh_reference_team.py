@@ -19,7 +19,8 @@ from teamtr_lora.common.files import dump_json, write_atomic
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.registry.identity import protocol_hash
 from teamtr_lora.registry.manifest import OWN_HASH, own_hash
-from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.registry.reader import RegistryReader
+from teamtr_lora.registry.verify import verify
 
 REPO = Path(__file__).resolve().parent.parent
 FILE = REPO / "adapters" / "column_sum" / "team-0001.json"
@@ -48,7 +49,7 @@ def main() -> int:
         adapter = json.loads(path.read_text())
         if OWN_HASH not in adapter:  # one that has it and does not fit was altered: verify says so
             write_atomic(path, dump_json(adapter | {OWN_HASH: own_hash(adapter)}))
-    problems = Registry(FILE.parent.parent).verify()
+    problems = verify(RegistryReader(FILE.parent.parent)).problems
     for problem in problems:
         print(problem)
     return 2 if problems else 0

@@ -88,11 +88,6 @@ class RegistryReader:
         check_hashes(manifest, found, str(folder))
         return found
 
-    def read(self, team: str, agent: str, version: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and PEFT config of a version, checked against every hash it has."""
-        _, tensors, config = open_version(self.contents(team, agent, version), f"{self.root / team}/{agent}/{version}")
-        return tensors, config
-
     def lora(self, team: str, agent: str, version: str) -> PlainLora:
         """Rank and scale of a version, by its own config."""
         path = self.folder(team, agent, version) / CONFIG

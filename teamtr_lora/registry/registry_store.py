@@ -51,7 +51,6 @@ from teamtr_lora.registry.manifest import (
     team_file,
 )
 from teamtr_lora.registry.reader import VERSION_FILES, RegistryReader, open_version, parse_team, safe
-from teamtr_lora.registry.verify import Problem, verify
 
 
 class Registry(RegistryReader):
@@ -239,9 +238,6 @@ class Registry(RegistryReader):
                 return [self._remove_number(team, used) for used in self._not_current(team, [number])]
             _remove_folder(self.team_folder(team), self.root)
             return [team]
-
-    def verify(self, team: str | None = None) -> list[Problem]:
-        return verify(self, team).problems
 
     # --- pieces
 

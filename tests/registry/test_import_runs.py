@@ -11,13 +11,14 @@ import pytest
 import torch
 from made_up_run import write_rows
 
-from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash, write_version
+from teamtr_lora.base.versions import CONFIG, WEIGHTS, AdapterVersion, content_hash, read_adapter_folder, write_version
 from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import dump_json
 from teamtr_lora.recipe import Recipe, dump_recipe
 from teamtr_lora.registry.imports import import_path
 from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.registry.verify import verify
 from teamtr_lora.runs.metrics import StageRow
 from teamtr_lora.runs.run_state import COUNTS
 
@@ -53,11 +54,11 @@ def stage_row(stage: int, evaluation: dict[str, Any] | None, versions: dict[str,
 def test_a_run_comes_in_as_a_team(run: Path, tmp_path: Path, bank: Any, recipe: Any) -> None:
     registry = Registry(tmp_path / "adapters")
     team = import_path(registry, run, team="mine").team
-    assert team is not None and not registry.verify()
+    assert team is not None and not verify(registry).problems
     assert team.load_recipe() == recipe and team.made_by == "train"
     assert team.metrics == {"avg_at_k": 0.75, "agents/planner/value": 0.9}  # the last evaluation there was
     for agent in bank.agents:
-        tensors, config = registry.read("mine", agent, team.agents[agent])
+        tensors, config = read_adapter_folder(registry.folder("mine", agent, team.agents[agent]))
         assert config == bank.config(agent)
         assert all(torch.equal(tensor, bank.tensors(agent)[name]) for name, tensor in tensors.items())
     again = import_path(registry, run, team="mine")

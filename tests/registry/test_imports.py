@@ -23,6 +23,7 @@ from teamtr_lora.base.source import resolve
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.registry.imports import import_path
 from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.registry.verify import verify
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -81,7 +82,7 @@ def test_what_peft_wrote_computes_the_same_after_import(tmp_path: Path, settings
     model = peft_folder(tmp_path / "theirs", dtype, **settings)
     registry = Registry(tmp_path / "adapters")
     done = import_path(registry, tmp_path / "theirs", team="mine", agent="helper", base="nano")
-    assert done.team is not None and done.team.made_by == "import" and not registry.verify()
+    assert done.team is not None and done.team.made_by == "import" and not verify(registry).problems
     stored = registry.folder("mine", "helper", done.adapters[0].version)
     with torch.no_grad():
         assert torch.equal(logits(stored), model(input_ids=IDS).logits)
@@ -307,7 +308,7 @@ def test_an_adapter_for_a_team_waits_for_a_swap(copy: Path, filled: Registry, ti
     before = filled.team("demo")
     done = import_path(filled, copy, team="demo", agent="planner")  # the team knows its base
     assert f"teamtr-lora swap {filled.root / 'demo'} --agent planner" in done.notes[0]
-    assert done.team is None and filled.team("demo") == before and not filled.verify()
+    assert done.team is None and filled.team("demo") == before and not verify(filled).problems
     assert filled.manifest("demo", "planner", done.adapters[0].version).parent == before.agents["planner"]
     assert import_path(filled, copy, team="demo", agent="planner").adapters == done.adapters  # stored once
     for options, words in (

@@ -20,6 +20,7 @@ from teamtr_lora.common.locks import locked
 from teamtr_lora.registry.identity import protocol_hash
 from teamtr_lora.registry.reader import RegistryReader
 from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.registry.verify import verify
 
 ROUNDS = 5
 
@@ -65,7 +66,7 @@ def test_processes_that_publish_at_once_all_get_their_own_versions(
     assert [version_number(name) for name in filled.versions("demo", "checker")] == list(range(1, 3 * ROUNDS + 2))
     assert filled.numbers("demo") == list(range(1, 3 * ROUNDS + 2))
     assert [filled.team("demo", n).parent for n in filled.numbers("demo")] == [None, *range(1, 3 * ROUNDS + 1)]
-    assert not filled.verify()
+    assert not verify(filled).problems
 
 
 def test_a_process_killed_while_it_publishes_leaves_whole_versions_only(
@@ -93,12 +94,12 @@ def test_a_process_killed_while_it_publishes_leaves_whole_versions_only(
         killed_inside += any(filled.root.rglob(".tmp-*"))
         reader = RegistryReader(filled.root)
         for agent, version in reader.team("demo").agents.items():
-            reader.read("demo", agent, version)
-        assert not filled.verify("demo")
+            reader.contents("demo", agent, version)
+        assert not verify(filled, "demo").problems
     assert killed_inside, "no kill fell into a publication: the test proves nothing"
     assert filled.team("demo", 1) == first
     publish(filled, bank, identity, recipe, 1.0)  # the next one is not held up, and clears what was left
-    assert not any(filled.root.rglob(".tmp-*")) and not filled.verify()
+    assert not any(filled.root.rglob(".tmp-*")) and not verify(filled).problems
 
 
 def test_a_lock_that_cannot_be_made_is_no_lock_that_somebody_holds(tmp_path: Path) -> None:
@@ -114,6 +115,6 @@ def test_a_lock_that_cannot_be_made_is_no_lock_that_somebody_holds(tmp_path: Pat
 def test_a_killed_removal_is_finished_by_the_next_writer(filled: Registry, bank: Any, identity: Any, recipe: Any) -> None:
     doomed = filled.root / ".tmp-removed-demo"
     (doomed / "planner").mkdir(parents=True)
-    assert not filled.verify() and filled.teams() == ["demo"]
+    assert not verify(filled).problems and filled.teams() == ["demo"]
     publish(filled, bank, identity, recipe, 1.0)
     assert not doomed.exists()

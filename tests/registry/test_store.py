@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from teamtr_lora.base.versions import content_hash
+from teamtr_lora.base.versions import content_hash, read_adapter_folder
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import sha256
 from teamtr_lora.registry.identity import Identity, protocol_hash
 from teamtr_lora.registry.manifest import BaseIdentity, Replaced, own_hash
 from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.registry.verify import verify
 
 
 def publish(registry: Registry, bank: Any, identity: Identity, recipe: Any, agent: str = "planner", scale: float = 1.0) -> Any:
@@ -30,7 +31,7 @@ def test_what_is_published_comes_back_bit_for_bit(filled: Registry, bank: Any) -
     team = filled.team("demo")
     assert team.number == 1 and team.parent is None and set(team.agents) == {"planner", "checker"}
     for agent, version in team.agents.items():
-        tensors, config = filled.read("demo", agent, version)
+        tensors, config = read_adapter_folder(filled.folder("demo", agent, version))
         assert tensors.keys() == bank.tensors(agent).keys() and config == bank.config(agent)
         assert all(torch.equal(tensor, bank.tensors(agent)[name]) for name, tensor in tensors.items())
         assert filled.versions("demo", agent) == [version]
@@ -88,7 +89,7 @@ def test_teams_are_append_only_and_undo_adds_one(filled: Registry, bank: Any, id
     filled.publish_team("demo", recipe, {**old.agents, "planner": newer.version}, identity=identity, made_by="import")
     with pytest.raises(UserError, match="no swap to undo, and version 8 is what import made"):
         filled.undo("demo")
-    assert filled.team("demo").agents["planner"] == newer.version and not filled.verify()
+    assert filled.team("demo").agents["planner"] == newer.version and not verify(filled).problems
 
 
 def test_a_first_team_has_nothing_to_undo(filled: Registry) -> None:
@@ -142,7 +143,7 @@ def test_names_never_lead_out(filled: Registry, bank: Any, identity: Any, recipe
         lambda: filled.remove(name),
         lambda: filled.publish_team(name, recipe, {}, identity=identity, made_by="train"),
         lambda: (
-            publish(filled, bank, identity, recipe, agent=name) if name in bank.agents else filled.read("demo", name, version)
+            publish(filled, bank, identity, recipe, agent=name) if name in bank.agents else filled.contents("demo", name, version)
         ),
     ):
         with pytest.raises(UserError):
@@ -156,11 +157,11 @@ def test_links_are_not_followed(filled: Registry, tmp_path: Path) -> None:
     (folder / "README.md").rename(tmp_path / "README.md")
     (folder / "README.md").symlink_to(tmp_path / "README.md")
     with pytest.raises(UserError, match="README.md: a link"):
-        filled.read("demo", "planner", version)
+        filled.contents("demo", "planner", version)
     folder.rename(tmp_path / "moved")
     folder.symlink_to(tmp_path / "moved")
     with pytest.raises(UserError, match="a link"):
-        filled.read("demo", "planner", version)
+        filled.contents("demo", "planner", version)
     (filled.root / "demo").rename(tmp_path / "demo")
     (filled.root / "demo").symlink_to(tmp_path / "demo")
     with pytest.raises(UserError, match="a link"):
@@ -174,7 +175,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(filled: Registry) -> None:
     file.unlink()
     os.mkfifo(file)
     with pytest.raises(UserError, match="not a plain file"):
-        filled.read("demo", "planner", version)
+        filled.contents("demo", "planner", version)
 
 
 def test_removing(filled: Registry, bank: Any, identity: Any, recipe: Any) -> None:
@@ -196,7 +197,7 @@ def test_removing(filled: Registry, bank: Any, identity: Any, recipe: Any) -> No
         f"demo/planner/{first}",
     ]
     assert filled.numbers("demo") == [2] and filled.versions("demo", "planner") == [second.version]
-    assert not filled.verify()
+    assert not verify(filled).problems
     assert filled.remove("demo") == ["demo"]
     assert filled.teams() == [] and [p.name for p in filled.root.iterdir() if not p.name.startswith(".")] == []
     with pytest.raises(UserError, match="no team 'demo'"):
@@ -215,7 +216,7 @@ def test_another_registrys_team_is_taken_over_bit_for_bit(
         for agent, files in contents.items():
             there.adopt_adapter(files, agent)
         there.adopt_team(team_bytes, "team")
-        assert not there.verify()
+        assert not verify(there).problems
 
     def files_of(root: Path) -> dict[Path, bytes]:
         return {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file() and not p.name.endswith(".lock")}
@@ -233,7 +234,7 @@ def test_another_registrys_team_is_taken_over_bit_for_bit(
     )
     with pytest.raises(UserError, match="the base needs"):
         Registry(tmp_path / "new").adopt_adapter(stranger.contents("demo", "planner", odd.version), "x")
-    assert any("the base needs" in str(problem) for problem in stranger.verify())
+    assert any("the base needs" in str(problem) for problem in verify(stranger).problems)
     assert not (tmp_path / "new" / "demo").exists()
     mine = Registry(tmp_path / "mine")
     publish(mine, bank, identity, recipe, scale=5.0)  # another version 1

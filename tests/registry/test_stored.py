@@ -26,6 +26,7 @@ from teamtr_lora.registry.manifest import own_hash
 from teamtr_lora.registry.pushed_files import agent_parcel, team_parcel
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.registry.stored import Location, find_team, locate
+from teamtr_lora.registry.verify import verify
 from teamtr_lora.rollout.playable import load_versions, open_team
 from teamtr_lora.rollout.serve import Launch, ServedTeam, ServeOptions, plan_launch
 
@@ -260,7 +261,7 @@ def test_mistakes_on_the_command_line(run: Run, filled: Registry, tmp_path: Path
     ):
         code, out, err = run("adapters", *argv)
         assert (code, out) == (2, "") and words in err and err.count("\n") == 1, (argv, err)
-    assert filled.verify() == []
+    assert verify(filled).problems == []
     assert run("adapters", "rm", "demo", "--all") == (0, "removed demo\n", "")
     assert not (filled.root / "demo").exists() and not (tmp_path / "none").exists()
 

@@ -19,6 +19,7 @@ from teamtr_lora.recipe import load_recipe
 from teamtr_lora.registry.identity import identify
 from teamtr_lora.registry.imports import import_path
 from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.registry.verify import verify
 from teamtr_lora.runs.metrics import StageRow, SwapRow, read_rows
 from teamtr_lora.runs.run_dir import RunDir
 from teamtr_lora.runs.stored_run import read_run
@@ -228,7 +229,7 @@ def test_a_registry_team_gets_a_new_version_and_an_undo(
         patch.setattr(Registry, "publish_team", killed)
         with pytest.raises(SystemExit):
             main(["swap", str(team), *FRESH, "--direct", "--json"])
-    assert registry.verify() == [] and registry.team("pair").number == 1, "the adapter is there, the team is the old one"
+    assert verify(registry).problems == [] and registry.team("pair").number == 1, "the adapter is there, the team is the old one"
     capsys.readouterr()
     assert main(["swap", str(team), *FRESH, "--direct", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -259,7 +260,7 @@ def test_a_registry_team_gets_a_new_version_and_an_undo(
     assert read_run(run).recipe.team.agents[0].lora.rank == 8
     assert main(["swap", str(team), "--undo", "--json"]) == 0
     assert registry.team("pair").agents == registry.team("pair", 1).agents
-    assert registry.verify() == []
+    assert verify(registry).problems == []
 
 
 def test_a_swapped_run_keeps_its_lineage_in_the_registry(
@@ -277,7 +278,7 @@ def test_a_swapped_run_keeps_its_lineage_in_the_registry(
     assert swap(run, "--undo") == 0
     capsys.readouterr()
     before = import_path(registry, run, team="pair").team
-    assert before is not None and before.lineage == [] and not registry.verify()
+    assert before is not None and before.lineage == [] and not verify(registry).problems
     assert registry.manifest("pair", "left", before.agents["left"]).made_by == "train"
     assert before.metrics["mean_reward"] == report["before"]["evaluation"]["mean_reward"], "not that of the swap"
     # an import is no swap: nothing is taken back
@@ -298,7 +299,7 @@ def test_a_team_published_meanwhile_makes_the_swap_fail(
         before = registry.team("pair")
         identity = identify(before.base.source, before.base.revision)
         other = registry.publish_adapter(
-            "pair", "right", *registry.read("pair", "right", before.agents["right"]), identity=identity,
+            "pair", "right", *read_adapter_folder(registry.folder("pair", "right", before.agents["right"])), identity=identity,
             protocol_hash=before.protocol_hash, made_by="import",
         )  # fmt: skip
         registry.publish_team(

@@ -16,6 +16,7 @@ from teamtr_lora.cli import main
 from teamtr_lora.registry.hub import pull, push
 from teamtr_lora.registry.identity import Identity
 from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.registry.verify import verify
 
 TOKEN, STRANGER = "hf_aSecretThatNobodyMaySee", "hf_anotherAccount"  # as in conftest.py
 REPO = "alice/team"
@@ -159,7 +160,7 @@ def test_a_failure_in_the_middle_of_a_pull_stores_nothing(
         line = said("pull", REPO, "--registry", tmp_path / "b")
         assert REPO in line and "run the command again" in line and files(tmp_path / "b") == {}
         hub.broken.clear()
-    assert main(["pull", REPO, "--registry", str(tmp_path / "b")]) == 0 and Registry(tmp_path / "b").verify() == []
+    assert main(["pull", REPO, "--registry", str(tmp_path / "b")]) == 0 and verify(Registry(tmp_path / "b")).problems == []
 
 
 def test_no_network_and_offline_mode(
@@ -195,7 +196,7 @@ def test_kill_during_push(hub: Any, store: Any, files: Any, identity: Identity, 
     here = store(tmp_path / "a", identity)
     before = files(here.root)
     killed(hub, pattern, ["push", "pair", "--repo", REPO, "--registry", str(here.root)])
-    assert hub.commits(REPO) == [] and files(here.root) == before and here.verify() == []
+    assert hub.commits(REPO) == [] and files(here.root) == before and verify(here).problems == []
     push("pair", REPO, root=here.root)
     assert len(hub.commits(REPO)) == 1 and pull(REPO, root=tmp_path / "b").status == "new"
 
@@ -215,9 +216,9 @@ def test_kill_between_adapters_and_team(
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
     process.join(30)
-    assert process.exitcode == -signal.SIGKILL and files(there.root) == {} and there.teams() == there.verify() == []
+    assert process.exitcode == -signal.SIGKILL and files(there.root) == {} and there.teams() == verify(there).problems == []
     hub.add(REPO, dict(pushed))
-    assert pull(REPO, root=there.root).status == "new" and there.verify() == []
+    assert pull(REPO, root=there.root).status == "new" and verify(there).problems == []
 
 
 @pytest.mark.parametrize("pattern", ["GET /.*/team.json", "GET /storage", "GET /.*/solver/README.md"])
@@ -225,7 +226,7 @@ def test_kill_during_pull(hub: Any, store: Any, files: Any, identity: Identity, 
     here, there = store(tmp_path / "a", identity), Registry(tmp_path / "b")
     push("pair", REPO, root=here.root)
     killed(hub, pattern, ["pull", REPO, "--registry", str(there.root)])
-    assert there.verify() == [] and there.teams() == []
+    assert verify(there).problems == [] and there.teams() == []
     pull(REPO, root=there.root)
-    assert files(there.root) == files(here.root) and there.verify() == []
+    assert files(there.root) == files(here.root) and verify(there).problems == []
     assert not [p for p in there.root.iterdir() if p.name.startswith(".tmp")]

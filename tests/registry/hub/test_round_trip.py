@@ -24,6 +24,7 @@ from teamtr_lora.registry.identity import Identity, identify
 from teamtr_lora.registry.manifest import own_hash
 from teamtr_lora.registry.pushed_files import fingerprint
 from teamtr_lora.registry.registry_store import Registry
+from teamtr_lora.registry.verify import verify
 
 TOKEN, STRANGER = "hf_aSecretThatNobodyMaySee", "hf_anotherAccount"  # as in conftest.py
 REPO = "alice/team"
@@ -42,7 +43,7 @@ def test_a_round_trip_is_bit_identical_and_one_commit(
     there = Registry(tmp_path / "b")
     pulled = pull(REPO, root=there.root)
     assert pulled.status == "new" and files(there.root) == files(here.root) and len(files(here.root)) == 9
-    assert here.verify() == there.verify() == []
+    assert verify(here).problems == verify(there).problems == []
     assert not hub.storage_saw_token, "the token went to the storage host"
     assert not (tmp_path / "hf").exists(), "something was written outside the registry"
 
@@ -64,7 +65,7 @@ def test_a_changed_team_becomes_a_later_version(hub: Any, store: Any, swapped: A
     push("pair", REPO, root=here.root)
     hub.sent.clear()
     assert pull(REPO, root=there.root).status == "updated"
-    assert there.numbers("pair") == [1, 3] and there.team("pair") == here.team("pair") and there.verify() == []
+    assert there.numbers("pair") == [1, 3] and there.team("pair") == here.team("pair") and verify(there).problems == []
     assert not [path for _, path, _ in hub.sent if path.startswith("planner/")], "an adapter that is here was fetched again"
     old = hub.commits(REPO)[0].oid
     assert pull(REPO, revision=old, root=there.root).current == 3 and there.numbers("pair") == [1, 3]
@@ -83,11 +84,11 @@ def test_another_team_of_the_same_name_needs_another_name(
     line = said("pull", REPO, "--registry", mine.root)
     assert "--name pair-2" in line
     assert pull(REPO, root=mine.root, name="pair-2").status == "new"
-    assert mine.verify() == [] and mine.team("pair-2").agents == Registry(tmp_path / "a").team("pair").agents
+    assert verify(mine).problems == [] and mine.team("pair-2").agents == Registry(tmp_path / "a").team("pair").agents
     assert pull(REPO, root=mine.root, name="pair-2").status == "already here"
     swapped(Registry(tmp_path / "a"), identity, 70)
     push("pair", REPO, root=tmp_path / "a")
-    assert pull(REPO, root=mine.root, name="pair-2").status == "updated" and mine.verify() == []
+    assert pull(REPO, root=mine.root, name="pair-2").status == "updated" and verify(mine).problems == []
     line = said("pull", REPO, "--registry", mine.root, "--name", "../x")
     assert "--name" in line
 
@@ -208,7 +209,7 @@ def test_two_pulls_at_once(hub: Any, pushed: dict[str, bytes], tmp_path: Path) -
     for process in both:
         process.join(60)
     registry = Registry(tmp_path / "b")
-    assert [process.exitcode for process in both] == [0, 0] and registry.verify() == [] and registry.teams() == ["pair"]
+    assert [process.exitcode for process in both] == [0, 0] and verify(registry).problems == [] and registry.teams() == ["pair"]
 
 
 def test_a_dry_run_asks_nobody(
@@ -235,7 +236,7 @@ def test_a_damaged_version_is_not_pushed(hub: Any, store: Any, said: Any, identi
             line = said("push", "pair", "--repo", REPO, "--registry", here.root, *extra)
             assert name in line
         (folder / name).write_bytes(good)
-    assert hub.asked == [] and here.verify() == []
+    assert hub.asked == [] and verify(here).problems == []
     for words, about in ((["nobody", "--repo", REPO], "no run or team"), (["pair", "--repo", "alice"], "user/name"),
                          (["pair", "--agent", "solvr", "--repo", REPO], "'solver'")):  # fmt: skip
         assert about in said("push", *words, "--registry", here.root)
@@ -273,9 +274,8 @@ def test_nothing_of_this_machine_goes_up(hub: Any, store: Any, swapped: Any, mak
     there = Registry(tmp_path / "b")
     team = there.team("pair")
     assert team.lineage[0].how == "swap with adapter, aligned" and team.load_recipe().rollout.engine == "transformers"
-    assert (
-        team.agents == here.team("pair").agents and fingerprint(team) == fingerprint(here.team("pair")) and there.verify() == []
-    )
+    assert team.agents == here.team("pair").agents and fingerprint(team) == fingerprint(here.team("pair"))
+    assert verify(there).problems == []
     assert pull(REPO, root=here.root).status == "already here", "its owner has it"
 
 
