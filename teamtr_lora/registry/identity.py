@@ -69,18 +69,22 @@ def tokenizer_hash(tokenizer: Any) -> str:
     the same tokenizer saved by another tool or another version of one is the same."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     model = json.loads(backend.to_str())["model"] if backend is not None else {}
-    merges = [merge.split(" ", 1) if isinstance(merge, str) else list(merge) for merge in model.get("merges") or []]
     added = sorted((index, str(token.content), bool(token.special)) for index, token in tokenizer.added_tokens_decoder.items())
     special = {name: str(getattr(tokenizer, name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     what = {
         "vocabulary": sorted(tokenizer.get_vocab().items()),
-        "merges": merges,
+        "merges": merges(model),
         "added": added,
         "special": special,
         "template": tokenizer.chat_template,
         "probes": [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES],
     }
     return _hash(what)
+
+
+def merges(model: dict[str, Any]) -> list[list[str]]:
+    """The pairs that a tokenizer's model merges; older files have each as one text."""
+    return [merge.split(" ", 1) if isinstance(merge, str) else list(merge) for merge in model.get("merges") or []]
 
 
 def protocol_hash(team: TeamSection) -> str:

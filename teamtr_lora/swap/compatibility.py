@@ -16,7 +16,7 @@ from teamtr_lora.base.lora_config import misfit
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.foreign_files import show
 from teamtr_lora.recipe import LoraSection, Recipe, problems
-from teamtr_lora.registry.identity import Identity, protocol_hash
+from teamtr_lora.registry.identity import Identity, merges, protocol_hash
 from teamtr_lora.registry.imports import understand
 from teamtr_lora.swap.newcomer import Incoming, fresh_lora
 
@@ -198,8 +198,8 @@ def _rules(tokenizer: Any, without: Sequence[int]) -> dict[str, Any]:
     if backend is None:
         return rules
     told = json.loads(backend.to_str())
-    model = {key: value for key, value in told["model"].items() if key != "vocab"}
-    rules["merges"] = [m.split(" ", 1) if isinstance(m, str) else list(m) for m in model.pop("merges", None) or []]
+    model = {key: value for key, value in told["model"].items() if key not in ("vocab", "merges")}
+    rules["merges"] = merges(told["model"])
     added = [{k: v for k, v in token.items() if k != "special"} for token in told.get("added_tokens") or []]
     rules["added tokens"] = [token for token in added if token["id"] not in without]
     return rules | {"model": model} | {key: _effective(told.get(key)) for key in ("normalizer", "pre_tokenizer", "decoder")}
