@@ -106,12 +106,6 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _wrong_path(error: BaseException) -> str:
     """One line about a path that the system takes no files at, wherever it was given; empty for any other error."""
-    if isinstance(error, ValueError) and str(error).startswith("embedded null"):
-        return "a path that was given holds a NUL character, which no file name can"
-    if isinstance(error, ValueError) and str(error).endswith("has an empty name"):  # pathlib's, of . and /
-        return "a path that was given is a folder's, where a file's is wanted; give a file name"
-    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's, before Python 3.13
-        return f"{error}: links that lead to each other; give another path"
     if isinstance(error, OSError) and error.filename and error.errno in _PATH_ERRORS:
         return " ".join(f"{os.fsdecode(error.filename)}: no file can be here ({error.strerror}); give another path".split())
     return ""

@@ -59,7 +59,7 @@ def _written_beside(path: Path, data: bytes | str) -> Iterator[Path]:
     """Writes the data to a temporary file beside `path`, for the caller to put in place; removes it afterwards."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+        temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{path.name}"
         try:
             write_synced(temporary, data.encode() if isinstance(data, str) else data)
             yield temporary

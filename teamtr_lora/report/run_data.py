@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,8 +70,8 @@ class RunData:
 
 def read_named_runs(paths: Sequence[Path]) -> list[RunData]:
     """Each called by its folder's name, or by its whole path where two folders have one name."""
-    paths = list({path.resolve(): path for path in paths}.values())  # a run given twice is one run
-    names = [path.resolve().name for path in paths]
-    stored = [read_run(path) for path in paths]
-    titles = [str(path) if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]
+    given = {os.path.realpath(path): path for path in paths}  # a run given twice is one run
+    names = [os.path.basename(real) for real in given]
+    stored = [read_run(path) for path in given.values()]
+    titles = [str(path) if names.count(name) > 1 else name for path, name in zip(given.values(), names, strict=True)]
     return [RunData(title, run, run.rows()) for title, run in zip(titles, stored, strict=True)]

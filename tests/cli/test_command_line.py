@@ -18,7 +18,6 @@ import teamtr_lora
 from teamtr_lora.cli import build_parser, main
 from teamtr_lora.cli.arguments import recipe_words, run_name
 from teamtr_lora.cli.examples import lines
-from teamtr_lora.common.files import write_atomic
 
 REPO = Path(teamtr_lora.__file__).parent.parent
 NANO = Path(teamtr_lora.__file__).parent / "base" / "nano"
@@ -227,15 +226,3 @@ def test_a_run_of_a_file_called_recipe_goes_by_its_folder(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path / "my-team")
     assert run_name(["recipe.yaml"]) == run_name([str(tmp_path / "my-team" / "recipe.yaml")]) == "my-team"
     assert run_name(["recipes/quickstart.yaml"]) == "quickstart" and run_name(["a.yaml", "my/recipe.yml"]) == "a-my"
-
-
-def test_a_folder_where_a_file_is_wanted_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def written(args: object) -> None:
-        write_atomic(Path(), "")
-
-    monkeypatch.setattr("teamtr_lora.cli.docs_command._docs", written)
-    assert main(["docs"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "teamtr-lora: a path that was given is a folder's, where a file's is wanted; give a file name\n"
-    )

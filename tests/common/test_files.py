@@ -73,6 +73,13 @@ def test_a_write_that_runs_out_of_space_half_way(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_in_place_of_a_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^\.: cannot be written"):
+        write_atomic(Path("."), "")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_written_is_the_users_to_choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for code in (errno.EACCES, errno.EROFS):
         monkeypatch.setattr(files.os, "fsync", fail_on(1, code))
