@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import re
 import time
 import warnings
@@ -24,8 +23,6 @@ from huggingface_hub.utils import logging as client_logging
 from teamtr_lora.base.source import HUB_ID
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import NO_SPACE
-
-logger = logging.getLogger(__name__)
 
 REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,199}", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -146,18 +143,14 @@ class HubRepo:
         return RemoteFile(-1 if size is None else int(size), str(file.lfs.sha256 if file.lfs else file.blob_id))
 
     def _upload(self, additions: list[CommitOperationAdd]) -> None:
-        """Large files to the hub's storage: by Xet, or by LFS where the client or the hub has no Xet."""
+        """Large files to the hub's storage."""
         try:
             self.api.preupload_lfs_files(self.name, additions, revision=self.revision, free_memory=False)
         except ConnectionError as error:
             if constants.HF_HUB_DISABLE_XET or not re.search(r"\b404\b.*xet-write-token", str(error)):
                 raise
-            logger.warning("%s: the hub has no Xet storage; uploading by LFS", self.where)
-            constants.HF_HUB_DISABLE_XET = True
-            try:
-                self.api.preupload_lfs_files(self.name, additions, revision=self.revision, free_memory=False)
-            finally:
-                constants.HF_HUB_DISABLE_XET = False
+            text = "the hub has no Xet storage; set HF_HUB_DISABLE_XET=1 and run the command again"
+            raise UserError(f"{self.where}: {text}") from _shown(error)
         if ignored := [op.path_in_repo for op in additions if getattr(op, "_should_ignore", False)]:
             raise UserError(
                 f"{self.where}: its .gitignore keeps {ignored[0]} out; remove that line there, or choose another --repo"

@@ -84,7 +84,7 @@ def test_a_failure_in_the_middle_of_a_push_leaves_no_commit(
 
 
 def test_a_hub_without_xet_storage(
-    hub: Any, store: Any, identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hub: Any, store: Any, said: Any, identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the client's Xet library (hf_xet, which writes logs and so stays out of this test) says that there is none."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
@@ -95,11 +95,10 @@ def test_a_hub_without_xet_storage(
         )
 
     monkeypatch.setattr("huggingface_hub._commit_api._upload_xet_files", xet)
-    push("pair", REPO, root=store(tmp_path / "a", identity).root)
-    assert len(hub.commits(REPO)) == 1 and constants.HF_HUB_DISABLE_XET is False
-    assert [record.message for record in caplog.records if "Xet" in record.message] == [
-        f"{REPO}: the hub has no Xet storage; uploading by LFS"
-    ]
+    words = ["push", "pair", "--repo", REPO, "--registry", str(store(tmp_path / "a", identity).root)]
+    assert "HF_HUB_DISABLE_XET=1" in said(*words) and hub.commits(REPO) == []
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    assert main(words) == 0 and len(hub.commits(REPO)) == 1
 
 
 @pytest.mark.parametrize("way", ["status", "drop"])
