@@ -10,11 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 PatchName = Literal["close_memory", "lora_layers", "direct_queue", "decode_schedule", "memory_publish", "token_map"]
 """The files of `teamtr_lora.rollout.vllm.patches`, by name: what rollout.vllm.patches may list."""
-PATCH_NAMES: tuple[str, ...] = get_args(PatchName)
 PATCH_NEEDS: dict[str, tuple[PatchName, ...]] = {"decode_schedule": ("direct_queue",), "token_map": ("memory_publish",)}
 """Patches that others build on."""
 

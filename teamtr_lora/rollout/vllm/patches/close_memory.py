@@ -37,7 +37,6 @@ from teamtr_lora.rollout.vllm.public_interface import EngineParts
 
 logger = logging.getLogger(__name__)
 
-VERSIONS = ("0.26", "0.32")
 # Those of closed engines: a block of memory that is freed late goes back through the allocator it came from.
 _allocators: list[Any] = []
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -203,4 +202,4 @@ def apply(parts: EngineParts) -> None:
     parts.before_close.append(free_engine)
 
 
-PATCH = Patch(name="close_memory", versions=VERSIONS, devices=("cpu", "cuda"), around_start=import_workers, apply=apply)
+PATCH = Patch(name="close_memory", around_start=import_workers, apply=apply)

@@ -22,7 +22,6 @@ from teamtr_lora.rollout.vllm.patches.direct_queue import DirectQueue
 from teamtr_lora.rollout.vllm.patches.patch import Patch
 from teamtr_lora.rollout.vllm.public_interface import EngineParts, Sampled
 
-VERSIONS = ("0.26", "0.32")
 # Scheduler limits that must include the requests handled here.
 _LIMITS = ("max_num_scheduled_tokens", "max_num_running_reqs", "max_num_active_reqs")
 
@@ -167,4 +166,4 @@ def apply(parts: EngineParts) -> str | None:
     return None
 
 
-PATCH = Patch(name="decode_schedule", versions=VERSIONS, devices=("cpu", "cuda"), apply=apply)
+PATCH = Patch(name="decode_schedule", apply=apply)

@@ -19,8 +19,6 @@ from teamtr_lora.rollout.sampler import Request
 from teamtr_lora.rollout.vllm.patches.patch import Patch
 from teamtr_lora.rollout.vllm.public_interface import EngineParts, PublicQueue, Sampled, sampling_params
 
-VERSIONS = ("0.26", "0.32")
-
 
 class DirectQueue(PublicQueue):
     """The same on the engine's core, without tokenizer, detokenizer or text outputs."""
@@ -72,4 +70,4 @@ def apply(parts: EngineParts) -> None:
     parts.queue = DirectQueue(parts.engine)
 
 
-PATCH = Patch(name="direct_queue", versions=VERSIONS, devices=("cpu", "cuda"), apply=apply)
+PATCH = Patch(name="direct_queue", apply=apply)

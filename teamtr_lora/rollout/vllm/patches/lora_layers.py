@@ -31,7 +31,6 @@ from teamtr_lora.rollout.vllm.patches.patch import Patch
 
 logger = logging.getLogger(__name__)
 
-VERSIONS = ("0.26", "0.32")
 DENSE_COLUMNS = 256  # slots x rank of a layer up to which products over all slots cost less than finding each token's own
 FEW_TOKENS = 4096  # up to here the joined product and the kernel win; above it, products of their own are as fast
 
@@ -252,4 +251,4 @@ def around_start(options: dict[str, Any]) -> AbstractContextManager[None]:
     return lora_side_by_side(slots, rank)
 
 
-PATCH = Patch(name="lora_layers", versions=VERSIONS, devices=("cpu", "cuda"), for_adapters=True, around_start=around_start)
+PATCH = Patch(name="lora_layers", for_adapters=True, around_start=around_start)

@@ -28,8 +28,6 @@ from teamtr_lora.rollout.vllm.public_interface import Adapters, EngineParts, lor
 if TYPE_CHECKING:
     from teamtr_lora.base.bank import AdapterBank
 
-VERSIONS = ("0.26", "0.32")
-
 
 class SlotWriter(Adapters):
     """Adapters in the LoRA slots of an engine that runs in this process."""
@@ -154,4 +152,4 @@ def apply(parts: EngineParts) -> str | None:
     return None
 
 
-PATCH = Patch(name="memory_publish", versions=VERSIONS, devices=("cpu", "cuda"), for_adapters=True, apply=apply)
+PATCH = Patch(name="memory_publish", for_adapters=True, apply=apply)

@@ -16,8 +16,8 @@ class Patch:
     """What a file of this folder replaces in vLLM, where, and how. The file's docstring says why and what it is worth."""
 
     name: PatchName
-    versions: tuple[str, ...]  # of vLLM, as major.minor: those it was tested with
-    devices: tuple[str, ...]  # cpu, cuda
+    versions: tuple[str, ...] = ("0.26", "0.32")  # of vLLM, as major.minor: those it was tested with
+    devices: tuple[str, ...] = ("cpu", "cuda")
     for_adapters: bool = False  # whether it does nothing for an engine without LoRA
     around_start: Callable[[dict[str, Any]], AbstractContextManager[None]] = lambda options: nullcontext()
     """Entered while the engine is made, with the engine's options, which it may change."""

@@ -22,8 +22,6 @@ from teamtr_lora.rollout.vllm.patches.memory_publish import SlotWriter
 from teamtr_lora.rollout.vllm.patches.patch import Patch
 from teamtr_lora.rollout.vllm.public_interface import EngineParts
 
-VERSIONS = ("0.26", "0.32")
-
 
 def slot_map(slot_T: np.ndarray, slots: int) -> np.ndarray:
     """What vLLM's LoRA kernels want to know of a batch, in one array: the slot of each token (-1: none), the tokens sorted by
@@ -98,4 +96,4 @@ def apply(parts: EngineParts) -> str | None:
     return None
 
 
-PATCH = Patch(name="token_map", versions=VERSIONS, devices=("cuda",), for_adapters=True, apply=apply)
+PATCH = Patch(name="token_map", devices=("cuda",), for_adapters=True, apply=apply)
