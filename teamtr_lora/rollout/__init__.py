@@ -12,7 +12,7 @@ Modules:
     vllm/                a vLLM engine in this process (a room of its own)
     vllm_server          vLLM servers by URL
     server_client        one of them, over HTTP
-    inner_request        what middleware asks of its own server
+    asgi                 what middleware needs: types, answers, requests to its own server
     adapter_upload       a server's middleware that takes adapters over HTTP
     team_model           a server's middleware that offers the whole team as a model
     serve                `serve`: an OpenAI server for a team

@@ -23,7 +23,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,13 @@ from teamtr_lora.base.lora_config import read_lora_config
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.files import TEMPORARY, dump_json, sync_folder, write_synced
 from teamtr_lora.common.foreign_files import parse_json
+from teamtr_lora.rollout.asgi import App, Receive, RefusedError, Scope, Send, send_json
 
 PATH = "/v1/teamtr/adapters"
 CONFIG_KEY = "adapter_config"  # in the metadata of the safetensors file
 UPLOADS = "TEAMTR_LORA_UPLOADS"  # environment variable: where to store; a temporary folder if it is not set
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it becomes a folder, so it must not lead out of the one for uploads
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # The only fields of PEFT's config that are allowed; plain LoRA needs these. Others could change the base or name code.
 _FIELDS = ("peft_type", "r", "lora_alpha", "use_rslora", "bias", "target_modules")
@@ -52,10 +49,8 @@ def config_for_upload(config: Mapping[str, Any]) -> str:
     return json.dumps({key: config[key] for key in _FIELDS}, sort_keys=True, allow_nan=False)
 
 
-class _RefusedError(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+def _refused(status: int, message: str) -> RefusedError:
+    return RefusedError(status, json.dumps({"error": message}).encode())
 
 
 class RequireKey:
@@ -64,7 +59,7 @@ class RequireKey:
     vLLM's own check covers its /v1 paths only: /invocations samples and /adapters loads LoRA for anyone.
     """
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,10 +70,10 @@ class RequireKey:
             if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
                 _authorise(scope)
                 if "origin" in _headers(scope) and str(scope["path"]).rstrip("/").endswith(("lora_adapter", "/adapters")):
-                    raise _RefusedError(403, "a web page may not change which adapters are loaded")
+                    raise _refused(403, "a web page may not change which adapters are loaded")
             await self._handle(scope, receive, send)
-        except _RefusedError as refused:
-            await send_json(send, refused.status, {"error": str(refused)})
+        except RefusedError as refused:
+            await send_json(send, refused.status, refused.body)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
@@ -92,7 +87,7 @@ class AdapterUpload(RequireKey):
     max_total_bytes = 4 * MAX_WEIGHT_BYTES
     max_at_once = 8
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         super().__init__(app)
         if given := os.environ.get(UPLOADS):
             self.root = Path(given).expanduser().absolute()
@@ -111,30 +106,30 @@ class AdapterUpload(RequireKey):
         try:
             answer = await self._answer(scope, receive, path.removeprefix(PATH).removeprefix("/"))
         except OSError as error:
-            raise _RefusedError(507, f"the adapter cannot be stored: {error.strerror or type(error).__name__}") from error
+            raise _refused(507, f"the adapter cannot be stored: {error.strerror or type(error).__name__}") from error
         await send_json(send, 200, answer)
 
     async def _answer(self, scope: Scope, receive: Receive, name: str) -> dict[str, Any]:
         headers = _headers(scope)
         if "origin" in headers:  # sent by a web page in somebody's browser; vLLM's defaults would let any page in
-            raise _RefusedError(403, "uploads from web pages are refused")
+            raise _refused(403, "uploads from web pages are refused")
         if not name and scope["method"] == "GET":
             return {"max_bytes": self.max_bytes}
         if not NAME.fullmatch(name):
-            raise _RefusedError(400, f"not an adapter name: it must match {NAME.pattern}")
+            raise _refused(400, f"not an adapter name: it must match {NAME.pattern}")
         folder = self.root / name
         if scope["method"] == "DELETE":
             await asyncio.to_thread(_remove, folder)
             return {"removed": name}
         if scope["method"] != "PUT":
-            raise _RefusedError(405, "use PUT or DELETE")
+            raise _refused(405, "use PUT or DELETE")
         if folder.exists():
-            raise _RefusedError(409, f"{name} is here already, and an adapter is never overwritten")
+            raise _refused(409, f"{name} is here already, and an adapter is never overwritten")
         declared = headers.get("content-length", "0")
         if not (declared.isascii() and declared.isdigit()) or int(declared) > self.max_bytes:
-            raise _RefusedError(413, f"more than {self.max_bytes} bytes")
+            raise _refused(413, f"more than {self.max_bytes} bytes")
         if self._arriving >= self.max_at_once:
-            raise _RefusedError(503, f"{self._arriving} uploads are arriving already; try again")
+            raise _refused(503, f"{self._arriving} uploads are arriving already; try again")
         self._arriving += 1
         try:
             await asyncio.to_thread(self._make_room, int(declared) or self.max_bytes, _loaded(scope))
@@ -153,7 +148,7 @@ class AdapterUpload(RequireKey):
         while len(sizes) >= self.max_stored or sum(sizes.values()) + size > self.max_total_bytes:
             unused = [] if loaded is None else [path for path in stored if path in sizes and str(path) not in loaded]
             if not unused:
-                raise _RefusedError(507, f"{len(sizes)} adapters are stored here and in use, which is all that there is room for")
+                raise _refused(507, f"{len(sizes)} adapters are stored here and in use, which is all that there is room for")
             _remove(unused[0])
             del sizes[unused[0]]
 
@@ -176,10 +171,10 @@ class AdapterUpload(RequireKey):
         while True:
             event = await receive()
             if event["type"] == "http.disconnect":
-                raise _RefusedError(400, "the upload was cut short")
+                raise _refused(400, "the upload was cut short")
             received += len(event.get("body", b""))
             if received > self.max_bytes:
-                raise _RefusedError(413, f"more than {self.max_bytes} bytes")
+                raise _refused(413, f"more than {self.max_bytes} bytes")
             write(event.get("body", b""))
             if not event.get("more_body", False):
                 return
@@ -190,7 +185,7 @@ def _keys(scope: Scope) -> list[str]:
     try:
         given = scope["app"].state.args.api_key
     except (KeyError, AttributeError):  # a vLLM that keeps its key elsewhere may have one, so everybody is refused
-        raise _RefusedError(503, "whether this server has an API key cannot be told (vLLM 0.26 to 0.32 show it)") from None
+        raise _refused(503, "whether this server has an API key cannot be told (vLLM 0.26 to 0.32 show it)") from None
     return [key for key in (given or [os.environ.get("VLLM_API_KEY")]) if key]
 
 
@@ -208,19 +203,11 @@ def _authorise(scope: Scope) -> None:
     # every key is compared, and in constant time, so that the time it takes tells nothing about any of them
     matches = [hmac.compare_digest(digest, hashlib.sha256(key.encode()).digest()) for key in keys]
     if keys and not (scheme.lower() == "bearer" and any(matches)):
-        raise _RefusedError(401, "Unauthorized")
+        raise _refused(401, "Unauthorized")
 
 
 def _headers(scope: Scope) -> dict[str, str]:
     return {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
-
-
-async def send_json(send: Send, status: int, answer: dict[str, Any] | bytes) -> None:
-    """Answers a request; bytes are JSON already."""
-    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _check(weights: Path) -> dict[str, Any]:
@@ -232,18 +219,18 @@ def _check(weights: Path) -> dict[str, Any]:
         config = _check_config(metadata.get(CONFIG_KEY, ""))
         read_matrices(tensors, config["r"], "the upload")
     except UserError as error:
-        raise _RefusedError(400, str(error)) from error
+        raise _refused(400, str(error)) from error
     return config
 
 
 def _check_config(text: str) -> dict[str, Any]:
     config = parse_json(text, f"the metadata key {CONFIG_KEY}")
     if odd := sorted(config.keys() ^ set(_FIELDS)):
-        raise _RefusedError(400, f"{CONFIG_KEY}: {odd[0][:64]!r} is missing or not a field of plain LoRA")
+        raise _refused(400, f"{CONFIG_KEY}: {odd[0][:64]!r} is missing or not a field of plain LoRA")
     read_lora_config(config, CONFIG_KEY)
     modules = config["target_modules"]
     if not modules or not isinstance(modules, list) or not all(isinstance(module, str) for module in modules):
-        raise _RefusedError(400, f"{CONFIG_KEY}: target_modules must be a list of names")
+        raise _refused(400, f"{CONFIG_KEY}: target_modules must be a list of names")
     return config
 
 
@@ -254,7 +241,7 @@ def _publish(unfinished: Path, folder: Path, config: dict[str, Any]) -> None:
         unfinished.rename(folder)
     except OSError as error:
         if folder.exists():  # another upload of the same name was faster
-            raise _RefusedError(409, f"{folder.name} is here already, and an adapter is never overwritten") from error
+            raise _refused(409, f"{folder.name} is here already, and an adapter is never overwritten") from error
         raise
 
 
@@ -263,6 +250,6 @@ def _remove(folder: Path) -> None:
     try:
         folder.rename(doomed)  # no longer found from here on, even if deleting fails
     except FileNotFoundError as error:
-        raise _RefusedError(404, f"no adapter {folder.name} here") from error
+        raise _refused(404, f"no adapter {folder.name} here") from error
     with contextlib.suppress(OSError):
         shutil.rmtree(doomed)

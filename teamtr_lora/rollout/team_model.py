@@ -14,7 +14,6 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +22,19 @@ from typing import Any
 from teamtr_lora.base.frozen_base import load_tokenizer
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import Recipe
-from teamtr_lora.rollout.adapter_upload import Receive, Scope, Send, send_json
-from teamtr_lora.rollout.inner_request import InnerRequest, again, events, gone, whole_body
+from teamtr_lora.rollout.asgi import (
+    App,
+    InnerRequest,
+    Receive,
+    RefusedError,
+    Scope,
+    Send,
+    again,
+    events,
+    gone,
+    send_json,
+    whole_body,
+)
 from teamtr_lora.rollout.sampler import Request, SamplingParams, derive_seed
 from teamtr_lora.rollout.server_client import completion_body
 from teamtr_lora.tasks import AskedTask, Item, Task
@@ -52,15 +62,9 @@ def team_name(agents: list[str]) -> str:
     return "team" if "team" not in agents else "whole-team"
 
 
-class _RefusedError(Exception):
-    def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(status)
-        self.status, self.body = status, body
-
-
-def _refused(message: str) -> _RefusedError:
+def _refused(message: str) -> RefusedError:
     error = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
-    return _RefusedError(400, json.dumps({"error": error}).encode())
+    return RefusedError(400, json.dumps({"error": error}).encode())
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class _Ask:
 
 
 class TeamModel:
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self.app = app
         settings = json.loads(os.environ[TEAM])
         self._recipe = Recipe.model_validate(settings["recipe"])
@@ -131,7 +135,7 @@ class TeamModel:
             await asyncio.to_thread(lambda: self._reader)
             reply.stream, reply.usage_at_end = ask.stream, ask.usage_at_end
             await self._play(team, scope, ask, reply)
-        except _RefusedError as refused:
+        except RefusedError as refused:
             await reply.fail(refused.status, refused.body)
         except UserError as error:
             await reply.fail(400, _refused(str(error)).body)
@@ -291,7 +295,7 @@ class _Reply:
 class _Spoken:
     """One message, from the server's own completions: sampled at once, and passed on when it is its turn to be heard."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], scope: Scope, request: Request) -> None:
+    def __init__(self, app: App, scope: Scope, request: Request) -> None:
         body = {**completion_body(request, request.agent), "stream": True}
         for unused in ("logprobs", "return_tokens_as_token_ids"):
             del body[unused]
@@ -324,5 +328,5 @@ class _Spoken:
         finally:
             self._texts.put_nowait(None)
         if self._inner.status != 200 or whole:
-            raise _RefusedError(self._inner.status if self._inner.status != 200 else 500, whole)
+            raise RefusedError(self._inner.status if self._inner.status != 200 else 500, whole)
         return token_ids, finish

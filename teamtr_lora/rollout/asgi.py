@@ -1,19 +1,38 @@
-"""What ASGI middleware needs to answer a request by others: those it sends to its own server, and the body it has read."""
+"""What ASGI middleware needs: the types of a call, JSON answers and refusals, requests to its own server, bodies it has read."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
-from teamtr_lora.rollout.adapter_upload import Receive, Scope, Send
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class RefusedError(Exception):
+    """The request is answered with this status and this JSON."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(status)
+        self.status, self.body = status, body
+
+
+async def send_json(send: Send, status: int, answer: dict[str, Any] | bytes) -> None:
+    """Answers a request; bytes are JSON already."""
+    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class InnerRequest:
     """A request to the server itself, in this process; `status` is known when the body begins."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], scope: Scope, body: Any) -> None:
+    def __init__(self, app: App, scope: Scope, body: Any) -> None:
         self._app, self._scope, self.status = app, scope, 500
         self._body = body if isinstance(body, bytes) else json.dumps(body).encode()
         own = (b"content-length", b"content-type", b"accept-encoding", b"transfer-encoding")
