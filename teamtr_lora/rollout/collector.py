@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -168,19 +169,23 @@ def _seated(team: Team, task: Task, plan: PlayPlan) -> list[_Player]:
 def _submit_next(team: Team, sampler: Sampler, plan: PlayPlan, player: _Player, waiting: dict[int, _Player]) -> bool:
     """Asks the next speaker for a message, or a blind round's all at once; True when the episode is over instead."""
     episode = player.episode
-    speakers = [] if episode.ended == "task" else team.router.together(episode.messages)
-    if _answers_back(player):  # what it says comes before the next message
-        speakers = speakers[:1]
-    for turn, agent in enumerate(speakers, len(episode.messages)):
-        prompt = player.transcript.prompt_for(agent)
-        room = team.context_tokens - len(prompt)
-        if room < 1:
-            return not player.asked and _overflow(team, episode, len(prompt))
-        params = SamplingParams(plan.temperature, min(plan.max_message_tokens, room), tuple(team.protocol.end_ids))
-        request = Request(prompt, agent, params, seed=derive_seed(episode.seed, turn), episode=episode.seed)
+    requests = next_requests(team, player.transcript, episode, plan.temperature, plan.max_message_tokens)
+    for request in islice(requests, 1) if _answers_back(player) else requests:  # what it says comes before the next message
+        if len(request.prompt_ids) >= team.context_tokens:
+            return not player.asked and _overflow(team, episode, len(request.prompt_ids))
         ticket = sampler.submit(request)
-        waiting[ticket], player.asked[ticket] = player, _Asked(agent, prompt)
-    return not speakers
+        waiting[ticket], player.asked[ticket] = player, _Asked(request.agent, request.prompt_ids)
+    return not player.asked
+
+
+def next_requests(team: Team, transcript: Transcript, episode: Episode, temperature: float, most: int) -> Iterator[Request]:
+    """The next speaker's, or those of a blind round; none where the episode is over. A prompt may fill the context, and leave no
+    room for a message. `most`: tokens of one."""
+    speakers = [] if episode.ended == "task" else team.router.together(episode.messages)
+    for turn, agent in enumerate(speakers, len(episode.messages)):
+        prompt = transcript.prompt_for(agent)
+        params = SamplingParams(temperature, min(most, team.context_tokens - len(prompt)), tuple(team.protocol.end_ids))
+        yield Request(prompt, agent, params, seed=derive_seed(episode.seed, turn), episode=episode.seed)
 
 
 def _answers_back(player: _Player) -> bool:

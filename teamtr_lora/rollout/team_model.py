@@ -35,7 +35,8 @@ from teamtr_lora.rollout.asgi import (
     send_json,
     whole_body,
 )
-from teamtr_lora.rollout.sampler import Request, SamplingParams, derive_seed
+from teamtr_lora.rollout.collector import next_requests
+from teamtr_lora.rollout.sampler import Request, derive_seed
 from teamtr_lora.rollout.server_client import completion_body
 from teamtr_lora.tasks import AskedTask, Item, Task
 from teamtr_lora.team import Episode, Message, Team, Transcript, build_team
@@ -203,15 +204,13 @@ class TeamModel:
 def _next_requests(team: Team, transcript: Transcript, episode: Episode, ask: _Ask) -> list[Request]:
     """The next speaker's, or those of a blind round; none where the episode is over, or the context is full."""
     found: list[Request] = []
-    for turn, agent in enumerate(team.router.together(episode.messages), len(episode.messages)):
-        prompt = transcript.prompt_for(agent)
-        room = team.context_tokens - len(prompt)
-        if room < 1 and not turn:
-            raise _refused(f"the question takes {len(prompt)} tokens, the context is {team.context_tokens}")
-        if room < 1:
+    for request in next_requests(team, transcript, episode, ask.temperature, ask.max_tokens):
+        read = len(request.prompt_ids)
+        if read >= team.context_tokens and not (episode.messages or found):
+            raise _refused(f"the question takes {read} tokens, the context is {team.context_tokens}")
+        if read >= team.context_tokens:
             break
-        params = SamplingParams(ask.temperature, min(ask.max_tokens, room), tuple(team.protocol.end_ids))
-        found.append(Request(prompt, agent, params, derive_seed(ask.seed, turn)))
+        found.append(request)
     return found
 
 
