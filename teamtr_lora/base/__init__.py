@@ -11,6 +11,6 @@ Modules:
     lora_config    reading PEFT's adapter_config.json
     adapter_files  weights of adapters as files
     versions       adapter versions and their hashes
-    memory         the peak memory of this process, and its age
+    memory         what a GPU has and has left, the peak memory of this process, and its age
     memory_model   how much memory an update takes, from shapes alone
 """

@@ -1,4 +1,4 @@
-"""What this process has used: memory at most, on the device that counts, and time; and in which phase a GPU was full."""
+"""What a GPU has and has left; what this process has used, memory at most, and time; and in which phase a GPU was full."""
 
 from __future__ import annotations
 
@@ -35,6 +35,17 @@ def memory_phase(name: str) -> Iterator[None]:
 
 def phase_of(error: torch.OutOfMemoryError) -> str | None:
     return getattr(error, "phase", None)
+
+
+def total_bytes(device: torch.device) -> int | None:
+    """All memory of a GPU; None on a CPU."""
+    return None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of a GPU, for tensors of this process: what its allocator keeps without need is free too."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def reset_peak(device: torch.device) -> None:

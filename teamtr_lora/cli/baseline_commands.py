@@ -9,7 +9,7 @@ from typing import Any
 from teamtr_lora import __version__
 from teamtr_lora.baselines.algorithms import WHAT_THEY_ARE
 from teamtr_lora.cli.arguments import RUNS_CODE, add_recipe, recipe_words, run_name, show
-from teamtr_lora.cli.launch import add_gpus, gpus_each, on_every_gpu
+from teamtr_lora.cli.launch import add_gpus, on_every_gpu
 from teamtr_lora.common.consoles import Console
 
 
@@ -35,7 +35,7 @@ def _baseline(args: argparse.Namespace) -> int | None:
     recipe = load_recipe(recipes, overrides)
     if args.run_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(args.run_dir)}).placed_in(recipe.folder)
-    if (ended := on_every_gpu(args, recipe.base.device, gpus_each(recipe.rollout), helping=True)) is not None:
+    if (ended := on_every_gpu(args, recipe.base.device, recipe.rollout.gpus_each, helping=True)) is not None:
         return ended
     from teamtr_lora.baselines.trl_baseline import train_baseline
     from teamtr_lora.cli.text.summary import print_next_steps

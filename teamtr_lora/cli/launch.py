@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from teamtr_lora.cli.arguments import give_stdout_back, positive
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.ranks import GPUS_EACH, process_ranks, started_by_launcher
-from teamtr_lora.recipe import RolloutSection
 
 _WATCHED = "TEAMTR_LORA_LAUNCHER"  # the process that has started this one
 _stderr: int | None = None  # the terminal, while this rank is silent
@@ -27,11 +26,6 @@ _started_here = False  # by `_launch`, whose --gpus this process has been given 
 def add_gpus(parser: argparse.ArgumentParser) -> None:
     text = "use the first N of the visible GPUs (default: all); 1 is one process on a CPU too"
     parser.add_argument("--gpus", type=positive, metavar="N", help=text)
-
-
-def gpus_each(rollout: RolloutSection) -> int:
-    """GPUs of one process."""
-    return rollout.vllm.tensor_parallel if rollout.engine == "vllm" else 1
 
 
 def processes_on(gpus: int, each: int) -> int:

@@ -21,7 +21,7 @@ from teamtr_lora.cli.arguments import (
     run_name,
     show,
 )
-from teamtr_lora.cli.launch import add_gpus, gpus_each, on_every_gpu, processes_on
+from teamtr_lora.cli.launch import add_gpus, on_every_gpu, processes_on
 from teamtr_lora.common.consoles import Console, say
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import program
@@ -74,7 +74,7 @@ def _train(args: argparse.Namespace) -> int | None:
     from teamtr_lora.training.cpu_processes import cpu_processes
 
     processes = partial(cpu_processes, recipe, run_name(recipes), resume=args.resume)
-    if (ended := on_every_gpu(args, recipe.base.device, gpus_each(recipe.rollout), on_cpu=processes)) is not None:
+    if (ended := on_every_gpu(args, recipe.base.device, recipe.rollout.gpus_each, on_cpu=processes)) is not None:
         return ended
     from teamtr_lora.cli.text.summary import print_next_steps
     from teamtr_lora.tasks.table import OF_THE_USER
@@ -129,7 +129,7 @@ def _plan(args: argparse.Namespace) -> None:
     recipes, overrides = recipe_words(args)
     recipe = load_recipe(recipes, overrides)  # before the imports of torch: most mistakes show here
     check_named(recipe, " + ".join(recipes))
-    processes = args.nodes * processes_on(args.gpus, gpus_each(recipe.rollout))
+    processes = args.nodes * processes_on(args.gpus, recipe.rollout.gpus_each)
     from teamtr_lora.cli.text.summary import print_plan
     from teamtr_lora.study.expected_time import speeds_of, speeds_of_run
     from teamtr_lora.study.plan import make_plan

@@ -17,7 +17,7 @@ from teamtr_lora.cli.arguments import (
     radius,
     show,
 )
-from teamtr_lora.cli.launch import add_gpus, gpus_each, on_every_gpu
+from teamtr_lora.cli.launch import add_gpus, on_every_gpu
 from teamtr_lora.common.errors import UserError
 
 _GO_ON = "Training goes on with the new team: teamtr-lora train RUN --resume training.stages=N"
@@ -78,7 +78,7 @@ def _contexts(text: str) -> int:
 
 def _on_every_gpu(args: argparse.Namespace, place: Any) -> int | None:
     recipe = place.read().recipe
-    return on_every_gpu(args, recipe.base.device, gpus_each(recipe.rollout), helping=True)
+    return on_every_gpu(args, recipe.base.device, recipe.rollout.gpus_each, helping=True)
 
 
 def _swap(args: argparse.Namespace) -> int | None:

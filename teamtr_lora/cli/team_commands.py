@@ -23,7 +23,7 @@ from teamtr_lora.cli.arguments import (
     temperature,
     told_apart,
 )
-from teamtr_lora.cli.launch import add_gpus, gpus_each, on_every_gpu
+from teamtr_lora.cli.launch import add_gpus, on_every_gpu
 from teamtr_lora.common.errors import UserError
 
 _TEAM_OF = "where a team's bare name is looked up"
@@ -112,7 +112,7 @@ def _eval(args: argparse.Namespace) -> int | None:
     from teamtr_lora.cli.text.summary import progress_bar
     from teamtr_lora.evaluation.commands import EvalOptions, beside_team, compare_runs, evaluate_team
 
-    device, each = ("auto", 1) if recipe is None else (recipe.base.device, gpus_each(recipe.rollout))
+    device, each = ("auto", 1) if recipe is None else (recipe.base.device, recipe.rollout.gpus_each)
     if (ended := on_every_gpu(args, device, each)) is not None:
         return ended
     asked = options(EvalOptions, args, baseline=baseline, more=more)

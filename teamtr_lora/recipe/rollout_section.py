@@ -136,6 +136,11 @@ class RolloutSection(Section):
             raise PydanticCustomError("rule", "{wrong}; {fix}", {"wrong": _TRUNCATION, "fix": fix})
         return value
 
+    @property
+    def gpus_each(self) -> int:
+        """GPUs of one process."""
+        return self.vllm.tensor_parallel if self.engine == "vllm" else 1
+
     def engine_bytes(self, total: int | None, base: int) -> int:
         """What an engine with its own copy of a base of `base` bytes takes of a GPU that has `total`; on a CPU that is None."""
         if total is None or ENGINES[self.engine].memory != "copy":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase, base_facts, load_base, resolve_device, resolve_dtype
-from teamtr_lora.base.memory import memory_phase, phase_of
+from teamtr_lora.base.memory import memory_phase, phase_of, total_bytes
 from teamtr_lora.base.memory_model import stored_bytes
 from teamtr_lora.base.sharding import splits
 from teamtr_lora.base.source import beside, is_small, resolve
@@ -199,8 +199,8 @@ def _open_base(base: BaseSection, team: TeamSection, rollout: RolloutSection, fo
 
 def _is_split(base: BaseSection, rollout: RolloutSection, shard: str, source: str, over: int) -> bool:
     device = resolve_device(base.device)
-    total = None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
-    facts, value = base_facts(resolve(source, base.revision)), resolve_dtype(base.precision, device).itemsize
+    total, value = total_bytes(device), resolve_dtype(base.precision, device).itemsize
+    facts = base_facts(resolve(source, base.revision))
     taken = rollout.engine_bytes(total, stored_bytes(facts, base.quantization, value))
     return splits(shard, facts, over=over, value=value, device_bytes=total, engine_bytes=taken)
 

@@ -14,7 +14,7 @@ from teamtr_lora.algorithm.variants.optimizer_kinds import OPTIMIZERS
 from teamtr_lora.algorithm.variants.reduction import REDUCTIONS
 from teamtr_lora.base.frozen_base import BaseFacts, base_facts, load_tokenizer, resolve_device, resolve_dtype
 from teamtr_lora.base.lora_config import misfit, targeted
-from teamtr_lora.base.memory import peak_memory
+from teamtr_lora.base.memory import peak_memory, total_bytes
 from teamtr_lora.base.memory_model import (
     CPU_TOKENS,
     MARGIN,
@@ -87,7 +87,7 @@ def make_plan(recipe: Recipe, speeds: Speeds | None = None, *, processes: int = 
     longest = min(rollout.max_message_tokens, team.context_tokens)
     sampled = episodes * messages * longest
     transcript = min(team.context_tokens, prompt + _messages_of_a_context(team.router) * (longest + _turn_tokens(team)))
-    total = None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
+    total = total_bytes(device)
     taken = rollout.engine_bytes(total, stored_bytes(facts, recipe.base.quantization, dtype.itemsize))
     split = splits(recipe.training.shard, facts, over=processes, value=dtype.itemsize, device_bytes=total, engine_bytes=taken)
     memory = _standing_memory(recipe, facts, adapters, transcript, dtype, device, processes, split)
@@ -210,11 +210,10 @@ def _tokens_per_microbatch(
     wanted = recipe.training.tokens_per_microbatch
     if wanted != "auto":
         return wanted
-    if device.type == "cpu":
+    if (total := total_bytes(device)) is None:
         return CPU_TOKENS
-    free = torch.cuda.get_device_properties(device).total_memory - sum(standing.values())
     lendable = 0 if recipe.rollout.vllm.offload == "never" else standing.get("vLLM's share", 0)
-    return choose_tokens(facts, shape, free, lendable)
+    return choose_tokens(facts, shape, total - sum(standing.values()), lendable)
 
 
 def _cached_values(facts: BaseFacts) -> int:
@@ -229,8 +228,7 @@ def _sampling_memory(recipe: Recipe, base: int, cache: int, device: torch.device
         return {"KV cache": cache if where == "trainer" else 0}
     if device.type == "cpu":
         return {"KV cache": (vllm.kv_cache_gib or 1) * 2**30, "vLLM's base": base}
-    total = torch.cuda.get_device_properties(device).total_memory
-    return {"KV cache": 0, "vLLM's share": recipe.rollout.engine_bytes(total, base)}
+    return {"KV cache": 0, "vLLM's share": recipe.rollout.engine_bytes(total_bytes(device), base)}
 
 
 def _peak(memory: dict[str, int], *, engine: str, offload: str, margin: float = 1.0) -> int:

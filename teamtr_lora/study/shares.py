@@ -76,7 +76,7 @@ def make_share(
     return Share(
         processes=processes,
         nodes=nodes,
-        gpus=rollout.vllm.tensor_parallel if rollout.engine == "vllm" else 1,
+        gpus=rollout.gpus_each,
         items=mine,
         episodes=mine * each,
         microbatches=microbatches,

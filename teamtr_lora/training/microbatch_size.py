@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-import torch
-
 from teamtr_lora.algorithm.variants.chosen import learned_items
 from teamtr_lora.base.frozen_base import base_facts
+from teamtr_lora.base.memory import free_bytes
 from teamtr_lora.base.memory_model import CPU_TOKENS, MARGIN, UpdateShape, choose_tokens, update_memory, update_peak, update_shape
 from teamtr_lora.recipe import TeamTRConfig
 from teamtr_lora.rollout.playable import PlayableTeam
@@ -22,8 +21,7 @@ def microbatch_tokens(playable: PlayableTeam, config: TeamTRConfig) -> int:
     if device.type == "cpu":
         return CPU_TOKENS if wanted == "auto" else wanted
     facts, shape = base_facts(playable.base.folder), team_shape(playable, config)
-    beside = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    lendable = playable.sampler.lendable_bytes()
+    beside, lendable = free_bytes(device), playable.sampler.lendable_bytes()
     tokens = choose_tokens(facts, shape, beside, lendable) if wanted == "auto" else wanted
     need = update_peak(update_memory(facts, replace(shape, tokens=max(tokens, config.rollout.max_message_tokens))))
     logger.info("training.tokens_per_microbatch: %d, for an update of about %.1f GiB", tokens, need / 2**30)

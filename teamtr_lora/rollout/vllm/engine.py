@@ -11,10 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from teamtr_lora.base.bank import AdapterBank
 from teamtr_lora.base.frozen_base import FrozenBase, base_facts
+from teamtr_lora.base.memory import total_bytes
 from teamtr_lora.base.memory_model import stored_bytes
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.sampler import Completion, Published, Request, SamplerBase
@@ -46,7 +45,7 @@ class VllmSampler(SamplerBase):
         taken = 0
         if base.device.type == "cuda":
             stored = stored_bytes(base_facts(base.folder), base.quantization, base.dtype.itemsize)
-            taken = rollout.engine_bytes(torch.cuda.get_device_properties(base.device).total_memory, stored)
+            taken = rollout.engine_bytes(total_bytes(base.device), stored)
         self.memory = SharedMemory(self._parts.engine, base.device, offload, taken=taken, before_sleep=self._drain)
 
     @property

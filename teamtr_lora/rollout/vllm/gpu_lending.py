@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from teamtr_lora.base.memory import reset_peak
+from teamtr_lora.base.memory import free_bytes, reset_peak
 
 SKIPPED_BYTES = 2**24  # an update that took no more than this was skipped, and does not show what one needs
 
@@ -42,7 +42,7 @@ class SharedMemory:
         if self._offload == "never":
             yield
             return
-        if self._offload == "always" or self._needed is None or self._free() < max(1.2 * self._needed, least):
+        if self._offload == "always" or self._needed is None or free_bytes(self._device) < max(1.2 * self._needed, least):
             self._sleep()
         before = torch.cuda.memory_allocated(self._device)
         reset_peak(self._device)
@@ -66,10 +66,6 @@ class SharedMemory:
 
     def close(self) -> None:
         self._engine, self._before_sleep, self._offload = None, lambda: None, "never"
-
-    def _free(self) -> int:
-        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return torch.cuda.mem_get_info(self._device)[0] + kept
 
     def _sleep(self) -> None:
         if not self.asleep:
