@@ -6,7 +6,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from teamtr_lora.common.errors import UserError
 
@@ -27,25 +27,29 @@ def read_regular(path: Path, limit: int, *, folder: Path | None = None) -> bytes
         if not target.is_relative_to(os.path.realpath(folder)):
             raise UserError(f"{where}: a link out of its folder; copy the file itself to where the link is")
         path = target
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with open_regular(path, where) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise UserError(f"{where}: {size} bytes are more than the {limit} that such a file may have")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise UserError(f"{where}: grew past {limit} bytes while it was read")
+    return data
+
+
+def open_regular(path: Path, where: str) -> BinaryIO:
+    """A plain file, to read from. A device, a pipe or a link is refused; `where` is what the error calls it."""
     try:
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         raise
     except OSError as error:
         what = "a link; put the file itself there" if path.is_symlink() else f"cannot be read ({error.strerror})"
         raise UserError(f"{where}: {what}") from error
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise UserError(f"{where}: not a plain file")
-    with os.fdopen(descriptor, "rb") as file:
-        if status.st_size > limit:
-            raise UserError(f"{where}: {status.st_size} bytes are more than the {limit} that such a file may have")
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise UserError(f"{where}: grew past {limit} bytes while it was read")
-    return data
+    return os.fdopen(descriptor, "rb")
 
 
 def parse_json(data: bytes | str, where: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ def acquire(path: Path, where: Path, busy: str | None = None) -> FileLock:
     with disk_errors(where):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Create the file first: where it cannot be created, filelock would think the lock is taken and wait forever.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o666))
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666))
         # `held` may have it for an instant, which is no reason to give up
         lock = FileLock(path, timeout=-1 if busy is None else 0.3)
         try:
@@ -33,8 +34,6 @@ def acquire(path: Path, where: Path, busy: str | None = None) -> FileLock:
 
 def held(path: Path) -> bool:
     """Whether some process holds the lock in this file, without taking it from anybody who wants it."""
-    import fcntl
-
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

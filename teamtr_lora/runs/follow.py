@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.foreign_files import open_regular
 from teamtr_lora.runs.layout import MAX_METRICS_BYTES, METRICS
 from teamtr_lora.runs.metrics import MetricsRow, parse_row
 
@@ -23,13 +23,11 @@ class RowFollower:
     def look(self) -> bool:
         """Whether there is anything new in `rows`. A resumed run may have cut off rows and written others: then all are new."""
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            file = open_regular(self._path, f"{self._path}")
         except FileNotFoundError:
             return False
-        except OSError as error:
-            raise UserError(f"{self._path}: cannot be read ({error.strerror})") from error
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
+        with file:
+            status = os.fstat(file.fileno())
             if (status.st_size, status.st_mtime_ns) == self._seen:
                 return False
             self._seen = (status.st_size, status.st_mtime_ns)

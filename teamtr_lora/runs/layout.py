@@ -100,7 +100,7 @@ def read_own_json(path: Path) -> dict[str, Any] | None:
 
 def append_synced(path: Path, data: bytes) -> None:
     """Adds to the end of a file in a run directory, on the disk when this returns; never through a link."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     with disk_errors(path), os.fdopen(os.open(path, flags, 0o666), "ab") as file:
         file.write(data)
         file.flush()
