@@ -244,19 +244,11 @@ class Task:
         """Raises UserError if the task needs a responder and has none. Recorded messages can be scored without one."""
 
     def check_team(self, team: Team, *, seed: int, per_stage: int, stages: int) -> None:
-        """Raises UserError where the team cannot play this task, or cannot learn from it."""
-        self.check_agents(team.names, team.router.max_messages)
-        self.check_router(team.router)
-        self.check_items(team, seed=seed, per_stage=per_stage, stages=stages)
-
-    def check_agents(self, agents: Sequence[str], max_messages: int) -> None:
-        """Raises UserError when these agents cannot play this task."""
-        self.check_playable()
-
-    def check_items(self, team: Team, *, seed: int, per_stage: int, stages: int) -> None:
-        """Raises UserError where the team cannot learn from the train split: too few items, too long prompts, no own answers."""
+        """Raises UserError where the team cannot play this task or learn from it: few items, long prompts, no own answers."""
         from teamtr_lora.tasks.machinery.order import DataOrder  # which knows tasks
 
+        self.check_agents(team.names, team.router.max_messages)
+        self.check_router(team.router)
         if team.own_answer_share and self.needs_every_message:
             raise UserError(
                 f"team.own_answer_share = {team.own_answer_share}: {self.name or 'this task'} scores several messages together, "
@@ -267,6 +259,10 @@ class Task:
         order.check_stage(per_stage)
         if items.size is not None and type(self).open is Task.open:  # prompts are the rows of a dataset, just as they are
             _check_prompts(team, order.take(0, min(items.size, stages * per_stage)))
+
+    def check_agents(self, agents: Sequence[str], max_messages: int) -> None:
+        """Raises UserError when these agents cannot play this task."""
+        self.check_playable()
 
     def check_router(self, router: Router) -> None:
         """Raises UserError where the router makes one message the answer and this task has no such thing."""
