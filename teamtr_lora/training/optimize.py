@@ -111,8 +111,6 @@ def optimize(
             continue
         if taken:  # before the first step the KL is 0 and says nothing
             report.kl, report.clip_rate = seen.kl, seen.clip_rate
-        elif report.gradient_signal is None:
-            report.gradient_signal = seen.signal
         if 0 < taken < len(steps):  # after the last step the gate's reading says what the next update's penalty is
             report.beta = region.next_penalty(report.beta, seen.kl, radius)
             pace.after(seen.kl_bound)
@@ -120,24 +118,24 @@ def optimize(
             report.stopped_early = taken < len(steps)
             learner.optimizer.zero_grad(set_to_none=True)
             break
-        norm = _step(learner, minibatch, report.beta, pace.rate)
+        norm, signal = _step(learner, minibatch, seen, report.beta, pace.rate)
         if not math.isfinite(norm):
             break
-        report.gradient_norm = norm
+        report.gradient_norm, report.gradient_signal = norm, report.gradient_signal if taken else signal
         pace.taken.append(pace.rate)
     report.steps, report.probes, report.overshot, report.learning_rate = len(pace.taken), pace.probes, pace.overshot, pace.mean
     return report
 
 
-def _step(learner: Learner, minibatch: Minibatch, beta: float, rate: float) -> float:
-    """One step of the optimizer along the accumulated gradient, whose norm is returned. Where a scaled loss overflowed, the
-    gradient is made again with a smaller scale; a norm that is not finite in the end is of no step."""
+def _step(learner: Learner, minibatch: Minibatch, seen: InSample, beta: float, rate: float) -> tuple[float, float | None]:
+    """One step of the optimizer along the gradient that was accumulated when `seen` was measured. Where a scaled loss overflowed,
+    it is made again with a smaller scale. Returns its norm, which is of no step if it is not finite, and its signal."""
     optimizer, scaler = learner.optimizer, learner.scaler
     for group in optimizer.param_groups:
         group["lr"] = rate
     for overflows in range(MOST_OVERFLOWS):
         if overflows:
-            accumulate(learner, minibatch, beta)
+            seen = accumulate(learner, minibatch, beta)
         scaler.unscale_(optimizer)
         norm = float(torch.nn.utils.clip_grad_norm_(learner.parameters, learner.config.training.max_grad_norm))
         if math.isfinite(norm):
@@ -146,7 +144,7 @@ def _step(learner: Learner, minibatch: Minibatch, beta: float, rate: float) -> f
         optimizer.zero_grad(set_to_none=True)
         if math.isfinite(norm):
             break
-    return norm
+    return norm, seen.signal
 
 
 def accumulate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,5 +94,6 @@ def test_a_process_without_a_micro_batch_can_take_the_others_step(make_team, con
     with updater._learning(agent, lambda: None) as learner:
         for parameter in learner.parameters:
             parameter.grad = torch.full_like(parameter, 2.0**12)
-        unused: Any = None  # the messages that a step is made again from
-        assert _step(learner, unused, 0.0, 0.1) == pytest.approx(sum(p.numel() for p in learner.parameters) ** 0.5)
+        unused: Any = None  # what a step is made again from
+        norm, _ = _step(learner, unused, SimpleNamespace(signal=None), 0.0, 0.1)  # type: ignore[arg-type]
+        assert norm == pytest.approx(sum(p.numel() for p in learner.parameters) ** 0.5)
