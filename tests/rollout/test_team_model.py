@@ -58,7 +58,7 @@ def made(server: Server, kind: str, monkeypatch: pytest.MonkeyPatch) -> TeamMode
 
 
 def asked(model: TeamModel, *, leaves: bool = False) -> tuple[int, dict[str, Any]]:
-    """Status and body of one chat request; with `leaves` the client goes as soon as it has asked."""
+    """Status and body of one chat request; with `leaves` the client goes as soon as all agents were asked."""
     body = json.dumps({"model": "team", "messages": [{"role": "user", "content": "1+2"}], "seed": 1}).encode()
     sent: list[Any] = []
 
@@ -67,14 +67,17 @@ def asked(model: TeamModel, *, leaves: bool = False) -> tuple[int, dict[str, Any
         waiting.append({"type": "http.request", "body": body})
 
         async def receive() -> Any:
-            if not waiting or len(waiting) == 1 and leaves:
-                await asyncio.sleep(0.05 if leaves else 60)
+            while leaves and len(waiting) == 1 and len(model.app.asked) < len(AGENTS):  # type: ignore[attr-defined]
+                await asyncio.sleep(0.01)
+            if not waiting:
+                await asyncio.sleep(60)
             return waiting.pop()
 
         async def send(message: Any) -> None:
             sent.append(message)
 
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+        model._ready()  # what it loads on its first request takes its time
         started = time.monotonic()
         await asyncio.wait_for(model(scope, receive, send), 10)
         assert time.monotonic() - started < 9, "it ended because it was made to"
