@@ -85,7 +85,7 @@ class SelfConsistency:
         return [self._elected(ballot) for ballot in ballots]
 
     def _elected(self, ballot: list[Episode]) -> Attempt:
-        votes = [self.chain.task.vote(episode.as_answered()) for episode in ballot]
+        votes = [self.chain.task.vote(episode) for episode in ballot]
         counted = Counter(vote for vote in votes if vote is not None)
         place = votes.index(counted.most_common(1)[0][0]) if counted else 0  # most_common keeps the order of first sight
         return Attempt.of(ballot[place], *ballot[:place], *ballot[place + 1 :])

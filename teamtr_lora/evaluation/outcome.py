@@ -61,7 +61,7 @@ def judge(attempt: Attempt, task: Task) -> Outcome:
         group=episode.group,
         reward=episode.reward,
         success=episode.success,
-        vote=task.vote(episode.as_answered()),
+        vote=task.vote(episode),
         verdicts={agent: False if False in own else all(own) or None for agent, own in verdicts.items()},
         sampled_tokens=attempt.sampled_tokens,
         prompt_tokens=attempt.prompt_tokens,

@@ -305,9 +305,8 @@ def _settle(team: Team, task: Task, players: list[_Player], *, credited: bool) -
     episodes = [player.episode for player in players]
     for episode in episodes:
         episode.answer_turn = team.answer_turn(episode, task.vote)
-    answered = [episode.as_answered() for episode in episodes]
     with _of_the_task(task, episodes[0].item_id if episodes else ""):
-        rewards, credits = scored(task, answered), list(task.credit(answered))
+        rewards, credits = scored(task, episodes), list(task.credit(episodes))
     if len(credits) != len(episodes):
         raise UserError(f"{type(task).__name__}.credit returned {len(credits)} values for {len(episodes)} episodes")
     for player, reward, credit in zip(players, rewards, credits, strict=True):

@@ -60,7 +60,7 @@ def own_answers(task: Task, episodes: Sequence[Episode]) -> Worth:
     """The score of each agent's last message as the team's answer, all in one call. Those that are it are not scored again."""
     last = [{message.agent: message.turn for message in episode.messages} for episode in episodes]
     asked = [(at, agent) for at, turns in enumerate(last) for agent in turns if turns[agent] != episodes[at].answer_turn]
-    answered = [replace(episodes[at], answer_turn=last[at][agent]).as_answered() for at, agent in asked]
+    answered = [replace(episodes[at], answer_turn=last[at][agent]) for at, agent in asked]
     return dict(zip(asked, scored(task, answered), strict=True))
 
 
@@ -100,7 +100,7 @@ def beside_others(task: Task, team: Team, episodes: Sequence[Episode], rewards: 
             met[at, agent].append(key)
     known = {counted(e.messages, e.answer_turn): reward for e, reward in zip(episodes, rewards, strict=True)}
     new = [key for key in remade if key not in known]
-    known |= zip(new, scored(task, [remade[key].as_answered() for key in new]), strict=True)
+    known |= zip(new, scored(task, [remade[key] for key in new]), strict=True)
     return {place: [rewards[place[0]], *(known[key] for key in keys)] for place, keys in met.items()}
 
 

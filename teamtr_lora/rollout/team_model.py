@@ -253,8 +253,8 @@ class _Reply:
         sampled = episode.tokens
         read = sum(len(message.prompt_ids) for message in episode.messages)
         usage = {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
-        last = episode.messages[episode.answer_turn or 0] if episode.messages else None
-        finish = "length" if last is not None and last.truncated else "stop"
+        answering = episode.answer_message
+        finish = "length" if answering is not None and answering.truncated else "stop"
         if not self.stream:
             said = "".join(self._said)
             message = {"role": "assistant", "content": answer, "reasoning": said, "reasoning_content": said}

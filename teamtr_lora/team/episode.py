@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
@@ -50,12 +50,15 @@ class Episode:
     def reward(self) -> float:
         return sum(self.rewards)
 
-    def as_answered(self) -> Episode:
-        """What a task scores: the same episode with the team's answer as its last message (itself, where it is that already)."""
-        if self.answer_turn is None or self.answer_turn == len(self.messages) - 1:
-            return self
-        others = [message for place, message in enumerate(self.messages) if place != self.answer_turn]
-        return replace(self, messages=[*others, self.messages[self.answer_turn]], answer_turn=len(others))
+    @property
+    def answer_message(self) -> Message | None:
+        """The message that is the team's answer: the last one, unless the router or whoever asks for a score chose another."""
+        return self.messages[-1 if self.answer_turn is None else self.answer_turn] if self.messages else None
+
+    @property
+    def answer_text(self) -> str:
+        """What it says; "" where nobody spoke."""
+        return self.answer_message.text if self.answer_message else ""
 
     def discounted_return(self, discount: float, agent: str | None = None) -> float:
         """R of eq:group_adv: the discounted return over messages; of `agent` alone where the task says who earned what."""

@@ -25,7 +25,8 @@ class Team:
 
     def answer_turn(self, episode: Episode, vote: Callable[[Episode], str | None]) -> int | None:
         """The message that is the team's answer; `vote` is the task's, and reads the answer of an episode."""
-        return self.router.answer_turn(episode.messages, lambda message: vote(replace(episode, messages=[message])))
+        alone = replace(episode, answer_turn=None)
+        return self.router.answer_turn(episode.messages, lambda message: vote(replace(alone, messages=[message])))
 
 
 def most_messages(settings: Any) -> int:

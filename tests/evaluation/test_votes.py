@@ -92,8 +92,23 @@ def test_equal_answers_vote_together_however_they_are_laid_out() -> None:
 
 
 def test_the_vote_of_a_team_that_has_voted_is_that_of_the_message_that_answers() -> None:
-    """Whoever asks: scoring and evaluation each put the answer last."""
     item = Item("i", "?", {"answer": "42"})
     episode = play(SmallTask("products"), item, ("42", "nobody knows", "7"))
     episode.item, episode.answer_turn = item, 0
     assert judge(Attempt.of(episode), SmallTask("products")).vote == "42"
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "right", "wrong"),
+    [
+        (SmallTask("products"), {"answer": "42"}, "42", "7"),
+        (ColumnSum(1), {"totals": [7], "answer": "7"}, "=7", "=8"),
+        (Countdown(), {"numbers": [3, 4], "target": 7}, "3+4", "3*4"),
+        (MathTask("math500"), {"answer": "1/2"}, r"\boxed{0.5}", r"\boxed{2}"),
+    ],
+)
+def test_a_score_is_the_answers_wherever_it_was_spoken(task: Task, data: dict[str, Any], right: str, wrong: str) -> None:
+    episode = play(task, Item("i", "?", data), (wrong, right, wrong))
+    assert task.score([episode]) == [0.0] and task.vote(episode) != task.vote(play(task, Item("i", "?", data), (right,)))
+    episode.answer_turn = 1
+    assert task.score([episode]) == [1.0] and task.vote(episode) == task.vote(play(task, Item("i", "?", data), (right,)))

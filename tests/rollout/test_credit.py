@@ -16,8 +16,10 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import load_recipe
 from teamtr_lora.rollout.collector import play
 from teamtr_lora.rollout.credit import MOST_OTHERS, beside_others, credit_agents, own_answers, recredited
+from teamtr_lora.rollout.sampler import Completion
 from teamtr_lora.study.plan import make_plan
-from teamtr_lora.tasks import Feedback, Interaction, Item, Task
+from teamtr_lora.tasks import Feedback, Interaction, Item, Rewards, Task
+from teamtr_lora.tasks.dataset import DatasetTask
 from teamtr_lora.tasks.generated.distinct import Distinct
 from teamtr_lora.team import Episode, Message, Team
 from teamtr_lora.training.trainer import TeamTRTrainer
@@ -34,8 +36,8 @@ class ByText(Task):
         self.scored: list[str] = []
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
-        self.scored += [episode.messages[-1].text for episode in episodes]
-        return [float(episode.messages[-1].text) for episode in episodes]
+        self.scored += [episode.answer_text for episode in episodes]
+        return [float(episode.answer_text) for episode in episodes]
 
 
 def said(turn: int, agent: str, text: str) -> Message:
@@ -58,7 +60,7 @@ class FirstSpeaker(Task):
     """Right is what the first agent says."""
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
-        return [float(episode.messages[-1].agent == "a") for episode in episodes]
+        return [float(episode.answer_message.agent == "a") for episode in episodes]  # type: ignore[union-attr]
 
 
 def test_a_team_says_how_much_own_answers_count(make_team: Callable[..., Team]) -> None:
@@ -81,6 +83,28 @@ def test_where_the_score_is_made_of_several_messages_none_is_an_answer_of_its_ow
     with TeamTRTrainer.from_recipe(recipe) as trainer, pytest.raises(UserError, match=refused):
         trainer.train()
     make_plan(load_recipe(QUICKSTART, ["team.own_answer_share=0.5", "task.digits=1"]))
+
+
+def test_whoever_scores_reads_messages_as_they_were_spoken_and_is_told_which_answers(make_team: Callable[..., Team]) -> None:
+    """One says 4, then the other 5, and the vote is a's: b's answer is asked for once more, as what b would have earned."""
+    team = replace(make_team(["a", "b"], router={"kind": "round_robin", "answer": "majority"}), own_answer_share=1.0)
+    seen = []
+
+    class Says(Echo):
+        def poll(self) -> list[Completion]:
+            asked = {ticket: self.team.protocol.chat.encode({"a": "4", "b": "5"}[r.agent]) for ticket, r in self.queue.items()}
+            return [replace(c, token_ids=asked[c.ticket] + c.token_ids[-1:], logprobs=[-1.0, -1.0]) for c in super().poll()]
+
+    def reward(completions: list[str], messages: list[list[dict[str, str]]], episodes: list[Episode]) -> list[float]:
+        for said, spoken, episode in zip(completions, messages, episodes, strict=True):
+            seen.append((said, *(message["content"] for message in spoken), episode.answer_turn))
+        return [float(said == "5") for said in completions]
+
+    rows = [{"prompt": f"2+{n}"} for n in range(6)]
+    task = DatasetTask(rows, rows, Rewards([reward]), answer=lambda text: text)
+    episodes = play(team, task, Says(team), replace(plan(), items=list(task.items("train"))), VERSIONS)  # type: ignore
+    assert seen == [("4", "4", "5", 0)] * 12 + [("5", "4", "5", 1)] * 12
+    assert [episode.credit for episode in episodes] == [{"a": [0.0, 0.0], "b": [0.0, 1.0]}] * 12
 
 
 # --- beside the others' messages
@@ -166,7 +190,7 @@ def test_a_vote_is_counted_anew_and_no_answer_is_read_or_scored_twice(make_team:
         task, plain = Voted(), Voted()
         for episode in episodes:
             episode.answer_turn = team.answer_turn(episode, plain.vote)
-        rewards = plain.score([episode.as_answered() for episode in episodes])
+        rewards = plain.score(episodes)
         found = mean_worth(task, team, episodes, rewards)
         assert len(task.scored) <= 3 * 8 - 8 and max(task.read.values()) == 1, "the answers as played are known"
         for at, episode in enumerate(episodes):
@@ -177,7 +201,7 @@ def test_a_vote_is_counted_anew_and_no_answer_is_read_or_scored_twice(make_team:
                         messages = [m if m.turn != turn else episode.messages[turn] for m in other.messages]
                         remade = replace(other, messages=messages, answer_turn=None)
                         remade.answer_turn = team.answer_turn(remade, plain.vote)
-                        met += plain.score([remade.as_answered()])
+                        met += plain.score([remade])
                 assert found[at, agent] == pytest.approx(np.mean(met), abs=1e-12)
 
 
@@ -306,7 +330,7 @@ def test_both_kinds_of_credit_share_the_last_reward(make_team: Callable[..., Tea
     episodes = [spoken(0, "0.5", "1.5", "0.2"), spoken(0, "0.2", "2.5", "0.2")]
     for episode in episodes:
         episode.answer_turn = team.answer_turn(episode, task.vote)
-        episode.rewards = [0.0, 0.0, *task.score([episode.as_answered()])]
+        episode.rewards = [0.0, 0.0, *task.score([episode])]
     rewards = [episode.rewards[-1] for episode in episodes]
     assert rewards == [0.5, 0.2]
     own, beside = own_answers(task, episodes), mean_worth(task, team, episodes, rewards)

@@ -44,3 +44,6 @@ def test_a_taskset_scores_a_team() -> None:
     assert (train.size, test.size, train[0].prompt) == (8, 2, "2+2")
     episodes = [play(task, train[0], turns) for turns in (["2+2", "=4"], ["=4"], ["=5", "=5"])]
     assert task.score(episodes) == [1.0, 0.75, 0.25]
+    voted = play(task, train[0], ["=4", "=5"])
+    voted.answer_turn = 0
+    assert task.score([voted]) == [1.0]

@@ -90,13 +90,14 @@ def test_role_play_ends_when_the_instructor_says_so_and_the_assistant_answers() 
     assert router.answer_turn([said("boss", "add")], read) == 0, "cut off before the assistant spoke"
 
 
-def test_a_task_scores_the_answer_as_the_last_message_and_the_episode_stays_as_it_was() -> None:
-    episode = Episode("i", 0, "p", 0, messages=[said("a", "1"), said("b", "2"), said("c", "3")], answer_turn=0)
-    answered = episode.as_answered()
-    assert [m.text for m in answered.messages] == ["2", "3", "1"] and answered.as_answered() is answered
-    assert [m.text for m in episode.messages] == ["1", "2", "3"]
-    episode.answer_turn = 2
-    assert episode.as_answered() is episode
+def test_an_episode_names_the_message_that_is_the_answer() -> None:
+    """The last one, until a router has chosen; none where nobody spoke."""
+    episode = Episode("i", 0, "p", 0, messages=[said("a", "1"), said("b", "2"), said("c", "3")])
+    assert episode.answer_text == "3"
+    episode.answer_turn = 0
+    assert episode.answer_text == "1" and episode.answer_message is episode.messages[0]
+    silent = Episode("i", 0, "p", 0)
+    assert silent.answer_text == "" and silent.answer_message is None
 
 
 def test_in_a_round_nobody_sees_the_others_words_of_that_round(tokenizer: Any) -> None:

@@ -36,10 +36,10 @@ class FromVerifiers(Task):
         ]
 
     def trace(self, episode):
-        """The episode as verifiers records one: the prompt, then each message and what was answered."""
+        """The episode as verifiers records one: the prompt, then each message, the team's answer last, as rewards expect it."""
         task = self.tasks[episode.item.data["n"]]
         said = [(vf.UserMessage(content=task.data.prompt_text), False)]
-        for message in episode.messages:
+        for message in sorted(episode.messages, key=lambda message: message is episode.answer_message):
             said.append((vf.AssistantMessage(content=message.text), True))
         nodes = [vf.MessageNode(parent=n - 1 if n else None, message=m, sampled=own) for n, (m, own) in enumerate(said)]
         recorded = vf.TraceTask(type=type(task).__name__, data=task.data)

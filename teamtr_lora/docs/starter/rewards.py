@@ -6,8 +6,8 @@ import re
 def right_sum(prompts, completions, messages, answer, **columns):
     """1 for each episode whose column totals make the right sum, 0 for any other.
 
-    Every argument is a list with one entry an episode: `completions` has the last message's text, `messages` all messages, and
-    the dataset's columns come by name, here `answer`. TRL's reward functions work as they are.
+    Every argument is a list with one entry an episode: `completions` has the text of the team's answer, `messages` all
+    messages as they were spoken, and the dataset's columns come by name, here `answer`. TRL's reward functions work as they are.
     """
     return [float(read_sum(said) == str(right)) for said, right in zip(messages, answer, strict=True)]
 

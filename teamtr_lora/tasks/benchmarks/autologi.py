@@ -126,7 +126,7 @@ class AutoLogi(BenchTask):
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
         """Each check is a process of its own; several run at once."""
-        texts = [episode.messages[-1].text if episode.messages else "" for episode in episodes]
+        texts = [episode.answer_text for episode in episodes]
         with ThreadPoolExecutor(PROCESSES) as threads:
             return list(threads.map(self.verdict, map(item_of, episodes), texts))
 

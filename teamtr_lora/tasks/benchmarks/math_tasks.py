@@ -96,7 +96,7 @@ class MathTask(BenchTask):
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
         """All at once, so that the slow comparisons share the pool."""
-        texts = [episode.messages[-1].text if episode.messages else "" for episode in episodes]
+        texts = [episode.answer_text for episode in episodes]
         return [float(right) for right in self._right([item_of(episode) for episode in episodes], texts)]
 
     def _right(self, items: Sequence[Item], texts: Sequence[str]) -> list[bool]:

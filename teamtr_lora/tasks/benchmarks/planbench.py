@@ -125,7 +125,7 @@ class Blocksworld(BenchTask):
 
     def vote(self, episode: Episode) -> str | None:
         objects = item_of(episode).data["objects"]
-        plan = parse_plan(episode.messages[-1].text, block_names(objects)) if episode.messages else None
+        plan = parse_plan(episode.answer_text, block_names(objects))
         return None if plan is None else "; ".join(" ".join([action.name, *action.blocks]) for action in plan)
 
     def categories(self, item: Item) -> dict[str, str]:

@@ -82,16 +82,18 @@ class ColumnSum(Task):
     def _totals(self, episode: Episode) -> list[str | None]:
         stated = [self.answer(message.text) for message in episode.messages]
         last = {turn % self.digits: answer for turn, answer in enumerate(stated)}
+        if self.digits == 1:  # one message is the whole answer, and need not be the last one
+            last = {0: self.answer(episode.answer_text)}
         return [last.get(column) for column in range(self.digits)]
 
     def vote(self, episode: Episode) -> str | None:
         """All the columns: the last message alone is one of them."""
-        totals = self._totals(episode.as_answered())
+        totals = self._totals(episode)
         return None if None in totals else " ".join(map(str, totals))
 
     def team_answer(self, episode: Episode) -> str:
         """The sum that the columns make: each gives its last digit, the leftmost its whole total."""
-        totals = self._totals(episode.as_answered())
+        totals = self._totals(episode)
         if None in totals:
             return super().team_answer(episode)
         *right, left = [int(total) for total in totals if total is not None]

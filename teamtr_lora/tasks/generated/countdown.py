@@ -122,7 +122,7 @@ class Countdown(Task):
                 return shuffled, int(value[0]), solution
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
-        return [float(bool(e.messages) and self._right(item_of(e), e.messages[-1].text)) for e in episodes]
+        return [float(self._right(item_of(e), e.answer_text)) for e in episodes]
 
     def _right(self, item: Item, text: str) -> bool:
         expression = expression_in(text)

@@ -91,7 +91,7 @@ class SmallTask(Task):
         return [float(self._right(episode)) for episode in episodes]
 
     def _right(self, episode: Episode) -> bool:
-        return bool(episode.messages) and self.answer(episode.messages[-1].text) == item_of(episode).data["answer"]
+        return self.answer(episode.answer_text) == item_of(episode).data["answer"]
 
     def answer(self, text: str) -> str | None:
         found = NUMBER.findall(text)

@@ -86,11 +86,11 @@ class BenchTask(Task):
         return str(item.data.get("problem", item.prompt))
 
     def verdict(self, item: Item, text: str) -> float:
-        """The reward of a last message."""
+        """The reward of an answer."""
         raise TypeError(f"{type(self).__name__} has no verdict")
 
     def score(self, episodes: Sequence[Episode]) -> list[float]:
-        return [self.verdict(item_of(e), e.messages[-1].text) if e.messages else 0.0 for e in episodes]
+        return [self.verdict(item_of(e), e.answer_text) if e.messages else 0.0 for e in episodes]
 
 
 class BenchItems:

@@ -32,10 +32,10 @@ class RewardError(UserError):
 class Rewards:
     """Sums reward functions `f(prompts, completions, completion_ids, **columns) -> list[float | None]` (None: no opinion).
 
-    As in TRL, a string prompt gives string completions (the team's last message) and a conversational one gives lists of
-    messages. A function that cannot read them so is called with the other form, once it has raised on the first batch: it works
-    as it is, whatever the dataset's prompts are. `messages` holds the whole transcript, `episodes` the Episode objects, for
-    rewards that look at the team.
+    As in TRL, a string prompt gives string completions (the message that is the team's answer) and a conversational one gives
+    lists of messages. A function that cannot read them so is called with the other form, once it has raised on the first batch:
+    it works as it is, whatever the dataset's prompts are. `messages` holds the whole transcript as it was spoken, `episodes` the
+    Episode objects, for rewards that look at the team.
     """
 
     def __init__(
@@ -199,13 +199,14 @@ def _columns(episodes: Sequence[Episode]) -> dict[str, Any]:
     names = list(dict.fromkeys(key for item in items for key in item.data))
     columns: dict[str, Any] = {name: [item.data.get(name) for item in items] for name in names}
     prompts = [item.data.get("prompt", item.prompt) for item in items]
-    texts = [episode.messages[-1].text if episode.messages else "" for episode in episodes]
+    answers = [episode.answer_message for episode in episodes]
+    texts = [episode.answer_text for episode in episodes]
     columns["prompts"] = prompts
     columns["completions"] = [
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    columns["completion_ids"] = [episode.messages[-1].token_ids if episode.messages else [] for episode in episodes]
+    columns["completion_ids"] = [answer.token_ids if answer else [] for answer in answers]
     columns["messages"] = [  # also where the dataset has a column of that name, as those of chats do
         [{"role": "assistant", "name": m.agent, "content": m.text} for m in episode.messages] for episode in episodes
     ]

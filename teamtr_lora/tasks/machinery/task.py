@@ -8,7 +8,7 @@ A task that needs nothing but a verifier is a few lines:
             return [Item(id=f"{split}-{n}", prompt=str(n), data={"answer": 2 * n}) for n in numbers]
 
         def score(self, episodes):
-            return [float(e.messages[-1].text.strip() == str(e.item.data["answer"])) for e in episodes]
+            return [float(e.answer_text.strip() == str(e.item.data["answer"])) for e in episodes]
 
 `TeamTRTrainer(task=Doubling(), ...)` trains on it; a recipe names a function that returns it (`task: {name: custom, callable:
 "my_env:make_task"}`). Where the environment answers back, `open` returns an Interaction of your own.
@@ -146,7 +146,7 @@ class Task:
 
     items(split)         the problems of the split "train" or "test": a list of Item, or any object with `size` and indexing
     open(item)           an Interaction, for one episode; by default the trivial one
-    score(episodes)      the rewards that come at the end, one for each finished episode; default: none
+    score(episodes)      the rewards at the end, one for each episode, whose `answer_text` is the team's answer; default: none
     credit(episodes)     the same by agent, where it is known who earned it; default: not known
     success(reward)      whether an episode with this total counts as right in accuracies; default: the highest reward
     reward_range         the lowest and the highest total reward of an episode, for `certify` and `success`
@@ -213,11 +213,11 @@ class Task:
 
     def vote(self, episode: Episode) -> str | None:
         """The episode's answer for majority votes. Equal answers must be equal texts."""
-        return self.answer(episode.as_answered().messages[-1].text) if episode.messages else None
+        return self.answer(episode.answer_text) if episode.messages else None
 
     def team_answer(self, episode: Episode) -> str:
         """The team's answer, to be read by a person: what the message that answers states, or all of it where that is nothing."""
-        text = episode.as_answered().messages[-1].text.strip() if episode.messages else ""
+        text = episode.answer_text.strip()
         return self.answer(text) or text
 
     def categories(self, item: Item) -> dict[str, str]:
