@@ -6,6 +6,7 @@ Modules:
     foreign_files  reading what others wrote: plain files only, JSON without surprises
     locks       locks between processes
     code_paths  functions that a recipe names
+    imported_files  hashes of the files that a module of the user's own imports
     help_page   settings classes whose help() is a page
     settings    the strict base of every section of a recipe
     trust       what the user has said about programs of a dataset, and which hosts are this machine

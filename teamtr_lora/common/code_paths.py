@@ -32,6 +32,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.common.imported_files import file_hashes
 from teamtr_lora.common.program import program
 
 TRUST = "TEAMTR_LORA_TRUST"
@@ -44,7 +45,7 @@ _BINDS_UNSEEN = re.compile(
     rb"|f_globals|__globals__)\b|:="
 )
 
-_hashes: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()
+_hashes: WeakKeyDictionary[ModuleType, dict[Path, str]] = WeakKeyDictionary()
 
 
 def load_callable(path: str, *, key: str, folder: Path | None = None) -> Callable[..., Any]:
@@ -53,7 +54,8 @@ def load_callable(path: str, *, key: str, folder: Path | None = None) -> Callabl
 
 
 def code_hash(path: str, *, key: str, folder: Path | None) -> str:
-    """A hash of the module's file, and of the file that defines the callable where that is another; not of what they import."""
+    """A hash of the module's file, of the file that defines the callable where that is another, and of the files that they import
+    from beside the recipe or out of their own package."""
     return hashlib.sha256("\n".join(_load(path, key, folder)[1]).encode()).hexdigest()
 
 
@@ -144,7 +146,7 @@ def _load(path: str, key: str, folder: Path | None) -> tuple[Callable[..., Any],
             f"{key} = {path!r}: {name} is not {module_name}'s own, it comes from {defined.__module__}; "
             "name a function of yours that calls it"
         )
-    return target, [_file_hash(each) for each in dict.fromkeys([module, home]) if isinstance(each, ModuleType)]
+    return target, list({**_file_hashes(module), **(_file_hashes(home) if home else {})}.values())
 
 
 def _parts(path: str, folder: Path | None) -> tuple[str, str, Path | None]:
@@ -224,11 +226,20 @@ def _is_users_own(module: ModuleType | None, folder: Path | None) -> bool:
     return beside or module.__name__.startswith(f"{BESIDE}.")
 
 
-def _file_hash(module: ModuleType) -> str:
-    """The hash of a module's file as it was when it was first asked for. Python does not read a changed file again either."""
+def _file_hashes(module: ModuleType) -> dict[Path, str]:
+    """Of a module's file and of those it imports, as they were when first asked for. Python does not read a changed file again
+    either."""
     if module not in _hashes:
-        file = Path(getattr(module, "__file__", None) or "")  # without one, the name is all there is to know
-        _hashes[module] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        top, _, rest = module.__name__.partition(".")
+        root = f"{top}.{rest.partition('.')[0]}" if top == BESIDE else top
+
+        def own(name: str) -> str | None:
+            first = name.partition(".")[0]
+            if top == BESIDE:
+                return f"{root}.{name}" if _is_neighbour(first, root) else None
+            return name if first == top else None
+
+        _hashes[module] = file_hashes(module, root, own)
     return _hashes[module]
 
 

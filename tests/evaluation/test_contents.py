@@ -113,6 +113,53 @@ def test_a_function_taken_from_another_file_counts_with_that_file(tmp_path: Path
     assert found[0] != found[1]
 
 
+IMPORTS = {  # by how mine.py, or pack/mine.py, comes by a VALUE: what is written in which file
+    "its own": {"mine.py": "VALUE = 1"},
+    "a name": {"mine.py": "from other import VALUE", "other.py": "VALUE = 1"},
+    "all names": {"mine.py": "from other import *", "other.py": "VALUE = 1"},
+    "by way of another": {"mine.py": "import a as b", "a.py": "import other", "other.py": "VALUE = 1"},
+    "when it is called": {"mine.py": "def load():\n    from other import VALUE", "other.py": "VALUE = 1"},
+    "a part of a package": {"mine.py": "import pack.other as o", "pack/__init__.py": "", "pack/other.py": "VALUE = 1"},
+    "the package around it": {"mine.py": "from pack import other", "pack/__init__.py": "VALUE = 1", "pack/other.py": ""},
+    "one that is named in full": {"pack/mine.py": "from pack.deep.other import VALUE", "pack/deep/other.py": "VALUE = 1"},
+    "a relative one": {"pack/mine.py": "from . import other", "pack/other.py": "VALUE = 1"},
+    "one further up": {"pack/deep/mine.py": "from ..other import VALUE", "pack/other.py": "VALUE = 1"},
+    "in a circle": {"mine.py": "import other", "other.py": "import mine\nVALUE = 1"},
+}
+
+
+def written(folder: Path, files: dict[str, str], value: str = "1", **more: str) -> Path:
+    for name, text in {**files, **{f"{name}.py": text for name, text in more.items()}}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        defined = "\ndef f(x):\n    return x\n" if name.endswith("mine.py") else "\n"
+        (folder / name).write_text(text.replace("VALUE = 1", f"VALUE = {value}") + defined)
+    return folder
+
+
+@pytest.mark.parametrize("files", IMPORTS.values(), ids=IMPORTS)
+def test_what_a_file_imports_counts_with_it(tmp_path: Path, files: dict[str, str]) -> None:
+    name = next(name for name in files if name.endswith("mine.py")).removesuffix(".py").replace("/", ".")
+    folders = [
+        written(tmp_path / "1", files, bystander="import re"),
+        written(tmp_path / "2", files, bystander="import sys"),
+        written(tmp_path / "3", files, value="2", bystander="import re"),
+    ]
+    first, same, other = [code_hash(f"{name}:f", key="k", folder=folder) for folder in folders]
+    assert first == same != other
+
+
+def test_what_a_trusted_package_imports_of_itself_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEAMTR_LORA_TRUST", "hashed_here")
+    files = {"mine.py": "import json\nfrom hashed_here import other", "other.py": "VALUE = 1", "__init__.py": "import re"}
+    found = []
+    for place, value in enumerate(("1", "1", "2")):
+        monkeypatch.syspath_prepend(str(written(tmp_path / str(place) / "hashed_here", files, value).parent))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "hashed_here"]:
+            monkeypatch.delitem(sys.modules, name)
+        found.append(code_hash("hashed_here.mine:f", key="k", folder=None))
+    assert found[0] == found[1] != found[2]
+
+
 def test_a_lock_that_cannot_be_made_is_no_other_process(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / ".lock").symlink_to(tmp_path / "elsewhere")
