@@ -20,7 +20,7 @@ from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.credit import credit_agents, number, scored
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
 from teamtr_lora.tasks.machinery.background import as_future
-from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Task, settled
+from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Task, note_rewards, settled
 from teamtr_lora.team import Episode, Message, Team, Transcript
 
 GATHER_SECONDS = 0.1
@@ -318,6 +318,7 @@ def _settle(team: Team, task: Task, players: list[_Player], *, credited: bool) -
         player.credit.append(_credit(team, episode, credit))
         with _of_the_task(task, episode.item_id):
             episode.success = bool(task.success(episode.reward))
+    note_rewards(task, episodes)
     if any(credit is not None for player in players for credit in player.credit):
         for player in players:
             player.episode.credit = {agent: _earned(player, agent) for agent in team.names}

@@ -80,6 +80,10 @@ class DatasetTask(BenchTask):
     def success(self, reward: float) -> bool:
         return reward >= self._success_at_least
 
+    def _range_words(self) -> tuple[str, str]:
+        written = self._rewards.written
+        return written("task.reward_range"), f"{written('task.success_at_least')} (1 unless set) as right: set both"
+
     @property
     def reads_answers(self) -> bool:
         return self._answer is not None  # without this function only the reward can find the answer in a message
@@ -135,7 +139,7 @@ class DatasetSettings(ItemSource):
         task = DatasetTask(
             train,
             test,
-            Rewards(functions, self.on_reward_error, self.reward_range),
+            Rewards(functions, self.on_reward_error),
             prompt_column=self.prompt_column,
             answer_column=self.answer_column,
             test_fraction=self.test_fraction,

@@ -184,7 +184,7 @@ class TeamTRTrainer:
             self._set_up(recipe, task, callbacks, progress)
             return
         within = recipe.task.reward_range
-        rewards = Rewards(functions, on_reward_error, within, in_a_script)
+        rewards = Rewards(functions, on_reward_error, in_a_script)
         same = eval_dataset is train_dataset
         used = {"success_at_least": success_at_least, "reward_range": within, "on_reward_error": on_reward_error}
         used["on_overlap"] = "allow" if same else on_overlap

@@ -343,6 +343,23 @@ def test_an_environment_that_answers_back(make_team: MakeTeam, view: str) -> Non
     assert record["ended"] == "task" and record["messages"][0]["version"] == "v0000-a"
 
 
+@pytest.mark.parametrize(
+    ("within", "told"),
+    [((0.0, 1.0), ["item 'n62' got reward 1.1, outside GuessingGame.reward_range = [0, 1]"]), ((0.0, 1.1), []),
+     ((2, 3), ["item 'n62' got reward 1.1, outside GuessingGame.reward_range = [2, 3]"])],
+)  # fmt: skip
+def test_a_whole_reward_outside_its_range_is_told_once(
+    make_team: MakeTeam, caplog: pytest.LogCaptureFixture, within: tuple[float, float], told: list[str]
+) -> None:
+    """Neither message's reward is outside; what the episode earned is."""
+    team, task = make_team(["a", "b"]), GuessingGame()
+    task.reward_range = within
+    sampler = FakeSampler(team, say=lambda request: "62" if "lower" in team.protocol.chat.decode(request.prompt_ids) else "99")
+    for _ in range(2):
+        play(team, task, sampler, plan([Item("n62", "Guess!", {"number": 62})], 2), VERSIONS)
+    assert [record.message.partition(":")[0] for record in caplog.records] == told
+
+
 def test_half_a_character_of_an_environment_is_kept_as_it_was_read(make_team: MakeTeam, tmp_path: Path) -> None:
     """A lone surrogate can be neither encoded nor stored: the episode says what the agents saw, and can be read back."""
 

@@ -42,11 +42,10 @@ class Rewards:
         self,
         functions: Sequence[RewardFunction],
         on_error: Literal["stop", "zero"] = "stop",
-        within: tuple[float, float] = (-math.inf, math.inf),
         written: Callable[..., str] = in_a_recipe,
     ) -> None:
         """`written`: how those who gave the functions write settings, for advice."""
-        self._functions, self._on_error, self._within, self._written = list(functions), on_error, within, written
+        self._functions, self._on_error, self.written = list(functions), on_error, written
         self._forms: dict[int, Form] = {}  # by the function's place: the form that it was seen to read
 
     def needed_columns(self) -> dict[str, str]:
@@ -74,7 +73,7 @@ class Rewards:
         silent = next((i for i, values in enumerate(totals) if not values), None)
         if silent is not None:
             self._fail(f"every reward function returned None for item {episodes[silent].item_id!r}")
-        return [self._noted(sum(values), episode) for values, episode in zip(totals, episodes, strict=True)]
+        return [sum(values) for values in totals]
 
     def _call(
         self, place: int, function: RewardFunction, columns: dict[str, Any], episodes: Sequence[Episode]
@@ -145,23 +144,11 @@ class Rewards:
             return 0.0
         return number
 
-    def _noted(self, reward: float, episode: Episode) -> float:
-        low, high = self._within
-        slack = 1e-9 * max(1.0, abs(low), abs(high))
-        if not low - slack <= reward <= high + slack:
-            logger.warning(
-                "item %r got reward %g, outside %s = [%g, %g]: training goes on, but certificates need the true range, and "
-                "accuracies count what earned %s (1 unless set) as right: set both",
-                episode.item_id, reward, self._written("task.reward_range"), low, high, self._written("task.success_at_least"),
-            )  # fmt: skip
-            self._within = (-math.inf, math.inf)  # said once
-        return reward
-
     def _fail(self, line: str, error: Exception | None = None) -> None:
         if self._on_error == "stop":
-            zero = self._written("task.on_reward_error", "zero")
+            zero = self.written("task.on_reward_error", "zero")
             raise RewardError(f"{line}; fix the reward, or set {zero} to count such episodes as 0") from error
-        logger.warning("%s; counted as 0 (%s)", line, self._written("task.on_reward_error", "zero"))
+        logger.warning("%s; counted as 0 (%s)", line, self.written("task.on_reward_error", "zero"))
 
 
 def _as_given(columns: dict[str, Any]) -> dict[str, Any]:

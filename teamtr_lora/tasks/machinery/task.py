@@ -16,6 +16,7 @@ A task that needs nothing but a verifier is a few lines:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from teamtr_lora.tasks.machinery.background import as_future
 from teamtr_lora.tasks.machinery.forms import Form, check_form
 from teamtr_lora.tasks.machinery.returned import RETURNS, checked
 from teamtr_lora.team import Episode, Message, Router, Team
+
+logger = logging.getLogger(__name__)
 
 Split = Literal["train", "test"]
 T = TypeVar("T")
@@ -162,6 +165,7 @@ class Task:
     reward_range: tuple[float, float] = (0.0, 1.0)
     data_form: type[Form] = Form  # what the verifier needs in the data of an item
     needs_every_message = False  # the score is made of several messages: none of them answers alone
+    _range_told = False
     scores_the_answer_alone = False  # the score does not look at any message but the one that is the team's answer
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -240,6 +244,11 @@ class Task:
     def use_recorded(self) -> None:
         """From now on messages are recorded ones, so no responder is asked for replies."""
 
+    def _range_words(self) -> tuple[str, str]:
+        """For `note_rewards`: what the range is called, and what counts as right and how to say otherwise."""
+        where = "on the task, and as task.reward_range in a recipe"
+        return f"{type(self).__name__}.reward_range", f"its highest as right unless `success` is overridden: set it {where}"
+
     def check_playable(self) -> None:
         """Raises UserError if the task needs a responder and has none. Recorded messages can be scored without one."""
 
@@ -316,6 +325,20 @@ class AskedTask(Task):
 
     def vote(self, episode: Episode) -> str | None:
         return self._reader.vote(episode)
+
+
+def note_rewards(task: Task, episodes: Sequence[Episode]) -> None:
+    """Warns, once a task, where finished episodes earned what is outside of its `reward_range`."""
+    low, high = task.reward_range
+    slack = 1e-9 * max(1.0, abs(low), abs(high))
+    outside = next((e for e in episodes if not low - slack <= e.reward <= high + slack), None)
+    if outside is not None and not task._range_told:
+        task._range_told = True
+        key, rest = task._range_words()
+        logger.warning(
+            "item %r got reward %g, outside %s = [%g, %g]: training goes on, but certificates need the true range, and "
+            "accuracies count what earned %s", outside.item_id, outside.reward, key, low, high, rest,
+        )  # fmt: skip
 
 
 def item_of(episode: Episode) -> Item:

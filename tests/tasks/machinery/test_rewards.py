@@ -225,18 +225,6 @@ def test_what_trl_passes_beside_the_columns_is_there() -> None:
     assert Rewards([reward])(EPISODES) == [0.5] * len(EPISODES)
 
 
-def test_a_reward_outside_its_range_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    def five(completions: list[str]) -> list[float]:
-        return [0.5, 5.0, -1.0]
-
-    rewards = Rewards([five], within=(0.0, 1.0))
-    assert rewards(EPISODES) == rewards(EPISODES) == [0.5, 5.0, -1.0]
-    assert [r.message.split(":")[0] for r in caplog.records] == ["item 'item-1' got reward 5, outside task.reward_range = [0, 1]"]
-    caplog.clear()
-    Rewards([five], within=(-1.0, 5.0))(EPISODES)
-    assert not caplog.records
-
-
 CHATS = [episode(n, f"last {n}", prompt=[{"role": "user", "content": f"p{n}"}]) for n in range(2)]
 
 
