@@ -91,14 +91,14 @@ class ServerSection(Section):
     )
 
 
+_ENGINE = OneOf(ENGINES, words="description")
+
+
 class RolloutSection(Section):
     """How episodes are sampled."""
 
-    engine: Annotated[str, OneOf(ENGINES)] = Field(
-        default=DEFAULT_ENGINE,
-        description="What generates the messages: "
-        + "; ".join(f"{name}: {facts.description}" for name, facts in ENGINES.items())
-        + ".",
+    engine: Annotated[str, _ENGINE] = Field(
+        default=DEFAULT_ENGINE, description="What generates the messages", json_schema_extra=_ENGINE.in_words
     )
     items_per_stage: int = Field(default=16, ge=1, description="Task items per stage; each is one group of episodes.")
     episodes_per_item: int = Field(

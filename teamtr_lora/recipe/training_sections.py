@@ -34,21 +34,25 @@ class TrainingSection(Section):
     stages: int = Field(default=8, ge=1, description="Stages in the run; in each stage every agent is updated once.")
     order: Annotated[str, _ORDER] | Annotated[list[Text], Field(min_length=1)] = Field(
         default="random",
-        description=_ORDER.described("Order in which a stage updates the agents") + " Or a list of all agents' names.",
+        description="Order in which a stage updates the agents: a list of all their names, or by a rule",
+        json_schema_extra=_ORDER.in_words,
     )
     resampling: Annotated[str, _RESAMPLING] = Field(
-        default="every_update", description=_RESAMPLING.described("When the team is sampled again within a stage")
+        default="every_update",
+        description="When the team is sampled again within a stage",
+        json_schema_extra=_RESAMPLING.in_words,
     )
     resample_every: int = Field(default=2, ge=1, description="resampling: every_k only. Updates per rollout.")
     update: Annotated[str, _UPDATE] = Field(
-        default="sequential", description=_UPDATE.described("When an agent's update is played by the team")
+        default="sequential", description="When an agent's update is played by the team", json_schema_extra=_UPDATE.in_words
     )
     matched: Annotated[str, _MATCHED] = Field(
-        default="update", description=_MATCHED.described("What items_per_stage times episodes_per_item counts")
+        default="update", description="What items_per_stage times episodes_per_item counts", json_schema_extra=_MATCHED.in_words
     )
     reuse: Annotated[str, _REUSE] = Field(
         default="window",
-        description=_REUSE.described("Which episodes an update learns from and which judge it, with resampling: every_update"),
+        description="Which episodes an update learns from and which judge it, with resampling: every_update",
+        json_schema_extra=_REUSE.in_words,
     )
     window: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto",
@@ -63,7 +67,7 @@ class TrainingSection(Section):
         description="Earlier rollouts are learned from while the effective sample size of their weights is at least this share.",
     )
     advantage: Annotated[str, _ADVANTAGE] = Field(
-        default="group", description=_ADVANTAGE.described("What an episode's return is worth beside its group's")
+        default="group", description="What an episode's return is worth beside its group's", json_schema_extra=_ADVANTAGE.in_words
     )
     learning_rate: Literal["auto"] | Annotated[float, Field(gt=0)] = Field(
         default="auto",
@@ -74,10 +78,12 @@ class TrainingSection(Section):
         default=1e-3, gt=0, description="learning_rate: auto only. Size of the first probing step."
     )
     schedule: Annotated[str, _SCHEDULE] = Field(
-        default="constant", description=_SCHEDULE.described("What a learning_rate that is a number does over the stages")
+        default="constant",
+        description="What a learning_rate that is a number does over the stages",
+        json_schema_extra=_SCHEDULE.in_words,
     )
     optimizer: Annotated[str, _OPTIMIZER] = Field(
-        default="adamw", description=_OPTIMIZER.described("Optimizer; the 8-bit ones need the extra `quant`")
+        default="adamw", description="Optimizer; the 8-bit ones need the extra `quant`", json_schema_extra=_OPTIMIZER.in_words
     )
     weight_decay: float = Field(
         default=0.0,
@@ -109,7 +115,7 @@ class TrainingSection(Section):
         default="auto", description="Discount per message; auto is 1 - 1/H with H messages per episode."
     )
     ratio: Annotated[str, _RATIO] = Field(
-        default="message", description=_RATIO.described("Unit of the importance ratio in the surrogate")
+        default="message", description="Unit of the importance ratio in the surrogate", json_schema_extra=_RATIO.in_words
     )
     clip_ratio: float = Field(
         default=0.2, gt=0, lt=1, description="Surrogate clip range: ratios outside 1 +/- this earn nothing more."
@@ -180,14 +186,14 @@ class TrustRegionSection(Section):
     """How far one update may move an agent, and how that is measured."""
 
     kind: Annotated[str, _KIND] = Field(
-        default="gate", description=_KIND.described("What holds an update back; every kind is measured")
+        default="gate", description="What holds an update back; every kind is measured", json_schema_extra=_KIND.in_words
     )
     delta: float = Field(
         default=0.01, gt=0, description="Radius of the trust region in nats of KL, per message or per token as `reduction` says."
     )
-    radii: Annotated[str, _RADII] = Field(default="equal", description=_RADII.described("Each agent's radius"))
+    radii: Annotated[str, _RADII] = Field(default="equal", description="Each agent's radius", json_schema_extra=_RADII.in_words)
     reduction: Annotated[str, _REDUCTION] = Field(
-        default="message_sum", description=_REDUCTION.described("How the KL of a message counts")
+        default="message_sum", description="How the KL of a message counts", json_schema_extra=_REDUCTION.in_words
     )
     estimator: Literal["exact", "k3", "k1"] = Field(
         default="exact", description="KL estimator: exact sums over the vocabulary; k3 and k1 use the sampled token only."
@@ -210,7 +216,7 @@ class TrustRegionSection(Section):
         "adapt it.",
     )
     gain: Annotated[str, _GAIN] = Field(
-        default="veto", description=_GAIN.described("What a gating kind asks of a step's surrogate gain")
+        default="veto", description="What a gating kind asks of a step's surrogate gain", json_schema_extra=_GAIN.in_words
     )
     gate_precision: Literal["auto", "fp32", "tf32"] = Field(
         default="auto",

@@ -18,6 +18,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.program import in_a_script
 from teamtr_lora.common.settings import PATTERN_WORDS, nearest
 from teamtr_lora.common.visible import visible_line
+from teamtr_lora.recipe.choices import OneOf
 from teamtr_lora.recipe.elsewhere import NAMES
 from teamtr_lora.recipe.recipe import Recipe
 from teamtr_lora.recipe.team_sections import OR_A_BASE
@@ -111,8 +112,13 @@ def key_text(loc: Loc) -> str:
     return ".".join(str(part) if str(part).isprintable() else repr(part) for part in loc)
 
 
-@cache
 def schema_of_recipe() -> Node:
+    """As the tables of variants are now, to which a script may add."""
+    return _schema_with(OneOf.known())
+
+
+@cache
+def _schema_with(known: tuple[tuple[str, ...], ...]) -> Node:
     return Recipe.model_json_schema()
 
 

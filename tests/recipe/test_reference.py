@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from teamtr_lora.algorithm.variants.region import REGIONS, TrustRegion
 from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.recipe import Recipe
+from teamtr_lora.recipe import Recipe, RecipeError, TeamTRConfig
+from teamtr_lora.recipe.engine_facts import ENGINES
 from teamtr_lora.recipe.reference import recipe_keys
 from teamtr_lora.recipe.words import key_paths
 
@@ -70,3 +73,26 @@ def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(json.loads(capsys.readouterr().out)) == len(recipe_keys())
     assert main(["keys", "trust_reigon"]) == 2
     assert "did you mean 'trust_region'" in capsys.readouterr().err
+
+
+def test_what_a_script_adds_is_explained_like_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the keys were asked for before."""
+
+    class Cautious(TrustRegion):
+        words = "as careful as can be"
+
+    def meaning(name: str) -> str:
+        (key,) = [key for key in recipe_keys() if key.name == name]
+        return f"{key.takes}. {key.meaning}"
+
+    before = meaning("trust_region.kind")
+    monkeypatch.setitem(REGIONS, "cautious", Cautious)
+    monkeypatch.setitem(REGIONS, "wordless", TrustRegion)
+    monkeypatch.setitem(ENGINES, "mine", replace(ENGINES["transformers"], description="one of mine"))
+    told = meaning("trust_region.kind")
+    assert "none, cautious, wordless" in told and told.endswith("; cautious: as careful as can be; wordless.")
+    assert meaning("rollout.engine").endswith("; mine: one of mine.")
+    with pytest.raises(RecipeError, match="none, cautious, wordless; .*did you mean 'cautious'"):
+        TeamTRConfig(trust_region={"kind": "cautios"})
+    monkeypatch.undo()
+    assert meaning("trust_region.kind") == before
