@@ -116,11 +116,11 @@ class TrackingSection(Section):
     """Experiment trackers, beside the run directory's own metrics."""
 
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
-        default_factory=list,
+        default=[],
         description="Trackers to report to, each installed by its own name (pip install wandb): some 40 numbers by agent, the "
         "recipe as flat keys, and sample transcripts.",
     )
     project: str = Field(default="teamtr-lora", min_length=1, description="Project name shown in the trackers.")
     run_name: Text | None = Field(default=None, description="The run's name there; null takes the run directory's.")
     group: Text | None = Field(default=None, description="Group that the run is shown in, where the tracker has groups.")
-    tags: list[Text] = Field(default_factory=list, description="Tags of the run, where the tracker has tags.")
+    tags: list[Text] = Field(default=[], description="Tags of the run, where the tracker has tags.")

@@ -76,9 +76,7 @@ class VllmSection(Section):
 class ServerSection(Section):
     """rollout.engine: vllm_server only. OpenAI-compatible vLLM servers, possibly on other hosts."""
 
-    urls: list[ServerUrl] = Field(
-        default_factory=list, description="Addresses such as http://host:8000; requests are shared among them."
-    )
+    urls: list[ServerUrl] = Field(default=[], description="Addresses such as http://host:8000; requests are shared among them.")
     adapter_root: Text | None = Field(
         default=None,
         description="Folder under which the servers find adapter versions (a shared mount); null uploads them, which servers "

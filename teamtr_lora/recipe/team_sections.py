@@ -76,7 +76,7 @@ class RouterSection(Section):
     )
     rounds: int = Field(default=1, ge=1, description="Rounds per episode (until_done and role_play: at most this many).")
     sequence: list[str] = Field(
-        default_factory=list, description="kind: sequence only. Agent names in speaking order, repeated `rounds` times."
+        default=[], description="kind: sequence only. Agent names in speaking order, repeated `rounds` times."
     )
     done_marker: Text = Field(
         default="FINAL:",

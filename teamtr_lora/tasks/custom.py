@@ -26,7 +26,7 @@ class CustomSettings(TaskSettings):
         description="The function or class that makes the task, as module:function, in a file beside the recipe or in a package "
         "that TEAMTR_LORA_TRUST names; or the name under which such a package offers it (entry points teamtr_lora.tasks)."
     )
-    settings: dict[str, Any] = Field(default_factory=dict, description="What it is called with, by the names of its arguments.")
+    settings: dict[str, Any] = Field(default={}, description="What it is called with, by the names of its arguments.")
 
     @model_validator(mode="after")
     def _errors_stop(self) -> Self:

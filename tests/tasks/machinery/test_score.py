@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from teamtr_lora.cli import main
-from teamtr_lora.cli.text.tasks import task_rows
-from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated
+from teamtr_lora.cli.text.tasks import task_keys, task_rows
+from teamtr_lora.tasks.machinery.task_settings import ItemsOrGenerated, TaskSettings
 from teamtr_lora.tasks.table import BY_NAME, FAMILIES, SCRIPT
 
 GENERATED = [r["name"] for r in task_rows() if "generated" in r["items"]]
@@ -49,6 +49,13 @@ def test_a_key_without_a_default_is_required(capsys: pytest.CaptureFixture[str])
     assert [row["key"] for row in keys if row["required"]] == ["reward"]
     shown = {line.split()[0]: line.split()[1] for line in run(capsys, "tasks", "show", "dataset")[1].splitlines() if "  " in line}
     assert (shown["reward"], shown["answer"], shown["prompt_column"]) == ("required", "null", '"prompt"')
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_called_required_is_what_a_recipe_cannot_leave_out(family: type[TaskSettings]) -> None:
+    """`custom` needs a callable, and no settings."""
+    needed = {name for name, field in family.model_fields.items() if field.is_required()} - {"name"}
+    assert {row["key"] for row in task_keys(family) if row["required"]} == needed
 
 
 @pytest.mark.parametrize("name", GENERATED)
