@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from teamtr_lora.common.quantities import duration, short
 from teamtr_lora.report.reasons import kind_of_reason
 from teamtr_lora.report.run_data import RunData
-from teamtr_lora.report.seeds import Kind, differences, gain_of, mean_and_interval
+from teamtr_lora.report.seeds import Kind, counted, differences, gain_of, over_seeds
 
 ARROW = "\N{NO-BREAK SPACE}\N{RIGHTWARDS ARROW}\N{NO-BREAK SPACE}"
 
@@ -90,10 +90,9 @@ def compared_in_words(kinds: Sequence[Kind]) -> list[str]:
     """Of several runs: what they reached, and which differences are more than luck."""
     said = []
     for kind in kinds:
-        reached = [_accuracy(run, -1) for run in kind.runs if run.ends]
+        reached = [own for seed in kind.by_seed if (own := [_accuracy(run, -1) for run in seed if run.ends])]
         if reached:
-            mean, half = mean_and_interval(reached)
-            said.append(f"{kind.label}: {percent(mean)} of held-out items right at the end{_seeds(reached, mean, half)}.")
+            said.append(f"{kind.label}: {_reached(reached)}.")
     for each in differences(kinds):
         test = each.test
         sure = "more than luck" if test.p_value < 0.05 else "may be luck"
@@ -104,12 +103,16 @@ def compared_in_words(kinds: Sequence[Kind]) -> list[str]:
     return said
 
 
-def _seeds(reached: Sequence[float], mean: float, half: float | None) -> str:
+def _reached(by_seed: Sequence[Sequence[float]]) -> str:
+    mean, half = over_seeds(by_seed)
+    said, values = f"{percent(mean)} of held-out items right at the end", [value for own in by_seed for value in own]
+    if len(values) == 1:
+        return said
+    each = f" ({_list([percent(value) for value in values])})" if len(values) <= 5 else ""
+    said += f", the mean of {counted(len(values), len(by_seed))}{each}"
     if half is None:
-        return ""
-    each = f" ({_list([percent(value) for value in reached])})" if len(reached) <= 5 else ""
-    low, high = percent(max(0.0, mean - half)), percent(min(1.0, mean + half))
-    return f", the mean of {len(reached)} seeds{each}; 95% interval {low} to {high}"
+        return f"{said}; no interval, as one seed does not show how far seeds differ"
+    return f"{said}; 95% interval {percent(max(0.0, mean - half))} to {percent(min(1.0, mean + half))}"
 
 
 def _trained(run: RunData) -> str:

@@ -17,6 +17,7 @@ T975 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
     2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
+Evaluation = dict[str, Any]
 ASIDE = {"seed", "output_dir", "tracking"}  # what does not make two runs different
 
 
@@ -26,6 +27,11 @@ class Kind:
 
     label: str
     runs: list[RunData]
+
+    @property
+    def by_seed(self) -> list[list[RunData]]:
+        """Runs of one seed are no draws of their own: what they differ by is rounding."""
+        return _by_seed(self.runs)
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,21 @@ def _label(runs: list[RunData], settings: dict[str, Any], varied: list[str]) -> 
     if len(runs) == 1:
         return runs[0].name
     what = ", ".join(f"{key.rpartition('.')[2]} {settings.get(key)}" for key in varied[:2])
-    return f"{what or runs[0].name} ({len(runs)} seeds)"
+    return f"{what or runs[0].name} ({counted(len(runs), len(_by_seed(runs)))})"
+
+
+def counted(runs: int, seeds: int) -> str:
+    """In words: runs of one seed are not taken for several seeds."""
+    if runs == seeds:
+        return f"{seeds} seeds"
+    return f"{runs} runs of {'one seed' if seeds == 1 else f'{seeds} seeds'}"
+
+
+def _by_seed(runs: Sequence[RunData]) -> list[list[RunData]]:
+    found: dict[int, list[RunData]] = {}
+    for run in runs:
+        found.setdefault(run.stored.recipe.seed, []).append(run)
+    return list(found.values())
 
 
 def _settings(run: RunData) -> dict[str, Any]:
@@ -68,25 +88,35 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
     return fmean(values), quantile * stdev(values) / math.sqrt(len(values))
 
 
+def over_seeds(values_by_seed: Sequence[Sequence[float]]) -> tuple[float, float | None]:
+    """`mean_and_interval` where a seed may have several runs: each seed counts once, by their mean."""
+    return mean_and_interval([fmean(own) for own in values_by_seed if own])
+
+
 def gain_of(run: RunData) -> PairedTest | None:
     """After the last evaluation against before training, item by item; None where the run did not measure both that way."""
-    return _paired(run.ends[:1], run.ends[1:]) if len(run.ends) == 2 else None
+    return _paired([run.ends[:1]], [run.ends[1:]]) if len(run.ends) == 2 else None
 
 
 def differences(kinds: Sequence[Kind]) -> list[Difference]:
     """Every kind against the first one, where both were measured on the same items."""
     found = []
     for kind in kinds[1:]:
-        test = _paired(*([run.ends[-1] for run in one.runs if run.ends] for one in (kinds[0], kind)))
+        test = _paired(*([[run.ends[-1] for run in own if run.ends] for own in one.by_seed] for one in (kinds[0], kind)))
         if test:
             found.append(Difference(kinds[0].label, kind.label, test))
     return found
 
 
-def _paired(first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]) -> PairedTest | None:
-    """None where items differ or runs of an older version did not write them down."""
-    digests = {evaluation.get("items_digest") for evaluation in (*first, *second)}
-    if not first or not second or len(digests) != 1 or None in digests:
+def _paired(first: Sequence[Sequence[Evaluation]], second: Sequence[Sequence[Evaluation]]) -> PairedTest | None:
+    """Of evaluations by seed. None where items differ or runs of an older version did not write them down."""
+    sides = [[own for own in side if own] for side in (first, second)]
+    digests = {evaluation.get("items_digest") for side in sides for own in side for evaluation in own}
+    if not all(sides) or len(digests) != 1 or None in digests:
         return None
-    means = [[fmean(item) for item in zip(*(e["by_item"] for e in side), strict=True)] for side in (first, second)]
-    return paired_test(*means)
+    return paired_test(*(_by_item([_by_item([e["by_item"] for e in own]) for own in side]) for side in sides))
+
+
+def _by_item(rows: Sequence[Sequence[float]]) -> list[float]:
+    """The mean of several, item by item."""
+    return [fmean(item) for item in zip(*rows, strict=True)]

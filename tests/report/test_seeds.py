@@ -9,9 +9,11 @@ import pytest
 from made_up_run import make_run
 from scipy import stats
 
+from teamtr_lora.report.figures.comparison import accuracy_by_kind
+from teamtr_lora.report.figures.drawing import Drawing
 from teamtr_lora.report.in_words import compared_in_words, headline, measured_gain, summary
 from teamtr_lora.report.run_data import RunData, read_named_runs
-from teamtr_lora.report.seeds import differences, kinds_of, mean_and_interval
+from teamtr_lora.report.seeds import differences, kinds_of, mean_and_interval, over_seeds
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 12])
@@ -21,6 +23,22 @@ def test_the_interval_over_seeds_is_students(count: int) -> None:
     low, high = stats.t.interval(0.95, count - 1, loc=np.mean(values), scale=stats.sem(values))
     assert half is not None and (mean - half, mean + half) == pytest.approx((low, high), rel=1e-3)
     assert mean_and_interval([0.5]) == (0.5, None)
+
+
+def test_runs_of_one_seed_are_not_several_seeds(tmp_path: Path) -> None:
+    """Two runs of one seed are one draw, however often they are given; beside another seed they count once."""
+    runs = read_named_runs([make_run(tmp_path / name, 6, seed=seed) for name, seed in (("a", 0), ("again", 0), ("b", 1))])
+    ends = [run.ends[-1]["avg_at_k"] for run in runs]
+    (text,) = compared_in_words(kinds_of(runs[:2]))
+    assert text.startswith("a (2 runs of one seed)") and "95%" not in text and "no interval, as one seed" in text
+    (kind,) = kinds_of(runs)
+    mean, half = mean_and_interval([ends[0], ends[2]])
+    assert half is not None and over_seeds([ends[:2], ends[2:]]) == pytest.approx((mean, half))
+    assert kind.label == "a (3 runs of 2 seeds)"
+    assert f"{100 * mean:.1f}% of held-out items" in compared_in_words([kind])[0]
+    for own, bands in ((runs[:2], 0), (runs, 2)):
+        drawn = accuracy_by_kind(kinds_of(own))
+        assert isinstance(drawn, Drawing) and len(drawn.traces) == 1 + bands
 
 
 def test_a_difference_is_paired_where_the_items_are_the_same(tmp_path: Path) -> None:

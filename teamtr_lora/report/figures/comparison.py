@@ -7,7 +7,7 @@ from typing import Any
 
 from teamtr_lora.report.figures.drawing import DECISIONS, Drawing, Drawn, Figure, axes, band, bars, line, plain
 from teamtr_lora.report.run_data import RunData
-from teamtr_lora.report.seeds import Kind, differences, mean_and_interval
+from teamtr_lora.report.seeds import Kind, differences, over_seeds
 
 
 def accuracy_by_kind(kinds: Sequence[Kind]) -> Drawn:
@@ -52,7 +52,7 @@ def decisions_by_kind(kinds: Sequence[Kind]) -> Drawn:
 def paired_differences(kinds: Sequence[Kind]) -> Drawn:
     found = differences(kinds)
     if len(kinds) < 2:
-        return "All runs are of one recipe and differ in their seed alone: there is nothing to compare them with."
+        return "All runs are of one recipe and differ in their seed at most: there is nothing to compare them with."
     if not found:
         return "The runs were not measured on the same held-out items, so they are not compared item by item."
     traces = []
@@ -95,11 +95,11 @@ def _by_kind(
     """`within`: the values are shares, and so are the ends of their intervals."""
     traces = []
     for number, kind in enumerate(kinds):
-        known = [values(run) for run in kind.runs]
-        stages = sorted(set().union(*known))
+        known = [[values(run) for run in own] for own in kind.by_seed]
+        stages = sorted({stage for own in known for by_stage in own for stage in by_stage})
         if not stages:
             continue
-        means = [mean_and_interval([own[stage] for own in known if stage in own]) for stage in stages]
+        means = [over_seeds([[each[stage] for each in own if stage in each] for own in known]) for stage in stages]
         if any(half is not None for _, half in means):
             low, high = ([mean + side * (half or 0.0) for mean, half in means] for side in (-1, 1))
             if within:
