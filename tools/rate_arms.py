@@ -168,7 +168,8 @@ def shown(report: dict[str, Any]) -> str:
     rows = [head]
     for own in report["arms"].values():
         less = own["less_first"]
-        apart = "-" if less["low"] is None else f"{less['difference']:+.3f} ({less['low']:+.3f} to {less['high']:+.3f})"
+        between = "no interval" if less["low"] is None else f"{less['low']:+.3f} to {less['high']:+.3f}"
+        apart = f"{less['difference']:+.3f} ({between})"
         numbers = [", ".join(f"{value:.3f}" for value in own[name]) for name in ("held_out", "in_training")]
         kl = ", ".join(f"{value:.2g}" for value in own["kl"])
         rows.append([f"{own['rate']:g}", numbers[0], apart, numbers[1], kl, f"{own['shortened']}", f"{own['refused']}"])

@@ -18,19 +18,23 @@ CONFIDENCE = 0.95
 RESAMPLES = 4_000
 FLIPS = 20_000  # random sign flips of a permutation test
 EXACT_FLIPS = 14  # up to this many items that differ, all sign flips are tried
+ROUNDING = 1e-9  # what is closer together than this share of its size is equal
+NO_SPREAD = "every item changed by the same, so nothing shows how far others would differ"
 BLOCK = 4_000_000  # numbers drawn at once
 
 
 def bootstrap_intervals(values_I_M: Floats, *, seed: int = 0, resamples: int = RESAMPLES) -> list[tuple[float, float] | None]:
     """Percentile intervals of the mean of each column; rows are items, resampled whole, so an item's samples stay together.
 
-    The columns share the draws. One item has no interval.
+    The columns share the draws. A column without spread has no interval: resampling equal values shows nothing of how far the
+    mean could be from the truth, and an interval of width 0 would call it certain.
     """
     import numpy as np
 
-    items, columns = values_I_M.shape
-    if items < 2:
-        return [None] * columns
+    items = len(values_I_M)
+    spread_M = np.ptp(values_I_M, axis=0) > ROUNDING * np.abs(values_I_M).max(axis=0)
+    if not spread_M.any():
+        return [None] * len(spread_M)
     rng = np.random.default_rng(seed)
     block = max(1, BLOCK // items)
     means = []
@@ -40,7 +44,8 @@ def bootstrap_intervals(values_I_M: Floats, *, seed: int = 0, resamples: int = R
         means.append(counts_B_I @ values_I_M / items)
     tail = (1 - CONFIDENCE) / 2
     low_M, high_M = np.quantile(np.concatenate(means), [tail, 1 - tail], axis=0)
-    return [(float(low), float(high)) for low, high in zip(low_M, high_M, strict=True)]
+    ends_M = zip(low_M.tolist(), high_M.tolist(), strict=True)
+    return [ends if spread else None for ends, spread in zip(ends_M, spread_M, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class PairedTest:
     difference: float
     low: float | None  # bootstrap over items, percentile
     high: float | None
+    no_interval: str | None  # why there is none
     p_value: float  # of equal means: sign flips of the items' differences
     mcnemar_p_value: float | None  # exact, where every item is simply right or wrong
     better: int  # items on which the second is better, and worse
@@ -73,6 +79,7 @@ def paired_test(first: Sequence[float], second: Sequence[float], *, seed: int = 
         difference=float(differences.mean()),
         low=interval[0] if interval else None,
         high=interval[1] if interval else None,
+        no_interval=None if interval else NO_SPREAD if len(differences) > 1 else "there is one item alone",
         p_value=sign_flip_p_value(differences, seed=seed),
         mcnemar_p_value=mcnemar_p_value(better, worse) if binary else None,
         better=better,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from teamtr_lora.common.paired import PairedTest
 from teamtr_lora.common.quantities import duration, short
 from teamtr_lora.report.reasons import kind_of_reason
 from teamtr_lora.report.run_data import RunData
@@ -25,21 +26,26 @@ class Tile:
 
 @dataclass(frozen=True)
 class Gain:
-    """Accuracy after less before, with a 95% interval, paired by item, where there is one."""
+    """Accuracy after less before; `test`: item by item, where the run wrote its items down."""
 
     before: float
     after: float
-    low: float | None
-    high: float | None
     items: int
+    test: PairedTest | None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        test = self.test
+        return None if test is None or test.low is None or test.high is None else (test.low, test.high)
 
     @property
     def verdict(self) -> str:
-        if self.low is None or self.high is None:
+        if self.test is None:
             return "The team was measured"
-        if self.low > 0:
-            return "The team got better"
-        return "The team got worse" if self.high < 0 else "No clear change"
+        clear = self.test.p_value < 0.05 if self.interval is None else not self.interval[0] <= 0 <= self.interval[1]
+        if not clear:
+            return "No clear change"
+        return "The team got better" if self.test.difference > 0 else "The team got worse"
 
 
 def headline(run: RunData) -> str:
@@ -63,7 +69,7 @@ def tiles(run: RunData) -> list[Tile]:
     if run.ends:
         found.insert(0, Tile("held-out accuracy", percent(_accuracy(run, -1)), f"{percent(_accuracy(run, 0))} before training"))
     if gain:
-        interval = "" if gain.low is None or gain.high is None else f"95%: {_signed(gain.low)} to {_signed(gain.high)}"
+        interval = f"95%: {_signed(gain.interval[0])} to {_signed(gain.interval[1])}" if gain.interval else ""
         found.insert(1, Tile("change, in points", _signed(gain.after - gain.before), interval))
     if run.updates:
         taken = sum(row.alpha is not None for row in run.updates)
@@ -81,9 +87,7 @@ def measured_gain(run: RunData) -> Gain | None:
     if len(run.ends) < 2:
         return None
     before, after = run.ends
-    test = gain_of(run)
-    low, high = (test.low, test.high) if test else (None, None)
-    return Gain(before["avg_at_k"], after["avg_at_k"], low, high, items=after["items"])
+    return Gain(before["avg_at_k"], after["avg_at_k"], items=after["items"], test=gain_of(run))
 
 
 def compared_in_words(kinds: Sequence[Kind]) -> list[str]:
@@ -98,7 +102,8 @@ def compared_in_words(kinds: Sequence[Kind]) -> list[str]:
         sure = "more than luck" if test.p_value < 0.05 else "may be luck"
         said.append(
             f"{each.second} against {each.first}: {_signed(test.difference)} points on the same items, {sure} "
-            f"(p = {test.p_value:.2g}; better on {test.better} items, worse on {test.worse})."
+            f"(p = {test.p_value:.2g}; better on {test.better} items, worse on {test.worse}"
+            f"{f'; no interval, as {test.no_interval}' if test.no_interval else ''})."
         )
     return said
 
@@ -111,7 +116,8 @@ def _reached(by_seed: Sequence[Sequence[float]]) -> str:
     each = f" ({_list([percent(value) for value in values])})" if len(values) <= 5 else ""
     said += f", the mean of {counted(len(values), len(by_seed))}{each}"
     if half is None:
-        return f"{said}; no interval, as one seed does not show how far seeds differ"
+        few = "one seed does" if len(by_seed) == 1 else "seeds that end alike do"
+        return f"{said}; no interval, as {few} not show how far seeds differ"
     return f"{said}; 95% interval {percent(max(0.0, mean - half))} to {percent(min(1.0, mean + half))}"
 
 
@@ -131,10 +137,12 @@ def _gained(run: RunData) -> str:
     change = gain.after - gain.before
     ends = f"from {percent(gain.before)} to {percent(gain.after)}"
     text = f"Accuracy on {gain.items} held-out items went {ends}: {_signed(change)} points"
-    if gain.low is None or gain.high is None:
-        return f"{text}, with too few items to say how sure that is. {_reward(run)}"
-    text += f", with 95% confidence between {_signed(gain.low)} and {_signed(gain.high)} (the same items before and after)."
-    if gain.low <= 0 <= gain.high:
+    if gain.interval is None:
+        why = gain.test.no_interval if gain.test else "the items before and after are not known to be the same"
+        return f"{text}; no interval, as {why}. {_reward(run)}"
+    low, high = gain.interval
+    text += f", with 95% confidence between {_signed(low)} and {_signed(high)} (the same items before and after)."
+    if low <= 0 <= high:
         text += " That interval contains zero, so it may be luck: more stages or more evaluation items would tell."
     return f"{text} {_reward(run)}"
 

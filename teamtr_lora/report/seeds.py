@@ -81,8 +81,8 @@ def _settings(run: RunData) -> dict[str, Any]:
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean of several seeds and half of its 95% interval; one seed has none."""
-    if len(values) < 2:
+    """The mean of several seeds and half of its 95% interval; without spread, as of one seed, there is none."""
+    if len(values) < 2 or math.isclose(min(values), max(values)):
         return fmean(values), None
     quantile = T975[len(values) - 2] if len(values) - 2 < len(T975) else 1.96
     return fmean(values), quantile * stdev(values) / math.sqrt(len(values))

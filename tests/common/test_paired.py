@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teamtr_lora.common.paired import bootstrap_intervals, mcnemar_p_value, paired_test, sign_flip_p_value
+from teamtr_lora.common.paired import NO_SPREAD, bootstrap_intervals, mcnemar_p_value, paired_test, sign_flip_p_value
 from teamtr_lora.evaluation.statistics import standard_error
 
 
@@ -35,6 +35,18 @@ def test_bootstrap_is_seeded_shared_and_has_nothing_to_say_about_one_item() -> N
     assert second == pytest.approx([2 * end + 1 for end in first]), "the columns share the draws"
     assert bootstrap_intervals(table) == [first, second] != bootstrap_intervals(table, seed=1)
     assert bootstrap_intervals(table[:1]) == [None, None]
+
+
+def test_values_without_spread_have_no_interval() -> None:
+    """Width 0 would call a mean of two items certain; rounding is no spread either."""
+    for first, second in (([0.5, 0.0], [1.0, 0.5]), ([0.4, 0.1], [0.7, 0.4]), ([0.0] * 9, [1.0] * 9)):
+        test = paired_test(first, second)
+        assert (test.low, test.high, test.no_interval) == (None, None, NO_SPREAD)
+        assert test.p_value == pytest.approx(2 * 0.5 ** len(first)), "which the test still says, without an interval"
+    assert paired_test([0.5], [1.0]).no_interval == "there is one item alone"
+    table = np.array([[1.0, 2.0], [1.0, 3.0], [1.0, 5.0]])
+    flat, spread = bootstrap_intervals(table)
+    assert flat is None and spread == bootstrap_intervals(table[:, 1:])[0] and spread is not None
 
 
 def test_bootstrap_covers_the_truth() -> None:
@@ -92,5 +104,6 @@ def test_a_paired_test() -> None:
     assert paired_test([0.5, 0.25], [0.5, 1.0]).mcnemar_p_value is None, "shares are neither right nor wrong"
     alike = paired_test(first, first)
     assert (alike.difference, alike.p_value, alike.mcnemar_p_value) == (0, 1, 1)
+    assert (alike.low, alike.high) == (None, None), "equal on six items is not equal for certain"
     back = paired_test(second, first)
     assert (back.difference, back.p_value) == (-test.difference, test.p_value)

@@ -151,6 +151,8 @@ def test_comparing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     print_comparison(found)
     text = capsys.readouterr().out
     assert "7 items, k = 1" in text and "McNemar" in text and "+0.5714" in text and "5 / 1" in text
+    assert "no interval for sampled tokens per answer, prompt tokens per answer: every item changed by the same" in text
+    assert "[+10.0, +10.0]" not in text and asdict(found)["tests"]["sampled tokens per answer"]["low"] is None
     json.dumps(asdict(found), allow_nan=False)
 
 

@@ -100,6 +100,16 @@ def test_runs_that_differ_in_their_seed_are_one_line_with_a_band(tmp_path: Path)
     assert mean["y"][-1] == pytest.approx(sum(e["avg_at_k"] for e in last if e) / 3)
 
 
+def test_a_difference_without_an_interval_has_no_arms_and_says_so(tmp_path: Path) -> None:
+    runs = read_named_runs([make_run(tmp_path / name, 6, delta=delta) for name, delta in (("a", 0.02), ("b", 0.05))])
+    runs[1].__dict__["ends"] = runs[0].ends
+    drawn = COMPARING["paired"].draw(kinds_of(runs))
+    assert isinstance(drawn, Drawing)
+    (trace,) = drawn.traces
+    assert trace["error_x"]["array"] == trace["error_x"]["arrayminus"] == [None]
+    assert trace["name"] == "b (p = 1; no interval)"
+
+
 def test_the_command_writes_a_file(full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "page.html"
     assert main(["report", str(full), "--out", str(out)]) == 0

@@ -11,7 +11,7 @@ from scipy import stats
 
 from teamtr_lora.report.figures.comparison import accuracy_by_kind
 from teamtr_lora.report.figures.drawing import Drawing
-from teamtr_lora.report.in_words import compared_in_words, headline, measured_gain, summary
+from teamtr_lora.report.in_words import compared_in_words, headline, measured_gain, summary, tiles
 from teamtr_lora.report.run_data import RunData, read_named_runs
 from teamtr_lora.report.seeds import differences, kinds_of, mean_and_interval, over_seeds
 
@@ -55,8 +55,25 @@ def test_a_difference_is_paired_where_the_items_are_the_same(tmp_path: Path) -> 
 
 def test_the_gain_of_a_run_has_a_paired_interval(full_data: RunData) -> None:
     gain = measured_gain(full_data)
-    assert gain is not None and gain.low is not None and gain.high is not None
-    assert gain.low < gain.after - gain.before < gain.high
+    assert gain is not None and gain.interval is not None
+    assert gain.interval[0] < gain.after - gain.before < gain.interval[1]
+
+
+def test_a_gain_that_is_the_same_on_every_item_has_no_interval(full_data: RunData) -> None:
+    first = full_data.ends[0]
+    for before, after, said in ((0.0, 1.0, "The team got better"), (0.5, 0.5, "No clear change")):
+        ends = [{**first, "avg_at_k": value, "by_item": [value] * first["items"]} for value in (before, after)]
+        run = RunData("alike", full_data.stored, full_data.rows)
+        run.__dict__["ends"] = ends  # as read from its rows
+        assert headline(run).startswith(said)
+        text = " ".join(summary(run))
+        assert "no interval, as every item changed by the same" in text and "95% confidence" not in text
+        tile = next(tile for tile in tiles(run) if tile.label == "change, in points")
+        assert tile.note == ""
+
+
+def test_seeds_that_end_alike_have_no_interval() -> None:
+    assert mean_and_interval([0.7, 0.7, 0.7]) == (pytest.approx(0.7), None)
 
 
 def test_the_summary_says_how_many_updates_and_why(full_data: RunData) -> None:

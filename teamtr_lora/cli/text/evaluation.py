@@ -43,7 +43,7 @@ def print_evaluation(result: EvaluationResult) -> None:
             "dataset: task.answer)"
         )
     _print_categories(console, result, same)
-    if any(e.low == e.high for name, e in result.measures.items() if name.startswith("avg@") and e.low is not None):
+    if evaluation.items > 1 and result.measures[f"avg@{evaluation.k}"].low is None:
         bound = 3 / evaluation.items  # the rule of three
         console.print(f"every item went alike, so resampling shows no spread; up to {bound:.2g} of unseen items may still differ")
     console.print(f"{evaluation.episodes} episodes, {evaluation.sampled_tokens:,} sampled tokens")
@@ -89,6 +89,12 @@ def print_comparison(comparison: Comparison) -> None:
         table.add_row(name, *values, escape(interval), f"{test.p_value:.4f}", *exactly, f"{test.better} / {test.worse}")
     print_table(console, table)
     _print_same(console, comparison.k, same)
+    reasons: dict[str, list[str]] = {}
+    for name, test in comparison.tests.items():
+        if test.no_interval and name not in same:
+            reasons.setdefault(test.no_interval, []).append(name)
+    for reason, names in reasons.items():
+        console.print(f"no interval for {', '.join(names)}: {reason}")
     for letter, name, temperature in zip("AB", (comparison.first, comparison.second), comparison.temperatures, strict=True):
         console.print(f"{letter}: {escape(name)} at temperature {temperature:g}", soft_wrap=True)
     console.print("intervals: bootstrap over items; p: sign flips of the items' differences, two-sided")
@@ -106,5 +112,5 @@ def _measure_cells(found: Measure | None) -> list[str]:
         return ["-", "", ""]
     error = found.standard_error
     spread = 1.96 * error if error is not None else None
-    interval = "-" if spread is None else f"[{max(0.0, found.value - spread):.4f}, {min(1.0, found.value + spread):.4f}]"
+    interval = "-" if not spread else f"[{max(0.0, found.value - spread):.4f}, {min(1.0, found.value + spread):.4f}]"
     return [f"{found.value:.4f}", escape(interval), known(error)]

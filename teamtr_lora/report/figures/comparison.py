@@ -58,10 +58,11 @@ def paired_differences(kinds: Sequence[Kind]) -> Drawn:
     traces = []
     for number, each in enumerate(found, start=1):
         test, color = each.test, f"$agent{number % 6}"
-        up, down = ((end if end is not None else test.difference) - test.difference for end in (test.high, test.low))
-        arms = {"type": "data", "symmetric": False, "array": [up], "arrayminus": [-down]}
-        p_value = f"p = {test.p_value:.2g}" if test.p_value >= 0.001 else "p < 0.001"
-        traces.append(line(f"{each.second} ({p_value})", [test.difference], [plain(each.second)], color=color, mode="markers",
+        up, down = (None if end is None else abs(end - test.difference) for end in (test.high, test.low))
+        arms = {"type": "data", "symmetric": False, "array": [up], "arrayminus": [down]}
+        said = f"p = {test.p_value:.2g}" if test.p_value >= 0.001 else "p < 0.001"
+        said += "; no interval" if test.no_interval else ""  # the words above the figures say why
+        traces.append(line(f"{each.second} ({said})", [test.difference], [plain(each.second)], color=color, mode="markers",
                            error_x=arms, hovertemplate="%{x:+.1%}"))  # fmt: skip
     layout = axes(f"accuracy less that of {plain(found[0].first)}", "", yaxis={"type": "category", "showticklabels": False})
     layout["xaxis"] |= {"tickformat": "+.0%", "zeroline": True}
@@ -100,11 +101,12 @@ def _by_kind(
         if not stages:
             continue
         means = [over_seeds([[each[stage] for each in own if stage in each] for own in known]) for stage in stages]
-        if any(half is not None for _, half in means):
-            low, high = ([mean + side * (half or 0.0) for mean, half in means] for side in (-1, 1))
+        known_at = [(stage, mean, half) for stage, (mean, half) in zip(stages, means, strict=True) if half is not None]
+        if known_at:
+            low, high = ([mean + side * half for _, mean, half in known_at] for side in (-1, 1))
             if within:
                 low, high = ([min(1.0, max(0.0, value)) for value in ends] for ends in (low, high))
-            traces += band(f"{kind.label}, 95%", stages, low, high, color=f"$pale{number % 6}")
+            traces += band(f"{kind.label}, 95%", [stage for stage, _, _ in known_at], low, high, color=f"$pale{number % 6}")
         color = f"$agent{number % 6}"
         traces.append(line(kind.label, stages, [mean for mean, _ in means], color=color, hovertemplate=hover))
     return Drawing(traces, layout) if traces else None
