@@ -243,15 +243,14 @@ function groupBox(group, file, shade) {
   return el("article", { class: "group" },
     el("header", {}, el("div", { class: "prompt" }, group.prompt || ""),
       el("div", { class: "item" }, `${group.item} · stage ${file.stage}, before ${file.agent}'s update · ${right} of ${group.episodes.length} right`)),
-    el("div", { class: "episodes", tabindex: "0" }, group.episodes.map((episode, i) => episodeBox(episode, i, group, file, shade))));
+    el("div", { class: "episodes", tabindex: "0" }, group.episodes.map((episode) => episodeBox(episode, file, shade))));
 }
 
-function episodeBox(episode, i, group, file, shade) {
-  const rank = group.episodes.length < 2 ? "" : i === 0 ? "best" : i === 1 ? "worst" : "";
+function episodeBox(episode, file, shade) {
   const advantage = episode.advantage === undefined ? "" : `advantage ${signed(episode.advantage)}`;
   return el("div", { class: "episode" },
     el("header", {}, el("span", {}, el("span", { class: "mark " + (episode.success ? "accepted" : "rejected") }),
-      el("b", {}, `reward ${+number(episode.reward, 3)}`), rank ? `  ${rank}` : ""), el("span", {}, advantage)),
+      el("b", {}, `reward ${+number(episode.reward, 3)}`), episode.rank ? `  ${episode.rank}` : ""), el("span", {}, advantage)),
     episode.messages.map((message, place) => messageBox(message, place, episode, file, shade)));
 }
 

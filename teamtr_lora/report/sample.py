@@ -35,17 +35,24 @@ def spread(files: list[TranscriptFile], count: int) -> list[TranscriptFile]:
 
 
 def groups_of(episodes: Iterable[dict[str, Any]]) -> list[Group]:
-    """The episodes of each item, the best first, then the worst, then the others from good to bad. Groups with marked tokens and
-    with rewards that differ come first."""
+    """The episodes of each item, a best first, then a worst, then the others from good to bad, each with its `rank` where rewards
+    differ at all. Groups with marked tokens and with rewards that differ come first."""
     groups: dict[Any, list[dict[str, Any]]] = {}
     for episode in episodes:
         groups.setdefault(episode.get("group"), []).append(episode)
     found = []
     for members in groups.values():
-        ranked = sorted(members, key=lambda episode: -(episode.get("reward") or 0.0))
+        ranked = sorted(members, key=lambda episode: -_reward(episode))
+        ends = {_reward(ranked[0]): "best", _reward(ranked[-1]): "worst"}
+        if len(ends) > 1:
+            ranked = [episode | {"rank": ends.get(_reward(episode))} for episode in ranked]
         ends_first = [ranked[0], ranked[-1], *ranked[1:-1]] if len(ranked) > 2 else ranked
         found.append({"item": ranked[0].get("item"), "prompt": ranked[0].get("prompt"), "episodes": ends_first})
     return sorted(found, key=_interest, reverse=True)
+
+
+def _reward(episode: dict[str, Any]) -> float:
+    return episode.get("reward") or 0.0
 
 
 def _fitting(groups: list[Group], limit: int) -> tuple[list[Group], int]:

@@ -92,3 +92,13 @@ def test_transcripts_stay_within_their_limit(full: Path) -> None:
 def test_the_best_and_the_worst_episode_of_a_group_come_first() -> None:
     episodes = [{"group": 0, "item": "i", "prompt": "p", "reward": r, "messages": []} for r in (0.5, 0.0, 1.0, 0.7)]
     assert [e["reward"] for e in groups_of(episodes)[0]["episodes"]] == [1.0, 0.0, 0.7, 0.5]
+
+
+def test_only_rewards_that_differ_are_called_best_and_worst() -> None:
+    def ranks(*rewards: float | None) -> list[str | None]:
+        episodes = [{"group": 0, "item": "i", "prompt": "p", "reward": r, "messages": []} for r in rewards]
+        return [e.get("rank") for e in groups_of(episodes)[0]["episodes"]]
+
+    assert ranks(1.0) == [None] and ranks(0.5, 0.5, 0.5) == [None] * 3 == ranks(0.0, None, 0.0)
+    assert ranks(0.0, 1.0, 0.5) == ["best", "worst", None]
+    assert ranks(1.0, 0.0, 1.0, 0.0) == ["best", "worst", "best", "worst"], "equals are called alike"
