@@ -363,6 +363,18 @@ def test_adapters_that_do_not_fit_the_recipe_are_refused(
     assert not (work / "run").exists()
 
 
+def test_targets_that_are_spelled_otherwise_are_the_same_modules(
+    work: Path, trained: Path, user_error: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["v_proj", "q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    command = ["train", str(work / "recipe.yaml"), "--from", str(trained), "--run-dir", str(work / "run")]
+    line = user_error(*command, f"team.agents.solver.lora.targets=[{','.join(names[1:])}]")
+    assert line.endswith("give team.agents.solver.lora.targets=all-linear")
+    assert main([*command, f"team.agents.solver.lora.targets=[{','.join(names)}]"]) == 0
+    first = started_from(work / "run", "manifest.json")
+    assert {agent: json.loads(text)["content_hash"] for agent, (_, text) in first.items()} == hashes(trained)
+
+
 # --- bad input: one line, exit 2
 
 

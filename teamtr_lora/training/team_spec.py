@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
-from teamtr_lora.base.frozen_base import base_identity
+from teamtr_lora.base.frozen_base import base_facts, base_identity
 from teamtr_lora.base.source import beside, resolve
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.help_page import HelpPage
@@ -24,6 +24,7 @@ from teamtr_lora.recipe import (
     TeamSection,
     problems,
 )
+from teamtr_lora.registry.fit import modules_of
 from teamtr_lora.registry.stored import StoredTeam, find_team
 
 
@@ -90,11 +91,19 @@ def start_of(recipe: Recipe, source: Path) -> StoredTeam:
         )
     keys: list[str] = []
     for name in names:
-        old, new = theirs.lora_of(name).model_dump(), recipe.team.lora_of(name).model_dump()
+        had, wants = theirs.lora_of(name), recipe.team.lora_of(name)
+        same = had.targets == wants.targets or _mean_the_same(had.targets, wants.targets, bases[1])
+        old, new = had.model_dump(), wants.model_dump() | ({"targets": had.targets} if same else {})
         keys += [f"team.agents.{name}.lora.{key}={_as_yaml(value)}" for key, value in old.items() if value != new[key]]
     if keys:
         raise UserError(f"{where}: its adapters have other LoRA settings than the recipe; give {shlex.join(keys)}")
     return stored
+
+
+def _mean_the_same(targets: str | list[str], others: str | list[str], base: tuple[str, str | None]) -> bool:
+    """Whether they name the same modules of the base: all-linear is the list of all of them."""
+    facts = base_facts(resolve(*base))
+    return modules_of(targets, facts) == modules_of(others, facts)
 
 
 def _as_yaml(value: Any) -> str:
