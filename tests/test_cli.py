@@ -23,6 +23,7 @@ from teamtr_lora.cli import main
 from teamtr_lora.cli.text.summary import print_transcript
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.runs.run_dir import RunDir, latest_run_dir
+from teamtr_lora.tasks.machinery.drawn import DrawnItems
 
 REPO = Path(teamtr_lora.__file__).parent.parent
 NANO = Path(teamtr_lora.__file__).parent / "base" / "nano"
@@ -376,6 +377,24 @@ def test_targets_that_are_spelled_otherwise_are_the_same_modules(
 
 
 # --- bad input: one line, exit 2
+
+
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        ("train", "evaluation.items"),
+        ("train", "rollout.items_per_stage"),
+        ("plan", "evaluation.items"),
+        ("eval", "evaluation.items"),
+    ],
+)
+def test_more_items_than_memory_holds_are_refused_before_any_is_made(
+    work: Path, user_error: Callable[..., str], monkeypatch: pytest.MonkeyPatch, command: str, key: str
+) -> None:
+    monkeypatch.setattr(DrawnItems, "__getitem__", lambda *_: pytest.fail("an item was made"))
+    task = ["task={name: column_sum, digits: 2}", "training.matched=update"]
+    line = user_error(command, work / "recipe.yaml", *task, f"{key}=99999999")
+    assert key in line and "= 99999999: this task makes items without end" in line and line.endswith("use at most 1000000")
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,8 @@ class BaselineRun:
         self.state, self.events = state, events
         self.agent = playable.team.names[0]
         self._meter = OutsideStep(playable, recipe, self.agent)
-        per_stage, stages = recipe.rollout.items_per_stage, recipe.training.stages
-        task.check_team(playable.team, seed=recipe.seed, per_stage=per_stage, stages=stages)
+        per_stage, stages, held_out = recipe.rollout.items_per_stage, recipe.training.stages, recipe.evaluation.items
+        task.check_team(playable.team, seed=recipe.seed, per_stage=per_stage, stages=stages, held_out=held_out)
         self._order = DataOrder(task.items("train"), recipe.seed)
         self._clock = started
         self._lent = ExitStack()  # memory that the sampler lends while TRL learns

@@ -16,7 +16,11 @@ class EvaluationSection(Section):
     every_stages: int = Field(
         default=1, ge=0, description="Stages between evaluations; 0 evaluates only before and after the run."
     )
-    items: int = Field(default=256, ge=1, description="Held-out items per evaluation.")
+    items: int = Field(
+        default=256,
+        ge=1,
+        description="Held-out items per evaluation: all of a smaller split, at most a million of a task that makes its own.",
+    )
     samples_per_item: int | None = Field(
         default=None,
         ge=1,

@@ -146,8 +146,8 @@ def _of_the_task(recipe: Recipe, team: Team) -> tuple[int, Recipe]:
     if isinstance(recipe.task, ScriptSettings):
         return len(team.protocol.begin("").prompt_for(team.names[0])), recipe
     task = recipe.task.for_items(recipe.folder)
-    per_stage, stages = recipe.rollout.items_per_stage, recipe.training.stages
-    task.check_team(team, seed=recipe.seed, per_stage=per_stage, stages=stages)
+    per_stage, stages, held_out = recipe.rollout.items_per_stage, recipe.training.stages, recipe.evaluation.items
+    task.check_team(team, seed=recipe.seed, per_stage=per_stage, stages=stages, held_out=held_out)
     items = task.first_items("train", SAMPLE_ITEMS)
     tokens = max(len(team.protocol.begin(item.prompt).prompt_for(team.names[0])) for item in items)
     size = task.items("test").size

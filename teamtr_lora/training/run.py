@@ -39,8 +39,8 @@ class TrainingRun:
         self.context, self.config, self.events = context, context.config, context.events
         self.playable, self.task, self.run_dir = context.playable, context.task, context.run_dir
         self.ranks, config = context.playable.ranks, context.config
-        per_stage, stages = config.rollout.items_per_stage, config.training.stages
-        self.task.check_team(self.playable.team, seed=config.seed, per_stage=per_stage, stages=stages)
+        per_stage, stages, held_out = config.rollout.items_per_stage, config.training.stages, config.evaluation.items
+        self.task.check_team(self.playable.team, seed=config.seed, per_stage=per_stage, stages=stages, held_out=held_out)
         self.variants = Variants.of(context.config)
         self.state = RunState()
         self.updater = AgentUpdater(self.playable, self.config)

@@ -132,6 +132,10 @@ def test_the_first_items_of_a_split_are_evaluated() -> None:
     assert [i.id for i in evaluation_items(task, "test", 9)] == ["n0", "n1", "n2"]
     task.size = None
     assert len(evaluation_items(task, "test", 9)) == 9
+    with pytest.raises(UserError, match=r"evaluation\.items .*--limit.* = 99999999: .* without end, .* use at most 1000000$"):
+        evaluation_items(task, "test", 99_999_999)
+    task.size = 3
+    assert len(evaluation_items(task, "test", 99_999_999)) == 3, "all of those that end"
     task.size = 0
     with pytest.raises(UserError, match="test split is empty"):
         evaluation_items(task, "test", 1)

@@ -249,7 +249,7 @@ def checked(team: Team, items: list[Item]) -> None:
         def items(self, split: str) -> list[Item]:
             return items
 
-    Rows().check_team(team, seed=0, per_stage=1, stages=len(items))
+    Rows().check_team(team, seed=0, per_stage=1, stages=len(items), held_out=1)
 
 
 def test_prompts_that_are_too_long_are_found_before_anything_is_played(make_team: MakeTeam) -> None:

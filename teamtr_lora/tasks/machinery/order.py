@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from teamtr_lora.common.errors import UserError
-from teamtr_lora.tasks.machinery.task import Item, Items
+from teamtr_lora.tasks.machinery.task import Item, Items, check_count
 
 
 class DataOrder:
@@ -21,6 +21,7 @@ class DataOrder:
 
     def check_stage(self, items_per_stage: int) -> None:
         size = self._items.size
+        check_count(self._items, items_per_stage, f"rollout.items_per_stage = {items_per_stage}")
         if size is not None and size < items_per_stage:
             raise UserError(
                 f"rollout.items_per_stage = {items_per_stage}: the train split has only {size} items and a stage plays different "

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 Split = Literal["train", "test"]
 T = TypeVar("T")
 
+MOST_ITEMS = 1_000_000  # held at once of items without end; so many take half a gigabyte, and their episodes more
 # Columns by which results are reported where items carry them.
 CATEGORIES = ("category", "subject", "level", "type", "difficulty", "size", "kind", "domain", "lang", "language")
 
@@ -82,6 +83,12 @@ class Items(Protocol):
     def size(self) -> int | None: ...
 
     def __getitem__(self, position: int, /) -> Item: ...
+
+
+def check_count(items: Items, count: int, asked: str) -> None:
+    """Raises UserError where more items are asked for than fit into memory; where items end, a large number means all of them."""
+    if items.size is None and count > MOST_ITEMS:
+        raise UserError(f"{asked}: this task makes items without end, and all are held in memory; use at most {MOST_ITEMS}")
 
 
 class ItemList(list[Item]):
@@ -188,6 +195,7 @@ class Task:
     def first_items(self, split: Split, count: int) -> list[Item]:
         """The first `count` items of a split, or all of a smaller one: the same ones every time."""
         items = self.items(split)
+        check_count(items, count, f"evaluation.items (or --limit, --items, -n) = {count}")
         return [items[place] for place in range(count if items.size is None else min(count, items.size))]
 
     def open(self, item: Item) -> Interaction:
@@ -252,7 +260,7 @@ class Task:
     def check_playable(self) -> None:
         """Raises UserError if the task needs a responder and has none. Recorded messages can be scored without one."""
 
-    def check_team(self, team: Team, *, seed: int, per_stage: int, stages: int) -> None:
+    def check_team(self, team: Team, *, seed: int, per_stage: int, stages: int, held_out: int) -> None:
         """Raises UserError where the team cannot play this task or learn from it: few items, long prompts, no own answers."""
         from teamtr_lora.tasks.machinery.order import DataOrder  # which knows tasks
 
@@ -266,6 +274,7 @@ class Task:
         items = self.items("train")
         order = DataOrder(items, seed)
         order.check_stage(per_stage)
+        check_count(self.items("test"), held_out, f"evaluation.items = {held_out}")
         if items.size is not None and type(self).open is Task.open:  # prompts are the rows of a dataset, just as they are
             _check_prompts(team, order.take(0, min(items.size, stages * per_stage)))
 
