@@ -34,7 +34,7 @@ _OF_BASELINES = ("agent", "tokens", "votes", "breadth", "depth", "beam")
 def add_commands(command: Any) -> None:
     _add_eval(command)
 
-    text = "Play one episode with your own question and print the transcript."
+    text = "Play one episode with your own question, without the replies of an environment, and print the transcript."
     ask = command("ask", _ask, text, RUNS_ROUTER_ONLY, json="print the transcript as JSON")
     ask.add_argument("team", type=Path, metavar="RUN_OR_TEAM", help="a run directory, or a team of the registry")
     ask.add_argument("question", help="what to ask the team, in quotes")

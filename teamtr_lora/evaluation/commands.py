@@ -240,13 +240,19 @@ def ask_team(
     `episode.answer` is the team's answer, as its router and its task define it.
 
     `folder`: a run directory, or a team of the registry (a bare name is looked up in `registry`). `temperature`: None takes the
-    recipe's, 0 is greedy. Another `seed` gives another answer. Nothing is scored, so the task's items and reward functions need
-    not be on this machine.
+    recipe's, 0 is greedy. Another `seed` gives another answer. The task itself takes no part: nothing is scored and nothing
+    replies to a message, so its items, reward functions and environment need not be on this machine.
     """
     if not question.strip():
         raise UserError("the question is empty")
+    stored = find_team(folder, registry, scored=False, recipes=True)
+    if stored.recipe.task.replies:
+        logger.warning(
+            "while it trains, %s replies to the team's messages; nothing does here, and the agents hear each other alone",
+            stored.recipe.task.replies,
+        )
     # starting another engine would take longer than one answer
-    with opened(_on_engine(find_team(folder, registry, scored=False, recipes=True), DEFAULT_ENGINE)) as (recipe, playable):
+    with opened(_on_engine(stored, DEFAULT_ENGINE)) as (recipe, playable):
         rollout = recipe.rollout
         plan = PlayPlan(
             [Item("question", question)],

@@ -20,6 +20,7 @@ class CustomSettings(TaskSettings):
     """An environment of your own: a function or class that returns a Task, called with `settings`."""
 
     items_from: ClassVar[str] = "your code"
+    replies: ClassVar[str] = "the task's own feed, where it has one,"
 
     name: Literal["custom"] = Field(description="Your own environment; `teamtr-lora docs environments` shows how to write one.")
     callable: Annotated[str, Field(pattern=TASK_PATH)] = Field(
@@ -63,6 +64,7 @@ class ScriptSettings(TaskSettings):
     """A task, or items and rewards, that a Python script passed to TeamTRTrainer: such a run goes on from its script."""
 
     items_from: ClassVar[str] = "a script"
+    replies: ClassVar[str] = "the task's own feed, where it has one,"
 
     name: Literal["script"] = Field(description="Written by TeamTRTrainer; a recipe file cannot run it.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from teamtr_lora import ask_team
 from teamtr_lora.cli import main
 from teamtr_lora.tasks import Item, Task
 from teamtr_lora.tasks.generated.column_sum import ColumnSum
-from teamtr_lora.tasks.table import BY_NAME, SCRIPT
+from teamtr_lora.tasks.table import BY_NAME, OF_THE_USER, SCRIPT
 from teamtr_lora.team import Episode, Message
 
 REFERENCE = Path(__file__).resolve().parents[2] / "adapters" / "column_sum"
@@ -52,6 +53,25 @@ def test_an_answer_is_read_as_the_task_reads_it(name: str, text: str, answer: st
     family = BY_NAME[name]
     settings = family(name=name, **({"path": "x.jsonl"} if name == "gsm8k" else {}))
     assert settings.reader().team_answer(said("first", text)) == (text if answer is None else answer)
+
+
+@pytest.mark.parametrize("name", sorted({*BY_NAME} - {*OF_THE_USER}))
+def test_a_task_that_answers_messages_says_so(name: str, tmp_path: Path) -> None:
+    """`ask` plays no replies, and knows of a task its settings alone."""
+    given: dict[str, Any] = {"path": "x.jsonl"} if "path" in BY_NAME[name].model_fields else {}
+    if "responder" in BY_NAME[name].model_fields:
+        given["responder"] = {"url": "http://127.0.0.1:1/v1", "model": "m"}
+    settings = BY_NAME[name](name=name, **given)
+    assert bool(settings.replies) == (type(settings.make(tmp_path)).open is not Task.open)
+
+
+def test_ask_says_that_nothing_replies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    team = "{protocol: {system: Guess.}, agents: [{name: a, lora: {rank: 2}}]}"
+    for task, said in (("arbench_gn", True), ("column_sum, digits: 1", False)):
+        caplog.clear()
+        (tmp_path / "r.yaml").write_text(f"team: {team}\ntask: {{name: {task}}}\nrollout: {{max_message_tokens: 2}}\n")
+        ask_team(tmp_path / "r.yaml", "12")
+        assert ("the game replies to the team's messages; nothing does here" in caplog.text) is said
 
 
 def test_where_no_answer_can_be_read_the_answering_message_is_the_answer() -> None:

@@ -117,6 +117,7 @@ class GuessingSettings(ItemsOrGenerated):
     """Guess a secret of four different digits from feedback; AR-Bench's items, or generated ones."""
 
     paper_samples: ClassVar[Mapping[str, int]] = {"arbench_gn": 25}
+    replies: ClassVar[str] = "the game"
     reads_alone: ClassVar[bool] = True
 
     name: Literal["arbench_gn"] = Field(description="Rows need number; without path or hub, items are generated.")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -80,6 +80,8 @@ class ResponderSettings(Section):
 
 class ConversationSettings(ItemSource):
     """Tasks in which the team talks to somebody outside it."""
+
+    replies: ClassVar[str] = "task.responder"
 
     responder: ResponderSettings = Field(default_factory=ResponderSettings, description="Who answers the team.")
 

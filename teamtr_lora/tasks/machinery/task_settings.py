@@ -28,6 +28,7 @@ class TaskSettings(Section):
     items_from: ClassVar[str] = "generated"  # what `tasks list` says
     about: ClassVar[Mapping[str, str]] = {}  # by name, what it says of each where a family has several
     paper_samples: ClassVar[Mapping[str, int]] = {}  # by name: K of the paper's avg@K and pass@K (app:benchmarks); others: 1
+    replies: ClassVar[str] = ""  # what answers the team's messages within an episode, where anything does
     reads_alone: ClassVar[bool] = False  # answers are read out of messages without items, files or servers
     if TYPE_CHECKING:
         name: str
