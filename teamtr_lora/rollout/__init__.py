@@ -3,6 +3,7 @@
 Modules:
     sampler              the contract of engines, and what they share
     collector            plays episodes, each at its own pace
+    patience             says which task and item is being waited for
     credit               credit by agent, where the task gives none
     dealing              which process plays which items
     playable             base, adapters, protocol and sampler put together

@@ -18,6 +18,7 @@ from teamtr_lora.common.errors import UserError
 from teamtr_lora.common.settings import meant
 from teamtr_lora.recipe import RolloutSection
 from teamtr_lora.rollout.credit import credit_agents, number, scored
+from teamtr_lora.rollout.patience import waiting_for
 from teamtr_lora.rollout.sampler import Completion, Request, Sampler, SamplingParams, derive_seed
 from teamtr_lora.tasks.machinery.background import as_future
 from teamtr_lora.tasks.machinery.task import Feedback, Interaction, Item, Task, note_rewards, settled
@@ -207,7 +208,9 @@ def _answered(team: Team, answering: dict[Future[Feedback], _Player], *, until_o
     """The players whose environments have answered by now; `until_one` waits for the first of them, and a moment for more: an
     engine that works in batches would otherwise start with one request."""
     if until_one:
-        wait(answering, return_when=FIRST_COMPLETED)
+        slowest = next(iter(answering.values()))
+        with waiting_for(slowest.interaction, slowest.episode.item_id):
+            wait(answering, return_when=FIRST_COMPLETED)
         wait(answering, timeout=GATHER_SECONDS)
     ready = [answer for answer in answering if answer.done()]
     players = [answering.pop(answer) for answer in ready]
@@ -257,9 +260,9 @@ def _writable(text: str) -> str:
 
 @contextmanager
 def _of_the_task(who: object, item: str) -> Iterator[None]:
-    """Wraps calls into an environment, which may be the user's code: errors become one line."""
+    """Wraps calls into an environment, which may be the user's code: errors become one line, and a long wait is told."""
     try:
-        with user_code():
+        with user_code(), waiting_for(who, item):
             yield
     except UserError:
         raise

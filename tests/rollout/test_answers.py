@@ -1,13 +1,16 @@
 """Environments whose answers take time: other episodes go on meanwhile, and nothing else changes."""
 
+import logging
+import re
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from teamtr_lora.common.errors import UserError
+from teamtr_lora.rollout import patience
 from teamtr_lora.rollout.collector import PlayPlan, play
 from teamtr_lora.rollout.sampler import Completion, Request
 from teamtr_lora.tasks import Feedback, Interaction, Item, Task
@@ -164,3 +167,31 @@ def test_what_fails_stops_the_play_and_forgets_the_rest(make_team: Callable[...,
     with pytest.raises(UserError, match="gone"):
         play(team, Talk(ask), Echo(team), plan(), VERSIONS)  # type: ignore[arg-type]
     assert [future.cancelled() for future in waiting] == [n != failing for n in range(12)]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_environment_that_does_not_answer_is_named_with_its_item(
+    make_team: Callable[..., Team], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, at_once: bool
+) -> None:
+    """While it is waited for, whether it blocks or answers later; nothing is broken off."""
+    named = threading.Event()
+    monkeypatch.setattr(patience.logger, "warning", lambda *words: (named.set(), logging.warning(*words)))
+
+    class Stuck(Interaction):
+        def feed(self, message: Message) -> Feedback | Future[Feedback]:
+            return answer() if at_once else later_on.submit(answer)
+
+    class Quiz(Task):
+        def open(self, item: Item) -> Interaction:
+            return Stuck(item)
+
+    def answer() -> Feedback:
+        return Feedback("go on" if named.wait(20) else "nobody was named", done=True)
+
+    monkeypatch.setattr(patience, "_due", 0.01)
+    team = make_team(["a"])
+    with ThreadPoolExecutor() as later_on:
+        episodes = play(team, Quiz(), Echo(team), plan(ITEMS[:1]), VERSIONS)  # type: ignore[arg-type]
+    assert [episode.feedback for episode in episodes] == [["go on"]] * 2
+    assert re.search(r"item 'i0': Stuck has not answered for \d s; still waiting", caplog.text)
+    assert patience._due > 0.01 and not patience._calls, "it speaks ever more rarely"
