@@ -72,11 +72,16 @@ def find_incoming(spec: str, registry: Registry, own: Path) -> Incoming:
         if not spec.endswith(content_hash(*read_adapter_folder(own / spec))[:12]):
             raise UserError(f"--with {spec}: {own / spec} does not match its hash; the version was altered on disk")
         return found
-    parts = spec.split("/")
-    if len(parts) in (2, 3) and all(re.fullmatch(SAFE_NAME, part) for part in parts[:2]) and parts[0] in registry.teams():
+    parts, teams = spec.split("/"), registry.teams()
+    if len(parts) in (2, 3) and all(re.fullmatch(SAFE_NAME, part) for part in parts[:2]) and parts[0] in teams:
         return _from_registry(spec, registry, *parts)
     if os.path.isdir(spec):  # os.path's, as Path's raises for a name that no file system takes
         return _from_folder(spec, Path(spec), "folder")
+    if "@" not in spec and parts[0] not in teams and (like := nearest(parts[0], teams)):
+        raise UserError(
+            f"--with {spec!r}: the team {parts[0]!r} is not in {registry.root}; did you mean {'/'.join([like, *parts[1:]])!r}? "
+            "A hub id that is so like it is written with its revision: user/name@main"
+        )
     name, _, revision = spec.partition("@")
     if HUB_ID.fullmatch(name) and not spec.startswith("."):
         return _from_hub(spec, name, revision or None)

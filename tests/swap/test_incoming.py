@@ -14,6 +14,7 @@ from huggingface_hub.utils import close_session
 from teamtr_lora.base.versions import CONFIG, WEIGHTS
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import LoraSection
+from teamtr_lora.registry.imports import import_path
 from teamtr_lora.registry.registry_store import Registry
 from teamtr_lora.runs.stored_run import read_run
 from teamtr_lora.swap.newcomer import find_incoming, fresh_lora
@@ -97,3 +98,19 @@ def test_what_a_fresh_spec_leaves_out_is_the_old_adapters(
 ) -> None:
     lora = fresh_lora(find(spec, tmp_path).fresh, LoraSection(rank=4, alpha=8.0, targets=["q_proj"]))
     assert (lora.rank, lora.alpha, lora.targets, lora.rslora) == (rank, alpha, targets, rslora)
+
+
+def test_a_slip_in_a_teams_name_is_not_looked_for_on_the_hub(
+    online: Any, adapter: dict[str, bytes], tmp_path: Path, trained: Path
+) -> None:
+    """Whoever owns the misspelt name there would have their adapter put in."""
+    registry = Registry(tmp_path / "registry")
+    import_path(registry, trained, team="adders")
+    online.add("aders/left", adapter)
+    for spec, meant in (("aders/left", "adders/left"), ("aders/left/v1", "adders/left/v1"), ("aders", "adders")):
+        with pytest.raises(UserError, match=f"did you mean '{meant}'.* user/name@main"):
+            find_incoming(spec, registry, tmp_path / "own")
+    assert find_incoming("adders/left", registry, tmp_path / "own").kind == "registry"
+    assert find_incoming("aders/left@main", registry, tmp_path / "own").kind == "hub"
+    online.add("alice/left", adapter)
+    assert find_incoming("alice/left", registry, tmp_path / "own").kind == "hub", "another name, not a slip"
