@@ -33,7 +33,8 @@ def add_commands(command: Any) -> None:
         "--with",
         dest="spec",
         metavar="SPEC",
-        help="fresh:rank=32,targets=all-linear (also alpha=, rslora=, dora=; targets=q_proj+v_proj), a version of the agent, "
+        help="fresh:rank=32,targets=all-linear (also rslora=, dora=, targets=q_proj+v_proj, and alpha=, by default the old one's "
+        "times sqrt(rank / old rank), so that a step has the same effect; of rslora the old one's), a version of the agent, "
         "TEAM/AGENT[/VERSION] of the registry, a folder in PEFT's format, or a hub id user/name[@revision]",
     )
     how = swap.add_mutually_exclusive_group()

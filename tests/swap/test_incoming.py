@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import close_session
 
 from teamtr_lora.base.versions import CONFIG, WEIGHTS
+from teamtr_lora.cli import main
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.recipe import LoraSection
 from teamtr_lora.registry.imports import import_path
@@ -114,3 +116,18 @@ def test_a_slip_in_a_teams_name_is_not_looked_for_on_the_hub(
     assert find_incoming("aders/left@main", registry, tmp_path / "own").kind == "hub"
     online.add("alice/left", adapter)
     assert find_incoming("alice/left", registry, tmp_path / "own").kind == "hub", "another name, not a slip"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "alpha"),
+    [(False, False, 8 * (16 / 4) ** 0.5), (True, True, 8.0), (False, True, 8 / 4**0.5), (True, False, 8 * 16**0.5)],
+)
+def test_the_default_alpha_is_what_the_documentation_says(
+    before: bool, after: bool, alpha: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = f"fresh:rank=16,rslora={str(after).lower()}"
+    assert fresh_lora(find(spec, tmp_path).fresh, LoraSection(rank=4, alpha=8.0, rslora=before)).alpha == pytest.approx(alpha)
+    for command in (["docs", "plug_and_play"], ["swap", "--help"]):
+        with contextlib.suppress(SystemExit):
+            main(command)
+        assert "sqrt(rank / old rank)" in " ".join(capsys.readouterr().out.split()), command
