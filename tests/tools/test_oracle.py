@@ -126,3 +126,16 @@ def test_an_update_that_was_made_again_counts_once(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(vars(row)) + "\n" for row in rows))
     assert [(v.alpha, v.true_kl) for v in oracle.read_verdicts(path)] == [(1.0, 0.1), (0.5, 0.015)]
     assert oracle.read_verdicts(tmp_path / "none") == []
+
+
+def test_the_bound_holds_for_episodes_that_nobody_chose_where_the_mean_does_not(tmp_path: Path) -> None:
+    """A small study: the bound is to hold in 95% of readings, a mean is too low in about half of them."""
+    path, longer = tmp_path / "verdicts.jsonl", ["training.stages=4", "rollout.items_per_stage=12", "evaluation.every_stages=0"]
+    cells.train(
+        recipe_in(tmp_path / "run", (IN_TURN[0], [*TWO_AGENTS, *longer])),
+        watch=lambda trainer: trainer.add_callback(oracle.Oracle(trainer, path, items=24, episodes_per_item=2)),
+    )
+    verdicts = oracle.read_verdicts(path)
+    shares = oracle.verdict_shares(verdicts)
+    assert len(verdicts) >= 12 and (shares["bound_holds"] or 0) >= 0.85 and (shares["accepted_bound_holds"] or 0) >= 0.85
+    assert sum(v.true_kl <= v.kl for v in verdicts) / len(verdicts) <= 0.75, "an oracle that any reading satisfies says nothing"

@@ -83,6 +83,7 @@ class Credited(Task):
 
 
 BLIND = {"router": {"kind": "blind"}, "protocol": {"view": "per_agent"}, "recombine": True}
+VOTING = BLIND | {"router": {"kind": "debate", "answer": "majority"}, "own_answer_share": 0.5}
 DORA = [{"rank": 2, "alpha": 4.0, "dora": True}, {"rank": 4, "alpha": 2.0, "targets": ["q_proj"]}, {"rank": 1, "alpha": 8.0}]
 SETTINGS: dict[str, dict[str, Any]] = {
     "window": {"reuse": "window"},
@@ -231,7 +232,7 @@ POINTS = [
 RESUMED: dict[str, dict[str, Any]] = {
     "window": {"reuse": "window", "learning_rate": "auto"},
     "window_and_newest": {"reuse": "window_and_newest", "window": 3, "schedule": "linear"},
-    "importance": {"resampling": "importance", "team": BLIND, "schedule": "linear"},
+    "importance": {"resampling": "importance", "team": VOTING, "schedule": "linear"},
 }
 
 
