@@ -70,6 +70,7 @@ def paired_test(first: Sequence[float], second: Sequence[float], *, seed: int = 
 
     a, b = np.asarray(first, float), np.asarray(second, float)
     differences = b - a
+    differences[np.abs(differences) <= ROUNDING * np.maximum(np.abs(a), np.abs(b))] = 0  # means of equal sums may round apart
     (interval,) = bootstrap_intervals(differences[:, None], seed=seed)
     better, worse = int((differences > 0).sum()), int((differences < 0).sum())
     binary = bool(np.isin(np.concatenate([a, b]), [0.0, 1.0]).all())

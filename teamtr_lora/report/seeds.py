@@ -17,6 +17,7 @@ T975 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
     2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
+ROUNDING = 1e-12  # what is closer together is equal: differences of equal values may be this far from 0
 Evaluation = dict[str, Any]
 ASIDE = {"seed", "output_dir", "tracking"}  # what does not make two runs different
 
@@ -82,7 +83,7 @@ def _settings(run: RunData) -> dict[str, Any]:
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
     """The mean of several seeds and half of its 95% interval; without spread, as of one seed, there is none."""
-    if len(values) < 2 or math.isclose(min(values), max(values)):
+    if len(values) < 2 or math.isclose(min(values), max(values), abs_tol=ROUNDING):
         return fmean(values), None
     quantile = T975[len(values) - 2] if len(values) - 2 < len(T975) else 1.96
     return fmean(values), quantile * stdev(values) / math.sqrt(len(values))

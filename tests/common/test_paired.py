@@ -49,6 +49,15 @@ def test_values_without_spread_have_no_interval() -> None:
     assert flat is None and spread == bootstrap_intervals(table[:, 1:])[0] and spread is not None
 
 
+def test_means_that_round_apart_are_equal() -> None:
+    """0.2 and 0.4 of one team's seeds are as good as 0 and 0.6 of another's; their means differ in the last bit."""
+    first, second = [(0.2 + 0.4) / 2] * 6, [(0.0 + 0.6) / 2] * 6
+    assert first != second
+    for other in (second, [*second[:3], *first[3:]]):
+        test = paired_test(first, other)
+        assert (test.difference, test.p_value, test.better, test.worse, test.low) == (0, 1, 0, 0, None)
+
+
 def test_bootstrap_covers_the_truth() -> None:
     """Items that differ, several samples each: the interval over items holds the true mean about as often as it says."""
     rng = np.random.default_rng(5)

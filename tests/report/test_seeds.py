@@ -74,6 +74,7 @@ def test_a_gain_that_is_the_same_on_every_item_has_no_interval(full_data: RunDat
 
 def test_seeds_that_end_alike_have_no_interval() -> None:
     assert mean_and_interval([0.7, 0.7, 0.7]) == (pytest.approx(0.7), None)
+    assert mean_and_interval([0.3 - (0.1 + 0.2), 0.0])[1] is None, "differences of equal values"
 
 
 def test_the_summary_says_how_many_updates_and_why(full_data: RunData) -> None:
