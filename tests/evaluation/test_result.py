@@ -104,8 +104,9 @@ def test_json_is_plain_and_the_table_names_everything(
     text = capsys.readouterr().out
     for part in ("3 test items, k = 4, temperature 0.8", "avg@4", "pass@2", "pass^4", "maj@4", "95% interval", "by level"):
         assert part in text, part
-    print_evaluation(result("aa", "aa", "aa"))
-    assert "no spread; up to 1 of unseen" in capsys.readouterr().out
+    for alike, bound in ((2, "100%"), (3, "100%"), (7, "42.9%"), (800, "0.375%")):
+        print_evaluation(result(*["aa"] * alike))
+        assert f"no spread; up to {bound} of unseen" in capsys.readouterr().out
 
 
 def test_rows_that_say_the_same_once_more_are_left_out(

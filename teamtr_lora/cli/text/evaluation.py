@@ -44,8 +44,8 @@ def print_evaluation(result: EvaluationResult) -> None:
         )
     _print_categories(console, result, same)
     if evaluation.items > 1 and result.measures[f"avg@{evaluation.k}"].low is None:
-        bound = 3 / evaluation.items  # the rule of three
-        console.print(f"every item went alike, so resampling shows no spread; up to {bound:.2g} of unseen items may still differ")
+        most = min(100, 300 / evaluation.items)  # the rule of three
+        console.print(f"every item went alike, so resampling shows no spread; up to {most:.3g}% of unseen items may still differ")
     console.print(f"{evaluation.episodes} episodes, {evaluation.sampled_tokens:,} sampled tokens")
     console.print(f"written to {escape(result.folder)}", soft_wrap=True)
 
