@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from teamtr_lora.cli import main
 from teamtr_lora.common.code_paths import code_hash
 from teamtr_lora.common.errors import UserError
 from teamtr_lora.evaluation.commands import EvalOptions, compare_runs, evaluate_team
@@ -66,6 +67,29 @@ def test_corrected_rewards_are_another_evaluation(recipe: Path, corrected: Calla
     assert compare_runs([Path(old.folder), Path(new.folder)], EvalOptions()).tests["avg@2"].difference == 1
     with pytest.raises(UserError, match=r"holds another evaluation \(code differ\); choose another --out"):
         evaluate_team(recipe, EvalOptions(k=2, out=Path(old.folder)))
+
+
+def test_a_run_and_its_evaluations_notice_another_file_that_the_reward_imports(
+    recipe: Path, corrected: Callable[[], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def imported(value: float) -> None:
+        corrected()
+        reward = REWARD.replace("\n", "\n    from values import VALUE\n", 1)
+        (tmp_path / "rewards.py").write_text(reward)
+        (tmp_path / "values.py").write_text(f"VALUE = {value}\n")
+
+    imported(0.25)
+    run = tmp_path / "run"
+    train = ["train", str(recipe), "--run-dir", str(run), "training.stages=1", "evaluation.items=2"]
+    assert main(train) == 0
+    rewards = [evaluate_team(run, REUSE).evaluation.mean_reward]
+    for value, told in ((0.25, False), (0.5, True)):
+        imported(value)
+        caplog.clear()
+        assert main([*train, "--resume"]) == 0
+        assert ("what task.reward.0 names is not what it was" in caplog.text) is told
+        rewards.append(evaluate_team(run, REUSE).evaluation.mean_reward)
+    assert rewards == [0.25, 0.25, 0.5]
 
 
 def test_an_interrupted_evaluation_does_not_go_on_with_other_rewards(
