@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +33,8 @@ def file_hashes(module: ModuleType, root: str, own: Callable[[str], str | None])
 def _imported(source: bytes, around: str, own: Callable[[str], str | None]) -> Iterator[str]:
     """The full names in a text's import statements; `around` is the package that it stands in."""
     try:
-        statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        with warnings.catch_warnings(action="ignore"):  # running it says those too, and names the file
+            statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
     except (ValueError, SyntaxError, RecursionError):  # running it says so
         return
     for statement in statements:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,14 @@ def test_what_a_file_imports_counts_with_it(tmp_path: Path, files: dict[str, str
     ]
     first, same, other = [code_hash(f"{name}:f", key="k", folder=folder) for folder in folders]
     assert first == same != other
+
+
+def test_a_warning_of_the_users_text_is_not_said_again_of_no_file(tmp_path: Path) -> None:
+    written(tmp_path, {"mine.py": "PLACES = '\\d'"})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        code_hash("mine:f", key="k", folder=tmp_path)
+    assert [Path(each.filename).name for each in said] == ["mine.py"]
 
 
 def test_what_a_trusted_package_imports_of_itself_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
