@@ -119,7 +119,7 @@ def started_here() -> bool:
 
 @contextmanager
 def one_of_several(args: argparse.Namespace) -> Iterator[None]:
-    """Around a command: the first rank prints, the others are silent unless they fail."""
+    """Around a command: the first rank prints, the others are silent unless they fail, or wait for an environment."""
     _take_threads(resuming=getattr(args, "resume", False))
     if not started_by_launcher():
         yield
@@ -135,6 +135,8 @@ def one_of_several(args: argparse.Namespace) -> Iterator[None]:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
+        terminal = os.fdopen(_stderr, "w", closefd=False)
+        logging.getLogger("teamtr_lora.rollout.patience").addHandler(logging.StreamHandler(terminal))
     yield
     if process_ranks().helped:
         process_ranks().broadcast(None)

@@ -87,6 +87,20 @@ def test_a_command_for_one_process_refuses_a_launcher(
     assert "validate: works in one process" in capsys.readouterr().err
 
 
+def test_a_process_that_is_silent_tells_whom_it_waits_for() -> None:
+    """The first one, which prints, waits for it and knows no more."""
+    code = (
+        "import sys, time; from types import SimpleNamespace; from teamtr_lora.cli import launch\n"
+        "from teamtr_lora.rollout import patience; patience._due = 0.01\n"
+        "launch.started_by_launcher, launch.process_ranks = lambda: True, lambda: SimpleNamespace(first=False, helped=False)\n"
+        "with launch.one_of_several(SimpleNamespace(gpus=None)), patience.waiting_for('a word', 'item-7'):\n"
+        "    print('nothing', file=sys.stderr); time.sleep(1.2)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = said.stderr.splitlines()
+    assert lines and all(line.startswith("item 'item-7': str has not answered") for line in lines) and not said.stdout
+
+
 def test_a_mistake_is_told_once_by_all_processes() -> None:
     code = "import sys; from teamtr_lora.cli.launch import _launch; sys.exit(_launch(sys.argv[1:], 2))"
     wrong = [sys.executable, "-c", code, "train", QUICKSTART, "training.stage=1", "base.device=cpu"]
