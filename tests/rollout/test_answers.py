@@ -175,7 +175,7 @@ def test_an_environment_that_does_not_answer_is_named_with_its_item(
 ) -> None:
     """While it is waited for, whether it blocks or answers later; nothing is broken off."""
     named = threading.Event()
-    monkeypatch.setattr(patience.logger, "warning", lambda *words: (named.set(), logging.warning(*words)))
+    monkeypatch.setattr(patience.logger, "warning", lambda *words: (logging.warning(*words), named.set()))
 
     class Stuck(Interaction):
         def feed(self, message: Message) -> Feedback | Future[Feedback]:
@@ -193,5 +193,5 @@ def test_an_environment_that_does_not_answer_is_named_with_its_item(
     with ThreadPoolExecutor() as later_on:
         episodes = play(team, Quiz(), Echo(team), plan(ITEMS[:1]), VERSIONS)  # type: ignore[arg-type]
     assert [episode.feedback for episode in episodes] == [["go on"]] * 2
-    assert re.search(r"item 'i0': Stuck has not answered for \d s; still waiting", caplog.text)
+    assert re.search(r"item 'i0': Stuck has not answered for \d+ s; still waiting", caplog.text)
     assert patience._due > 0.01 and not patience._calls, "it speaks ever more rarely"
