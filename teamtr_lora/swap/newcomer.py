@@ -84,7 +84,7 @@ def find_incoming(spec: str, registry: Registry, own: Path) -> Incoming:
         )
     name, _, revision = spec.partition("@")
     if HUB_ID.fullmatch(name) and not spec.startswith("."):
-        return _from_hub(spec, name, revision or None)
+        return _from_hub(spec, name, revision or None, registry)
     raise UserError(
         f"--with {spec!r}: no folder of that name, no adapter of {registry.root} and no hub id; use fresh:rank=32, "
         "TEAM/AGENT[/VERSION], a folder with adapter_config.json, or user/name"
@@ -172,11 +172,15 @@ def _manifest(folder: Path, contents: Mapping[str, bytes]) -> AdapterManifest | 
     return manifest
 
 
-def _from_hub(spec: str, name: str, revision: str | None) -> Incoming:
+def _from_hub(spec: str, name: str, revision: str | None, here: Registry) -> Incoming:
     repo = HubRepo(name, revision)
-    remote = repo.look()
+    nowhere = f"--with {spec!r}: no such folder here, nor such an adapter in the registry {here.root}"
+    try:
+        remote = repo.look()
+    except UserError as error:  # a slip in a path is likelier than an id of the hub
+        raise UserError(f"{nowhere}; looked for on the hub: {error}") from error
     if remote is None:
-        raise UserError(f"--with {spec!r}: no such repository on the hub, and no such folder or registry adapter here")
+        raise UserError(f"{nowhere}, and no such repository on the hub")
     refuse_pickles([file for file in remote.files if "/" not in file], f"--with {spec!r}")
     limits = {WEIGHTS: FILES[WEIGHTS], CONFIG: FILES[CONFIG], TOKENIZER: MAX_TOKENIZER_BYTES, MANIFEST: MAX_JSON_BYTES}
     for file, limit in limits.items():

@@ -131,3 +131,13 @@ def test_the_default_alpha_is_what_the_documentation_says(
         with contextlib.suppress(SystemExit):
             main(command)
         assert "sqrt(rank / old rank)" in " ".join(capsys.readouterr().out.split()), command
+
+
+def test_what_is_nowhere_here_is_said_before_the_hub(online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = f"no such folder here, nor such an adapter in the registry {tmp_path}/registry"
+    looked = f"^--with 'runs/tset': {nowhere}; looked for on the hub: runs/tset: "
+    with pytest.raises(UserError, match=rf"{looked}the hub does not know you \(401\)"):  # as of any name that it has not
+        find("runs/tset", tmp_path)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(UserError, match=f"{looked}the hub could not be reached"):
+        find("runs/tset", tmp_path)
