@@ -14,6 +14,12 @@ MUCH = 0.1  # of the episodes: beyond this a limit is what to change first
 IDLE = 0.02  # of the radius: a step of a smaller KL is less than a seventh as long as the region allows
 WIDE = 3.0  # times the mean KL: a bound beyond this is mostly noise, and a shorter step hardly lowers it
 
+NEVER_RIGHT = (
+    "Next: no held-out episode was right: read the transcripts of `report`, and give the team easier items or a reward that "
+    "grows in small steps; or change what counts as right (for a dataset: task.success_at_least)."
+)
+NOTHING = "Next: nothing stands out; the tables below say how each part did, and what is missing says which setting measures it."
+
 
 def certify_verdict(run: RunCertificates, items: int) -> list[str]:
     """`items`: of a stage, as the recipe says. The bound by turns counts where there is one; never the better of two,
@@ -89,15 +95,17 @@ def diagnose_verdict(
         rise = last["avg_at_k"] - first["avg_at_k"]
         kind = "a rise" if rise > noise else "a fall" if rise < -noise else "no more than the noise of the evaluations"
         words.append(f"Held-out accuracy went from {first['avg_at_k']:.3f} to {last['avg_at_k']:.3f}: {kind}.")
-    return [*words, _next_step(updates, counts, estimator, _a_found_rate(rate_falls) if fixed_rate else "")]
+    step = _next_step(updates, counts, estimator, _a_found_rate(rate_falls) if fixed_rate else "")
+    never_right = evaluations and not any(measured["avg_at_k"] for measured in evaluations)
+    return [*words, step or (NEVER_RIGHT if never_right else NOTHING)]
 
 
 def _a_found_rate(falls: bool) -> str:
     return "training.learning_rate=auto" + (" training.schedule=constant" if falls else "")
 
 
-def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], estimator: str, found_rate: str) -> str:
-    """`found_rate`: the settings by which the rate is found, empty where it is."""
+def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], estimator: str, found_rate: str) -> str | None:
+    """`found_rate`: the settings by which the rate is found, empty where it is. None: nothing stands out."""
     half, episodes = len(updates) / 2, sum(row.episodes for row in updates)
     ended, cut = (sum(getattr(row, of) for row in updates) for of in ("overflowed_episodes", "truncated_messages"))
     if ended > MUCH * episodes:
@@ -136,7 +144,7 @@ def _next_step(updates: Sequence[UpdateRow], counts: Counter[str], estimator: st
             f"Next: {cut} messages of {episodes} episodes were cut at their token limit: raise rollout.max_message_tokens, or "
             "ask for shorter ones in the roles."
         )
-    return "Next: nothing stands out; the tables below say how each part did, and what is missing says which setting measures it."
+    return None
 
 
 def _bound_by_mean(updates: Sequence[UpdateRow], estimator: str) -> float:

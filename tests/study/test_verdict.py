@@ -89,6 +89,16 @@ def test_the_next_step_follows_from_the_decisions(rows: list[Any], advice: str, 
     assert f"of {len(rows)} updates were accepted" in words[0] and words[-1].startswith("Next: ") and advice in words[-1]
 
 
+@pytest.mark.parametrize(("before", "after", "told"), [(0.0, 0.0, True), (0.0, 0.1, False), (0.1, 0.0, False)])
+def test_a_team_that_was_never_right_stands_out(before: float, after: float, told: bool) -> None:
+    measured = [{"avg_at_k": value, "standard_error": 0.1} for value in (before, after)]
+    said = diagnose_verdict([row("accepted")] * 3, measured, fixed_rate=False)[-1]
+    assert ("no held-out episode was right" in said and "task.success_at_least" in said) == told
+    assert ("nothing stands out" in said) == (not told)
+    cut = diagnose_verdict([row("accepted", cut=3)] * 3, measured, fixed_rate=False)[-1]
+    assert "were cut at their token limit" in cut, "a cause goes first"
+
+
 def test_single_steps_are_not_to_be_fewer() -> None:
     cut = [row("shrunk", "the whole step was out of region: x", steps=1)] * 3
     assert "nothing stands out" in diagnose_verdict(cut, [], fixed_rate=False)[-1]
