@@ -475,6 +475,7 @@ def test_tensorboard_through_the_recipe(recipe_file: Path, tmp_path: Path) -> No
         ({"train_datset": ROWS}, "^TeamTRTrainer: train_datset: unknown argument; did you mean 'train_dataset'?"),
         ({"model": "nano"}, r"^TeamTRTrainer: model: is no argument of TeamTRTrainer; the base is TeamSpec's, as base="),
         ({"lr": 1e-3}, "^TeamTRTrainer: lr: is no setting of TeamTRTrainer; give learning_rate to TeamTRConfig$"),
+        ({"run_dir": "runs/x"}, "^TeamTRTrainer: run_dir: is no setting of TeamTRTrainer; give output_dir to TeamTRConfig"),
         ({"warmup_ratio": 0.1}, "^TeamTRTrainer: warmup_ratio: unknown argument; there is no warm-up"),
         ({"digits": 3}, "^TeamTRTrainer: digits: unknown argument; there are team, reward_funcs, args, "),
     ],

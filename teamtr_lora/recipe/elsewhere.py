@@ -237,6 +237,7 @@ NAMES: dict[str, Elsewhere] = {
                      "hub_revision"), Elsewhere(None, _HUB)),
     **dict.fromkeys(("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
                     Elsewhere(None, "a tracker gets {tracking.project}, {tracking.run_name}, {tracking.group}, {tracking.tags}")),
+    **dict.fromkeys(("run_dir", "default_local_dir"), Elsewhere("output_dir", "the run directory itself")),
     "overwrite_output_dir": Elsewhere(None, "a run never overwrites another; choose another {output_dir}"),
     "disable_tqdm": Elsewhere(None, "not a setting: progress=False of TeamTRTrainer; away from a terminal no bar is drawn"),
     # several processes

@@ -25,6 +25,7 @@ MEANT = {
     "target_modules": "team.agents.*.lora.targets",
     "num_train_epochs": "training.stages",
     "warmup_ratio": None,
+    "run_dir": "output_dir",
     "load_in_4bit": "base.quantization",
     "eval_steps": "evaluation.every_stages",
     "save_steps": None,
