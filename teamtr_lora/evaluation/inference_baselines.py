@@ -51,7 +51,10 @@ def resolve_baseline(options: BaselineOptions, recipe: Recipe, task: Task) -> di
         return {**settings, "breadth": tree.breadth, "depth": tree.depth, "beam": tree.beam, "tokens": tree.budget}
     if options.kind == "self_consistency":
         if not task.reads_answers:
-            raise UserError(f"--baseline self_consistency: {task.name} has no single answer that could be voted on")
+            raise UserError(
+                f"--baseline self_consistency: {task.name} has no single answer that could be voted on; name the function that "
+                "finds it in a message (for a dataset: task.answer=FILE:FUNCTION), or override Task.answer"
+            )
         votes = options.votes or max(FEWEST_VOTES, spoken // messages)
         whole = votes * messages * recipe.rollout.max_message_tokens  # every voter may speak as long as an agent of the team
         return {**settings, "votes": votes, "tokens": options.tokens or whole}

@@ -164,7 +164,7 @@ def test_equal_budgets_and_what_cannot_be_played() -> None:
     assert settings("cot", GuessingTask())["messages"] == 3
     with pytest.raises(UserError, match="arbench_gn answers back"):
         settings("tree_of_thoughts", GuessingTask())
-    with pytest.raises(UserError, match="no single answer that could be voted on"):
+    with pytest.raises(UserError, match="no single answer that could be voted on; .*task.answer=FILE:FUNCTION"):
         settings("self_consistency", Task())
 
 
