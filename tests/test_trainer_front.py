@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations import CometCallback, TensorBoardCallback, WandbCallback
 
@@ -359,6 +360,28 @@ def test_a_run_of_a_script_goes_on_from_the_command_line(
     assert trainer("run", 3).train(resume=True).stages == 3
     monkeypatch.delitem(sys.modules, "my_rewards")
 
-    trainer("hidden", 1, lambda completions, **_: [0.0] * len(completions)).train()
-    for words in (["eval", "hidden"], ["swap", "hidden", "--agent", AGENTS[0]["name"], "--with", "fresh:rank=2", "--dry-run"]):
-        assert main(words) == 2 and "live in a Python script" in capsys.readouterr().err
+
+def test_a_run_of_a_script_alone_is_refused_with_ways_on_that_work(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    team = {"base": {"source": str(tiny_base), "device": "cpu"}, "agents": AGENTS, "protocol": {"system": "Answer."}}
+    args = TeamTRConfig(output_dir="run", stages=1, items_per_stage=8, episodes_per_item=4, max_message_tokens=3, items=4)
+    TeamTRTrainer(team, lambda completions, **_: [0.0] * len(completions), args, ROWS, ROWS, progress=False).train()
+    swap = ["--agent", AGENTS[0]["name"], "--with", "fresh:rank=2", "--dry-run"]
+    for words, fix in (
+        (["eval", "run"], "use TeamTRTrainer(team='run', ...).evaluate() there, or add a recipe whose task section names them"),
+        (["swap", "run", *swap], "begin a run with these adapters by `train RECIPE --from run`"),
+    ):
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert "live in a Python script" in told and fix in told
+    assert TeamTRTrainer("run", even, args, ROWS, ROWS, progress=False).evaluate(k=1).items == 4
+    data = {"name": "dataset", "path": "rows.json", "test_path": "rows.json", "on_overlap": "allow", "reward": "fixed:half"}
+    recipe = {**yaml.safe_load(Path("run/recipe.yaml").read_text()), "output_dir": None, "task": data}
+    Path("fixed.py").write_text("def half(completions, **_):\n    return [0.5] * len(completions)\n")
+    Path("rows.json").write_text(json.dumps(ROWS))
+    Path("named.yaml").write_text(yaml.safe_dump(recipe))
+    assert main(["eval", "run", "named.yaml", "--k", "1"]) == 0
+    assert main(["train", "named.yaml", "--from", "run", "--run-dir", "named"]) == 0
+    assert main(["swap", "named", *swap]) == 0

@@ -117,7 +117,10 @@ def _planned(source: str | Path, options: EvalOptions) -> tuple[StoredTeam, Task
     """The team, and what an evaluation of it plays, before a base is loaded: its task, items and settings."""
     stored = find_team(source, options.registry, recipes=True, more=options.more)
     if isinstance(stored.recipe.task, ScriptSettings):
-        raise UserError(f"{source}: this run's items and rewards live in a Python script; use TeamTRTrainer.evaluate() there")
+        raise UserError(
+            f"{source}: this run's items and rewards live in a Python script; use TeamTRTrainer(team={str(source)!r}, ...)"
+            ".evaluate() there, or add a recipe whose task section names them"
+        )
     if options.engine:
         stored = _on_engine(stored, options.engine)
     recipe = stored.recipe

@@ -44,7 +44,10 @@ class Session:
         """What the team plays. UserError where its items or rewards are not here: whoever will play it asks for it before a base
         is loaded, and whoever only looks at an adapter never does."""
         if isinstance(self.recipe.task, ScriptSettings):
-            raise UserError(f"{self.where}: this team's items and rewards live in a Python script; change it from there")
+            raise UserError(
+                f"{self.where}: this team's items and rewards live in a Python script; write a recipe whose task section names "
+                f"them, begin a run with these adapters by `train RECIPE --from {self.where}`, and swap in that"
+            )
         return self.recipe.task.build(self.recipe.folder)
 
     def probe(self, playable: PlayableTeam, agents: Sequence[str], *, ids: int | None = None, keep: bool = True) -> Probe:
