@@ -118,3 +118,13 @@ def test_a_first_step_is_taken_back_so_often_only_and_a_fixed_rate_never() -> No
     assert not fixed.takes_back(math.inf, harms=True)
     fixed.after(math.inf)
     assert fixed.rate == fixed.mean == 1.0
+
+
+@pytest.mark.parametrize(("share", "taken_back"), [(1.0, False), (3.9, False), (4.1, True)])
+def test_without_a_probe_a_first_step_is_taken_back_only_where_it_went_too_far_by_itself(share: float, taken_back: bool) -> None:
+    """The steps after it make good what it left: what counts is not that eight such steps would go too far. KL grows with the
+    square of the length, so twice as long as tolerated is four times the aim."""
+    pace = Pace(1e-3, 0.02, 8, automatic=True, probe=False)
+    pace.taken.append(pace.rate)
+    assert pace.takes_back(share * AIMED_SHARE * 0.02, harms=False) is taken_back
+    assert pace.rate == pytest.approx(1e-3 / math.sqrt(share) / 8 if taken_back else 1e-3)

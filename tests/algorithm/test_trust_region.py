@@ -11,6 +11,7 @@ from teamtr_lora.algorithm.clustered import ClusteredMean
 from teamtr_lora.algorithm.trust_region import (
     BETA_RANGE,
     MOST_CHANGE,
+    RADIUS_RANGE,
     GateReading,
     StepDecision,
     adapt_beta,
@@ -232,3 +233,12 @@ def test_an_adaptive_radius_changes_by_a_limited_factor_either_way() -> None:
     assert track_target(0.01, 0.001, 0.01) == pytest.approx(0.01 * MOST_CHANGE)
     assert track_target(0.01, 0.0125, 0.01) == pytest.approx(0.008)
     assert track_target(0.01, math.nan, 0.01) == track_target(0.01, 0.0, 0.01) == 0.01
+
+
+def test_an_adaptive_radius_stays_within_a_factor_of_its_target() -> None:
+    """However long accepted steps stay below the target, or above it."""
+    for kl, end in ((1e-6, 0.01 * RADIUS_RANGE), (1.0, 0.01 / RADIUS_RANGE)):
+        radius = 0.01
+        for _ in range(20):
+            radius = track_target(radius, kl, 0.01)
+        assert radius == pytest.approx(end)
