@@ -35,9 +35,11 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).with_suffix(".txt")
 COPIED = ("teamtr_lora", "tests", "tools", "recipes", "adapters", "pyproject.toml")  # what tests may read
 FAILED, PASSED = 1, 0  # pytest's exit statuses; the others are of what could not be run
-# Processes that have imported what takes long, and nothing of ours.
+# Processes begin with what takes long to import, and with nothing of ours.
+LONG = "numpy scipy.stats torch torch._dynamo peft accelerate hypothesis pytest pydantic rich transformers.trainer_callback"
+MODELS = ("auto.modeling_auto", "auto.tokenization_auto", "qwen3.modeling_qwen3")
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["torch", "transformers", "numpy", "hypothesis", "pytest"])
+PROCESSES.set_forkserver_preload([*LONG.split(), *(f"transformers.models.{name}" for name in MODELS)])
 
 
 @dataclass(frozen=True, kw_only=True)

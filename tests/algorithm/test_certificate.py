@@ -128,6 +128,20 @@ def test_what_can_be_certified_is_decided_by_gamma(gamma: float) -> None:
     assert (certify_stage([best], setting).bound > 1e-12) == (gamma < 0.5)
 
 
+def test_a_bound_is_vacuous_where_it_is_below_every_outcome_and_not_before() -> None:
+    half, once = (replace(THREE, return_range=share * occupancy_penalty(0.01, THREE)) for share in (1.5, 0.999))
+    assert not certify_stage([UpdateTerms(0.0, 0.01)], half).vacuous, "a loss of two thirds of the range at most"
+    assert certify_stage([UpdateTerms(0.0, 0.01)], once).vacuous
+
+
+def test_a_stale_surrogate_may_be_larger_by_what_staleness_costs() -> None:
+    """So gamma alone decides here too, however many updates share the episodes."""
+    for n in (1, 2, 5):
+        for gamma, possible in ((0.45, True), (0.5, False), (0.55, False)):
+            found = certify_stale_stage([UpdateTerms(0.0, 0.01)] * n, Setting(1.0, gamma, 1.0))
+            assert found.can_certify is possible and (found.staleness > 0) is (n > 1)
+
+
 def test_updates_of_one_rollout_reach_as_far_as_their_one_step() -> None:
     """Together they gain at most what one step of the summed KL does, so what none of them could certify three cannot."""
     updates = [UpdateTerms(0.0, 0.01)] * 3
@@ -167,6 +181,18 @@ def test_high_probability_terms() -> None:
     turns = replace(updates[0], turn_kl=(0.01, 0.01))
     expected_turns = 0.2 * 2 * math.sqrt(2 * math.log(2 / 0.05) / 8)
     assert certify_by_turns([turns], THREE, Confidence()).concentration == pytest.approx(expected_turns)
+
+
+def test_the_sampling_error_grows_with_the_largest_advantage_and_the_largest_weight() -> None:
+    """L is a mean of weight times ratio times advantage, so its terms lie within the product of what bounds the three."""
+    update = UpdateTerms(0.05, 0.01, groups=8)
+    plain = certify_stage([update], THREE, Confidence()).concentration
+    assert plain == pytest.approx(hoeffding_radius(0.2 * 3, 8, 0.05))
+    wide = certify_stage([update], episode_setting(3, -1, 1), Confidence()).concentration
+    assert wide == pytest.approx(2 * plain), "rewards from -1 to 1"
+    for weight, factor in ((2.5, 2.5), (0.5, 1.0)):
+        weighted = certify_stage([replace(update, largest_weight=weight)], THREE, Confidence()).concentration
+        assert weighted == pytest.approx(factor * plain), "the weights' mean is 1, so the largest is no less"
 
 
 def test_hoeffding_covers_and_a_third_of_it_does_not() -> None:
@@ -304,6 +330,12 @@ def test_zeta_proxies_by_hand() -> None:
     # group 0: half (1, 0) has mean 1/2 and deviation 1/2, half (0, 0) mean 0: advantages (1, -1, -1, -1) and (1.2, 0, 0, 0)
     # group 1: halves (1, 0) and (1, 0) agree
     assert proxies.norm == pytest.approx((0.1 + 0.5 * 3) / 8, rel=1e-3)
+
+
+def test_zeta_proxies_have_eps_inside_the_root() -> None:
+    """Two of four are right: 1/2 over sqrt(1/4 + 6) is 1/5, and so it is in either half, of one right and one wrong."""
+    found = zeta_proxies([1.0, 1.0, 0.0, 0.0], [0] * 4, [0], [math.log(1.5)], ratio_clip=0.2, advantage_clip=0.15, eps=6.0)
+    assert found.clip == pytest.approx(0.05) and found.ratio == pytest.approx(0.15 * 0.3) and found.norm == 0
 
 
 def test_norm_proxy_has_the_size_of_the_groups_own_uncertainty() -> None:

@@ -122,6 +122,8 @@ def test_weights_by_brute_force(log_weight: list[float]) -> None:
     assert reading.ess == pytest.approx(sum(weight) ** 2 / sum(w * w for w in weight) / len(weight))
     assert reading.largest == pytest.approx(max(weight)) and reading.mean == pytest.approx(sum(weight) / len(weight))
     assert reading.over_ten == sum(w > 10 for w in weight) / len(weight)
+    spread = math.sqrt(sum((w - reading.mean) ** 2 for w in weight) / (len(weight) - 1) / len(weight))
+    assert reading.mean_standard_error == pytest.approx(spread, abs=1e-12)
 
 
 def test_weights_do_not_overflow() -> None:
