@@ -141,6 +141,22 @@ def test_two_half_precision_parts_keep_twice_the_bits(dtype: torch.dtype, scale:
     assert bool((apart <= weight.abs() * 2.0**-bits + smallest / scale).all())
 
 
+@pytest.mark.parametrize("kind", [FusedLora, WideLora])
+@pytest.mark.parametrize("changed", ["a", "b"])
+def test_what_half_precision_cannot_resolve_of_a_factor_still_moves_the_output(kind: type[FusedLora], changed: str) -> None:
+    """The output is the difference of two weights that are 1 but for 2^-13, of which float16 sees nothing: the low part is all."""
+    layer = nn.Linear(2, 1, bias=False).half().requires_grad_(False)
+    layer.weight.zero_()
+    nearly = torch.tensor([1.0 + 2.0**-13, 1.0])
+    assert nearly.half().tolist() == [1.0, 1.0]
+    a = nearly[None] if changed == "a" else torch.eye(2)
+    b = torch.ones(1, 1) if changed == "a" else nearly[None]
+    ours = kind(layer, a, b, 3.0)
+    refresh([ours])
+    with torch.no_grad():
+        assert float(ours(torch.tensor([[1.0, -1.0]]).half())) == 3 * 2.0**-13
+
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 
