@@ -112,11 +112,12 @@ def test_terms_weigh_what_was_held_out(make_team: Any, config: Any, twins: Any) 
     assert weighted.surrogate_clipped_groups == pytest.approx([first / 4, second * 7 / 4])
     assert weighted.surrogate_clipped == pytest.approx((first + 7 * second) / 8)
 
-    def kl(group: int) -> float:
-        return _terms_of(make_team(), config(), twins, {group}, {group}).kl
-
-    assert plain.kl == pytest.approx((kl(0) + kl(1)) / 2) and kl(0) != pytest.approx(kl(1))
-    assert weighted.kl == pytest.approx((kl(0) + 7 * kl(1)) / 8)
+    zero, one = (_terms_of(make_team(), config(), twins, {group}, set(range(8))) for group in (0, 1))
+    for name in ("kl", "surrogate", "surrogate_undiscounted"):
+        of_zero, of_one = getattr(zero, name), getattr(one, name)
+        assert of_zero != pytest.approx(of_one)
+        assert getattr(plain, name) == pytest.approx((of_zero + of_one) / 2), name
+        assert getattr(weighted, name) == pytest.approx((of_zero + 7 * of_one) / 8), name
     assert weighted.turn_kl == pytest.approx([2 * weighted.kl])  # turn 0 of two, gamma = 1/2
 
 

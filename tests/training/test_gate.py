@@ -2,6 +2,8 @@
 
 import copy
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from teamtr_lora.algorithm.clustered import clustered_mean
 from teamtr_lora.common.ranks import Ranks
 from teamtr_lora.team import agent_sequences
 from teamtr_lora.training.batches import message_batch
-from teamtr_lora.training.gate import gate_pass, read_candidate
+from teamtr_lora.training.gate import _discounted, gate_pass, read_candidate
 from teamtr_lora.training.scoring import CurrentPolicy, Scorer, keep_current, sampler_gap
 
 
@@ -81,6 +83,17 @@ def test_a_reading_is_what_a_loop_over_messages_gives(make_team, episodes, move,
         every = read_candidate(scorer, batch, current, config(reduction=reduction), discount, set(batch.group_M.tolist()))
     wanted = clustered_mean(torch.tensor(gains, dtype=torch.float64), batch.group_M, 0.95)
     assert every.gain.bound == pytest.approx(wanted.bound, rel=2e-3, abs=1e-6) and abs(every.gain.bound - got.gain.bound) > 1e-5
+
+
+def test_the_discounted_kl_is_a_mean_over_episodes_however_often_the_agent_spoke() -> None:
+    """def:kltok is a sum over an episode's messages. Episodes where it did not speak are not in the reading."""
+    batch: Any = SimpleNamespace(
+        messages=[SimpleNamespace(turn=turn) for turn in (0, 2, 1)],
+        episode_M=torch.tensor([0, 0, 3]),
+        weight_M=torch.tensor([3.0, 3.0, 1.0]),
+    )
+    first, second = 0.5 * (0.1 + 0.25 * 0.2), 0.5 * 0.5 * 0.4
+    assert _discounted(torch.tensor([0.1, 0.2, 0.4]), batch, 0.5) == pytest.approx((3 * first + second) / 4)
 
 
 def test_the_current_policy_reads_exactly_zero(make_team, episodes, config) -> None:
