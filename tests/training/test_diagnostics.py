@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from teamtr_lora.algorithm.certificate import leave_one_out
 from teamtr_lora.algorithm.occupancy import trajectory_log_weights
 from teamtr_lora.base.versions import read_adapter_folder
 from teamtr_lora.runs.metrics import TIME_FIELDS, SwapRow, UpdateRow, read_rows
@@ -379,3 +380,19 @@ def test_smoothness_is_twice_what_the_surrogate_falls_short_of_its_tangent(make_
     bank.restore("left", after)
     reading = fisher_reading(scorer, bank, "left", before, episodes, messages=16, discount=0.5, measured_kl=0.0, seed=0)
     assert reading is not None and reading.messages == 32 and reading.smoothness == pytest.approx(short, rel=0.1)
+
+
+def test_where_a_part_of_each_group_is_read_a_tiny_step_has_next_to_no_gain(
+    make_team: Any, config: Any, episodes: Any, move: Any
+) -> None:
+    """The worst episode of each group alone: their advantages do not cancel, so ratios have to be centred."""
+    team = make_team()
+    scorer, before = Scorer.of(team, config()), team.bank.snapshot("left")
+    move(team, "left", 1e-4)
+    after = team.bank.snapshot("left")
+    worst_first = sorted(episodes, key=lambda episode: (episode.group, episode.reward))
+    advantage_E = leave_one_out([e.reward for e in worst_first], [e.group for e in worst_first])
+    reading = fisher_reading(scorer, team.bank, "left", before, worst_first, messages=8, discount=1.0, measured_kl=0.0, seed=0)
+    assert reading is not None and reading.messages == 8 and advantage_E[::4].mean() < -0.1
+    way = sum(float(((after[n] - before[n]) ** 2).sum()) for n in before)
+    assert reading.smoothness * way / 2 < 1e-3
