@@ -144,7 +144,7 @@ def test_two_half_precision_parts_keep_twice_the_bits(dtype: torch.dtype, scale:
 @pytest.mark.parametrize("kind", [FusedLora, WideLora])
 @pytest.mark.parametrize("changed", ["a", "b"])
 def test_what_half_precision_cannot_resolve_of_a_factor_still_moves_the_output(kind: type[FusedLora], changed: str) -> None:
-    """The output is the difference of two weights that are 1 but for 2^-13, which float16 does not see: all is in the low part."""
+    """The output is the difference of two weights that are 1 but for 2^-13, which float16 does not see: it is all low part."""
     layer = nn.Linear(2, 1, bias=False).half().requires_grad_(False)
     layer.weight.zero_()
     nearly = torch.tensor([1.0 + 2.0**-13, 1.0])
