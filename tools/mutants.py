@@ -117,6 +117,8 @@ def run_pytest(root: Path, tests: Sequence[str], said: Path) -> None:
     os.chdir(root)
     os.environ["PYTHONPATH"] = str(root)
     sys.path.insert(0, str(root))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "teamtr_lora"]:
+        del sys.modules[name]  # a process of tests may have begun the server of processes with more than is named above
     # compiled files are told apart by time and size, and a mutant may have those of what it replaces
     sys.dont_write_bytecode = True
     sys.exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[FirstFailure()])))
