@@ -242,16 +242,19 @@ def test_the_summary_has_the_mean_reward_beside_the_accuracy(make: Make, tmp_pat
 
 
 @pytest.mark.parametrize("event", ["on_step_end", "on_epoch_end"])
-def test_a_team_that_a_callback_stops_was_not_evaluated(make: Make, event: str) -> None:
-    """The evaluation before training says nothing of what it has become."""
+def test_a_team_that_a_callback_stops_was_not_evaluated(make: Make, event: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The evaluation before training says nothing of what it has become. That it was stopped is said."""
 
     def stop(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
         control.should_training_stop = True
 
-    summary = make(stages=3, every_stages=0, gain="none", callbacks=[type("Stop", (TrainerCallback,), {event: stop})]).train()
+    stopping = [type("Stop", (TrainerCallback,), {event: stop})]
+    summary = make(stages=3, every_stages=0, gain="none", callbacks=stopping, progress=True).train()
     assert summary.accepted and summary.accuracy_before is not None
+    assert f"a callback has ended the run after {summary.updates} of 6 updates; resumed, it goes on" in capsys.readouterr().out
     assert (summary.accuracy_after, summary.reward_after, summary.episodes_evaluated) == (None, None, 0)
-    whole = make(stages=3, every_stages=0, gain="none").train(resume=True)
+    whole = make(stages=3, every_stages=0, gain="none", progress=True).train(resume=True)
+    assert "a callback" not in capsys.readouterr().out
     assert whole.accuracy_after is not None and whole.reward_after is not None and whole.episodes_evaluated == 4
 
 

@@ -201,18 +201,26 @@ class TrainingRun:
 
     def _end_if_idle(self, stage: int) -> None:
         """Tells at once of a stage that taught nothing, and ends the run after as many as the recipe says."""
-        idle, limit = self.state.idle_updates // len(self.agents), self.config.training.stop_after_idle_stages
+        idle, stops = self.state.idle_updates // len(self.agents), self._idled and stage < self.config.training.stages
         if not idle:
             return
-        stops = 0 < limit <= idle and stage < self.config.training.stages
         if self._last_played:
             logger.warning(idle_warning(self._last_played, self.config, stage=stage, idle=idle, stops=stops))
         if stops:
             self.events.control.should_training_stop = True
 
+    @property
+    def _idled(self) -> bool:
+        """For as many stages as end a run."""
+        limit = self.config.training.stop_after_idle_stages
+        return 0 < limit <= self.state.idle_updates // len(self.agents)
+
     def end(self) -> None:
         self._saver.settle()
         self.variants.publishing.catch_up(self.playable)
+        if self.state.stage < self.config.training.stages and not self._idled:
+            done, planned = self.state.counts["updates"], self.config.training.stages * len(self.agents)
+            self.events.note(f"a callback has ended the run after {done} of {planned} updates; resumed, it goes on")
         self.events.fire("on_train_end")
         for tracker in self.context.accelerator.trackers:
             tracker.finish()  # not end_training: that would also end the process group of a vLLM in this process
