@@ -103,7 +103,7 @@ class _Rebase(Session):
         self.listener.phase("looking at both bases")
         base = self.recipe.base
         old = resolve(beside(base.source, self.recipe.folder), base.revision)
-        new = resolve(_local(self.options.base), None)
+        new = self._new_base()
         facts = base_facts(old), base_facts(new)
         checks = [Check("base", base.source, self.options.base, "ok"), _heads(*facts)]
         tokenizers = load_tokenizer(old, base.source), load_tokenizer(new, self.options.base)
@@ -148,13 +148,19 @@ class _Rebase(Session):
             raise RecipeError(problems, f"--to {self.options.base}")
         return recipe.placed_in(self.recipe.folder)
 
+    def _new_base(self) -> Path:
+        try:
+            return resolve(_local(self.options.base), None)
+        except UserError as error:  # which speaks of the key of a recipe
+            raise UserError(f"--to {self.options.base}: {error}") from error
+
     def _leave_old_base(self) -> tuple[Probe, TeamScore, dict[str, list[Teacher]]]:
         """The probe, the old team's accuracy, and all that its policies are remembered by; the old base then goes."""
         self.listener.phase("loading the old base")
         with closing(open_recipe(self.recipe)) as playable:
             load_versions(playable, self.held.versions, self.held.adapters)
             probe = self.probe(playable, self.agents, ids=self._shared_ids)
-            new = load_tokenizer(resolve(_local(self.options.base), None), self.options.base)
+            new = load_tokenizer(self._new_base(), self.options.base)
             tokenizer = playable.base.tokenizer
             found = compare_tokenizers(tokenizer, new, context_strings(probe, tokenizer, STRINGS))
             self.checks = [found if check.check == found.check else check for check in self.checks]  # of what agents really read

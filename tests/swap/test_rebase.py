@@ -116,6 +116,7 @@ def test_tokenizers_that_differ_are_refused_with_the_first_string(
     assert "use at most 32" in capsys.readouterr().err
     for options, words in (
         (["--to", " ", "--out", str(out)], "--to: say which base"),
+        (["--to", "nowhere", "--out", str(out)], "--to nowhere: base.source: 'nowhere': no such folder"),
         (["--to", str(wide_base), "--out", str(other / "config.json")], "is there already; choose another --out"),
         (["--to", str(wide_base), "--out", str(other / "config.json" / "x")], "cannot be written"),
         (["--to", str(wide_base), "--out", "/"], "is there already"),
