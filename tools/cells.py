@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -382,6 +382,12 @@ def _compared(against: dict[str, Any]) -> list[str]:
         words = [f"{m.replace('_', ' ')} {_shown(Column(m, lambda run: None, '+.3f', interval=True), v)}" for m, v in kept]
         lines.append(f"  {name}: {', '.join(words)} ({kept[0][1]['seeds']} seeds)")
     return ["", f"less {against['reference']}, seed by seed:", *lines] if lines else []
+
+
+def in_words(test: Mapping[str, Any]) -> str:
+    """A paired difference and its interval."""
+    between = "no interval" if test["low"] is None else f"{test['low']:+.3f} to {test['high']:+.3f}"
+    return f"{test['difference']:+.3f} ({between})"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from budgets import learning_curves, paired_by_item
-from cells import RunRows, Variant, add_options, exit_status, half_width, numbers, run_cells, summary, table, work_on
+from cells import RunRows, Variant, add_options, exit_status, half_width, in_words, numbers, run_cells, summary, table, work_on
 from curves import Point, drawn
 from exponents import fit_exponent
 from studies import ITEMS, studies
@@ -181,7 +181,7 @@ def shown(found: dict[str, Any]) -> str:
         words = [f"{measure} {fit['exponent']:.2f}" if fit else f"{measure} -" for measure, fit in by_measure.items()]
         parts.append(f"exponents over n, {method}: {', '.join(words)}")
     for name, points in found["by_item"].items():
-        words = [f"{point} {test['difference']:+.3f} [{test['low']:+.3f}, {test['high']:+.3f}]" for point, test in points.items()]
+        words = [f"{point} {in_words(test)}" for point, test in points.items()]
         parts.append(f"{name} less the first, item by item: {', '.join(words) or '-'}")
     return "\n\n".join(parts)
 

@@ -25,7 +25,7 @@ from statistics import fmean
 from typing import Any
 
 from budgets import versions_after
-from cells import columns
+from cells import columns, in_words
 from transformers.trainer_callback import TrainerCallback
 
 from teamtr_lora.cli.arguments import positive
@@ -167,12 +167,19 @@ def shown(report: dict[str, Any]) -> str:
     head = ["rate", "held out: start, half, end", "less the first", "right in training", "KL", "shortened", "refused"]
     rows = [head]
     for own in report["arms"].values():
-        less = own["less_first"]
-        between = "no interval" if less["low"] is None else f"{less['low']:+.3f} to {less['high']:+.3f}"
-        apart = f"{less['difference']:+.3f} ({between})"
         numbers = [", ".join(f"{value:.3f}" for value in own[name]) for name in ("held_out", "in_training")]
         kl = ", ".join(f"{value:.2g}" for value in own["kl"])
-        rows.append([f"{own['rate']:g}", numbers[0], apart, numbers[1], kl, f"{own['shortened']}", f"{own['refused']}"])
+        rows.append(
+            [
+                f"{own['rate']:g}",
+                numbers[0],
+                in_words(own["less_first"]),
+                numbers[1],
+                kl,
+                f"{own['shortened']}",
+                f"{own['refused']}",
+            ]
+        )
     return "\n".join(columns(rows))
 
 

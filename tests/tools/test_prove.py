@@ -118,7 +118,7 @@ def test_minutes_are_those_of_learning_and_tokens_those_of_fresh_episodes(monkey
 
 
 @pytest.mark.parametrize("trl", [False, True], ids=["ours", "trl"])
-def test_a_budget_ends_the_training_and_its_teams_are_played(trl: bool, tmp_path: Path) -> None:
+def test_a_budget_ends_the_training_and_its_teams_are_played(trl: bool, prove: ModuleType, tmp_path: Path) -> None:
     if trl:
         pytest.importorskip("trl")
     budget = budgets.Budget(1e-6, 1, items=6, trl=trl)
@@ -134,6 +134,8 @@ def test_a_budget_ends_the_training_and_its_teams_are_played(trl: bool, tmp_path
         assert 0 <= report["accuracy"] <= min(report["own_answers"].values()) <= 1, "the sum is right where every column is"
     paired = budgets.paired_by_item([cell.run_dir], [cell.run_dir])
     assert all(paired[point]["difference"] == 0 for point in budgets.POINTS)
+    words = prove.shown({"studies": {}, "exponents": {}, "by_item": {"naive": paired}})
+    assert words.startswith("naive less the first, item by item: start +0.000 (no interval)"), "both are the same team there"
     assert budgets.paired_by_item([cell.run_dir], [tmp_path / "missing"]) == {}
     points = budgets.learning_curves([cell.run_dir, tmp_path / "missing"])
     minutes = found["minutes"]["seconds"] / 60
