@@ -200,7 +200,7 @@ def test_a_base_and_a_task_make_a_recipe(base: str, task: str) -> None:
     turns = getattr(recipe.task, "turns", 0)
     assert 3 * recipe.team.router.rounds > turns, "a message is a turn, and one answer follows"
     if base in REAL:
-        kind, delta = ("debate", 0.5) if task in ("gsm8k", "math500", "zebralogic") else ("round_robin", 0.03)
+        kind, delta = ("debate", 3) if task in ("gsm8k", "math500", "zebralogic") else ("round_robin", 0.03)
         assert len(recipe.team.agents) == 3 and recipe.team.router.kind == kind
         assert recipe.trust_region.delta == delta and recipe.rollout.temperature == 0.8
         longest = recipe.rollout.max_message_tokens * 3 * recipe.team.router.rounds
