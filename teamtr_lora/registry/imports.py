@@ -95,7 +95,9 @@ def _read(folder: Path, name: str, limit: int) -> bytes:
     try:
         return read_regular(folder / name, limit, folder=folder)
     except FileNotFoundError as error:
-        raise UserError(f"{folder}: no run and no PEFT adapter ({name} is missing)") from error
+        inside = sorted(path.name for path in entries(folder) if (path / CONFIG).is_file())
+        instead = f"; there are adapters in it: give {show(str(folder / inside[-1]))}" if inside else ""
+        raise UserError(f"{folder}: no run and no PEFT adapter ({name} is missing){instead}") from error
 
 
 # --- a PEFT folder
