@@ -22,9 +22,7 @@ Modules:
 from __future__ import annotations
 
 import argparse
-import atexit
 import errno
-import gc
 import importlib
 import logging
 import os
@@ -52,7 +50,6 @@ _GROUPS = ("recipe_commands", "team_commands", "report_commands", "study_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    atexit.register(gc.freeze)  # else the interpreter's last collection walks over all that torch has made, for over a second
     with visible_streams():
         return _main(argv)
 
