@@ -258,7 +258,7 @@ def test_mistakes_on_the_command_line(run: Run, filled: Registry, tmp_path: Path
         (["rm", "none", "--all"], "no team 'none'"),
         (["import", "nowhere", "--team", "x"], "no such folder"),
         (["import", ".", "--team", "x"], "no run and no PEFT adapter"),
-        (["import", "adapters/demo/planner", "--team", "x"], f"adapters in it: give adapters/demo/planner/{version}"),
+        (["import", "adapters/demo/planner", "--team", "x"], f"adapters in it: give 'adapters/demo/planner/{version}'"),
     ):
         code, out, err = run("adapters", *argv)
         assert (code, out) == (2, "") and words in err and err.count("\n") == 1, (argv, err)
