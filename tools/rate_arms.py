@@ -169,17 +169,8 @@ def shown(report: dict[str, Any]) -> str:
     for own in report["arms"].values():
         numbers = [", ".join(f"{value:.3f}" for value in own[name]) for name in ("held_out", "in_training")]
         kl = ", ".join(f"{value:.2g}" for value in own["kl"])
-        rows.append(
-            [
-                f"{own['rate']:g}",
-                numbers[0],
-                in_words(own["less_first"]),
-                numbers[1],
-                kl,
-                f"{own['shortened']}",
-                f"{own['refused']}",
-            ]
-        )
+        less = in_words(own["less_first"])
+        rows.append([f"{own['rate']:g}", numbers[0], less, numbers[1], kl, f"{own['shortened']}", f"{own['refused']}"])
     return "\n".join(columns(rows))
 
 
